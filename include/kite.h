@@ -76,7 +76,7 @@ int kite_alloc(struct kite_session *session, const char *name, u64 len, const u3
  * Return: 0, or an error as for KITE_IOC_REGISTER.
  */
 int kite_register(struct kite_session *session, void *buf, size_t len, const char *name,
-		  u32 other_rights, 
+		  u32 other_rights,
 		  void (*release)(void *context), void *context, u64 *handle);
 
 /**

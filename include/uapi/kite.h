@@ -2,59 +2,44 @@
 /*
  * The ABI of /dev/kite.
  *
- * An open file is a session. It is bound to one RNIC by KITE_IOC_BIND, which also checks the
- * version of this ABI; before that, every other request but KITE_IOC_QUERY_RNIC and KITE_IOC_GET_PARAMETERS
- * answers ENOTCONN. A session owns handles to memory regions (LMRs) and anonymous regions; closing
- * it gives all of them back.
+ * An open file is a session. KITE_IOC_BIND binds the session to one RNIC and checks the ABI
+ * version. Before that, all other requests but KITE_IOC_QUERY_RNIC and KITE_IOC_GET_PARAMETERS
+ * return ENOTCONN. A session owns handles to memory regions (LMRs) and anonymous regions. Closing
+ * the session releases them.
  *
- * Rules that hold for every request:
- *  - The number of a request encodes the size of its structure; another size is another request.
- *  - Fields named reserved, and bits that are not defined, must be zero: EINVAL.
- *  - Pointers are __u64. A pointer that cannot be read or written: EFAULT.
- *  - A request of unknown number or size: ENOTTY.
- *  - Integers are in the byte order of the machine.
- *  - Results are written only on success. Of an array some may be written before an EFAULT.
- *  - Any request of a bound session may answer ENODEV, when the RNIC was removed, and ENOMEM.
+ * Rules for all requests: - The request number encodes the size of the structure: another size is
+ * another request. - Members named reserved, and bits that are not defined, must be zero: EINVAL. -
+ * Pointers are __u64. A pointer that cannot be read or written: EFAULT. - A request of unknown
+ * number or size: ENOTTY. - Integers are in native byte order. - Results are written only on
+ * success. A prefix of an array may be written before an EFAULT. - Any request of a bound session
+ * may return ENODEV (the RNIC was removed) and ENOMEM.
  *
- * What each errno means, everywhere in kite:
- *  EACCES           the user has not the right, or no more, or the handle was mapped without it
- *  EAGAIN           nothing to report or to take now; another has the lock
- *  EBADF            no such handle, call to answer, lock to unlock, queue pair or key in this
- *                   session
- *  EBUSY            already done by somebody: a bound session, an RNIC with a daemon, a handle
- *                   that is served, a session with all its queue pairs, a region that is moving
- *  ECANCELED        the process gave up what it had submitted
- *  EADDRINUSE       somebody listens at the port
- *  ECONNREFUSED     nobody serves the region, or listens at the port
- *  ECONNRESET       the server ended before it replied, or the other end of a queue pair did
- *  EEXIST           the name is taken
- *  EHOSTDOWN        a node that holds the region is not in the view
- *  EHOSTUNREACH     this node is in no cluster: no daemon gave it a view
- *  EINVAL           a field has a value that this header does not allow
- *  EIO              the RNIC or the peer refused the operation
- *  EINTR            a signal ended a read or write, of which an unknown part was done, or the wait
- *                   for a call, a lock, a barrier or completions, or a request that connects,
- *                   accepts, pushes or pops by virtual queue pairs; any other request is
- *                   interrupted only by a signal that kills the caller
- *  EMSGSIZE         longer than any message, or than the buffer that it is for
- *  ENAMETOOLONG     a name without terminating zero
- *  ENOBUFS          a virtual queue pair is full: pop
- *  ENODEV           no such RNIC, or it was removed
- *  ENOENT           no region of that name, no RNIC of that index, no memory of that key, or
- *                   nothing to cancel
- *  ENOSPC           there are as many limits as there can be
- *  ENOMEM           no memory here or at the node asked, or its cap on such memory is reached
- *  ENOTCONN         KITE_IOC_BIND comes first
- *  ENOTTY           no such request
- *  EOPNOTSUPP       this handle is not served
- *  ENXIO            an RNIC has no key to so much memory, or no atomic operations for that of
- *                   the other node
- *  EPERM            only the daemon, or who has CAP_NET_ADMIN, may do this
- *  EPROTONOSUPPORT  the version of the ABI is not the kernel's
- *  ERANGE           offset and length reach outside the region
- *  EREMOTE          the region belongs to another node
- *  ESTALE           the region was freed
- *  ETIMEDOUT        the deadline passed
+ * Meaning of each errno: EACCES           the user lacks a right, a right was revoked, or the
+ * handle was mapped without it EAGAIN           no event, completion, call or message is available;
+ * the lock is held EADDRINUSE       the port has a listener EBADF            the session has no
+ * such handle, call, lock, I/O queue, VQP or key EBUSY            the session is bound, the RNIC
+ * has a daemon, the handle is served, the region is migrating, or a maximum per session is reached
+ * ECANCELED        the process canceled the submission ECONNREFUSED     the region has no server,
+ * or the port no listener ECONNRESET       the server closed before it replied, or the other end of
+ * a VQP closed EEXIST           the name is in use EHOSTDOWN        a node that holds the region is
+ * not in the view EHOSTUNREACH     this node has no view: it is in no cluster EINTR            a
+ * signal ended a read or write, an unknown part of which was done; or the wait for a call, a lock,
+ * a barrier or completions; or a request that connects, accepts, pushes or pops. Fatal signals
+ * alone interrupt other requests EINVAL           a member has a value that this header does not
+ * allow EIO              the RNIC or the peer rejected the operation EMSGSIZE         longer than
+ * the maximum message, or than the receive buffer ENAMETOOLONG     a name without a terminating
+ * zero ENOBUFS          a VQP is full: pop completions ENODEV           no such RNIC, or the RNIC
+ * was removed ENOENT           no region of the name, RNIC of the index, memory of the key, or
+ * submission to cancel ENOMEM           no memory at this node or another, or a limit of such
+ * memory is reached ENOSPC           the table of limits is full ENOTCONN         the session is
+ * not bound: KITE_IOC_BIND ENOTTY           unknown request ENXIO            the RNIC has no memory
+ * keys of the length, or no atomics on the memory of the other node EOPNOTSUPP       the handle is
+ * not served EPERM            needs the daemon's session, or CAP_NET_ADMIN EPROTONOSUPPORT  the ABI
+ * version differs from that of the kernel ERANGE           offset and length exceed the region
+ * EREMOTE          the region belongs to another node ESTALE           the region was freed
+ * ETIMEDOUT        the deadline passed
+ *
+ * The ioctl magic is 0xBC, which the kernel's ioctl-number.rst lists as free.
  */
 #ifndef _UAPI_KITE_H
 #define _UAPI_KITE_H
@@ -62,37 +47,37 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-/* Changed only when an existing request changes its meaning. */
+/* Incremented when an existing request changes its meaning. */
 #define KITE_ABI_VERSION 1
 
 #define KITE_DEVICE "/dev/kite"
 
-/* Sizes of names, with their terminating zero. */
+/* Sizes of names, terminating zero included. */
 #define KITE_NAME_SIZE 64
 #define KITE_RNIC_NAME_SIZE 64
 
-/* Most nodes that one region can be striped over, and most members of a view. */
+/* Maximum nodes of a striped region, and maximum members of a view. */
 #define KITE_STRIPE_MAX 64
 #define KITE_NODES_MAX 1024
 
-/* Node numbers are 1 … KITE_NODE_MAX; 0 stands for this node. */
+/* Node numbers are 1 … KITE_NODE_MAX. 0 is this node. */
 #define KITE_NODE_SELF 0
 #define KITE_NODE_MAX 65535
 
 /* Rights to a region. */
-#define KITE_READ (1 << 0) /* read its memory */
-#define KITE_WRITE (1 << 1) /* write its memory, and call its servers */
-#define KITE_MASTER (1 << 2) /* serve it, free it, move it, and grant rights to it */
+#define KITE_READ (1 << 0) /* read the memory */
+#define KITE_WRITE (1 << 1) /* write the memory, call the servers */
+#define KITE_MASTER (1 << 2) /* serve, free, migrate, grant rights */
 #define KITE_RIGHTS (KITE_READ | KITE_WRITE | KITE_MASTER)
 
 /**
- * struct kite_bind - ties the session to an RNIC, once.
+ * struct kite_bind - binds the session to an RNIC, once.
  * @version: in: KITE_ABI_VERSION.
  * @reserved: zero.
- * @rnic: in: name of an RNIC, or "" for the first with an active port, or if none is
- *	active the first; out: the name taken.
+ * @rnic: in: name of an RNIC, or "" for the first RNIC with an active port, or else the first RNIC;
+ *	out: name of the selected RNIC.
  *
- * EPROTONOSUPPORT, ENODEV, EBUSY (bound already), ENAMETOOLONG. After EFAULT the session may be
+ * EBUSY (bound already), ENAMETOOLONG, ENODEV, EPROTONOSUPPORT. After EFAULT the session may be
  * bound, if @rnic could be read and not written.
  */
 struct kite_bind {
@@ -103,49 +88,50 @@ struct kite_bind {
 
 /**
  * struct kite_alloc - allocates a region and returns a handle with all rights.
- * @len: in: bytes, at least 1, at most what the nodes have. The memory is zeroed.
- * @nodes: in: pointer to @node_count numbers (__u32) of the nodes to stripe over, chunk by chunk,
- *	in this order.
+ * @len: in: bytes, at least 1. The memory is zeroed.
+ * @nodes: in: pointer to @node_count node numbers (__u32). Chunks are striped over the
+ *	nodes in this order.
  * @node_count: in: 1 … KITE_STRIPE_MAX, or 0 for this node alone.
- * @others: in: rights of users other than the owner (the caller's effective user) and root.
- * @name: in: name, unique in the cluster, or "" for an anonymous region, which ends with the
- *	session.
+ * @other_rights: in: rights of users other than the owner (the caller's effective user) and
+ *	root.
+ * @name: in: name, unique in the cluster, or "" for an anonymous region, which is freed
+ *	with the session.
  * @handle: out: the handle, never 0.
  *
- * A named region lives until a master frees it, or until this node leaves the cluster.
- * EEXIST, EHOSTDOWN (a node is not in the view), EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOMEM,
- * ETIMEDOUT (after some seconds, and four more for each GiB, which has to be zeroed).
+ * A named region exists until a master frees it, or until this node leaves the cluster. The
+ * deadline is that of the module, plus 4 s for each GiB, which is zeroed. EEXIST, EHOSTDOWN (a node
+ * is not in the view), EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOMEM, ETIMEDOUT.
  */
 struct kite_alloc {
 	__u64 len;
 	__u64 nodes;
 	__u32 node_count;
-	__u32 others;
+	__u32 other_rights;
 	char name[KITE_NAME_SIZE];
 	__u64 handle;
 };
 
 /**
- * struct kite_register - makes a region of memory of the process, and returns a handle with all
+ * struct kite_register - registers memory of the process as a region, and returns a handle with all
  * rights.
- * @addr: in: the memory, which the process may write; begins at a page.
- * @len: in: bytes, at least 1. The memory stays what it is.
- * @others: in: as for struct kite_alloc.
+ * @addr: in: page-aligned memory that the process may write.
+ * @len: in: bytes, at least 1. The contents are kept.
+ * @other_rights: in: as for struct kite_alloc.
  * @reserved: zero.
  * @name: in: as for struct kite_alloc.
  * @handle: out: the handle, never 0.
  *
- * The process goes on using the memory, at the same time as others use the region. Its pages are
- * pinned for as long as the region lives, and count against RLIMIT_MEMLOCK; when the process unmaps
- * them or ends, a region with a name has them still. After a fork they are the parent's. Where they
- * are contiguous, as huge pages are, they are reached in larger pieces.
- * EEXIST, EFAULT, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (also if it has a page twice),
- * ENAMETOOLONG, ENOMEM (also over RLIMIT_MEMLOCK), ETIMEDOUT.
+ * The process may use the memory concurrently with users of the region. The pages stay pinned as
+ * long as the region exists, and count against RLIMIT_MEMLOCK. A named region keeps the pages also
+ * after the process unmaps them or exits. After a fork they belong to the parent. Contiguous pages,
+ * such as huge pages, form larger chunks.
+ * EEXIST, EFAULT, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (also if a page is mapped twice in the
+ * range), ENAMETOOLONG, ENOMEM (also over RLIMIT_MEMLOCK), ETIMEDOUT.
  */
 struct kite_register {
 	__u64 addr;
 	__u64 len;
-	__u32 others;
+	__u32 other_rights;
 	__u32 reserved;
 	char name[KITE_NAME_SIZE];
 	__u64 handle;
@@ -153,14 +139,14 @@ struct kite_register {
 
 /**
  * struct kite_map - opens a region by name.
- * @name: in: its name.
- * @rights: in: the rights wanted, at least one; the handle has exactly these.
+ * @name: in: name of the region.
+ * @rights: in: rights of the handle, at least one.
  * @reserved: zero.
  * @handle: out: a new handle.
  * @len: out: length of the region in bytes.
  *
- * EACCES, EHOSTDOWN (the owner died), EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOENT, ENOMEM,
- * ETIMEDOUT.
+ * EACCES, EHOSTDOWN (the home is not in the view), EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOENT,
+ * ENOMEM, ETIMEDOUT.
  */
 struct kite_map {
 	char name[KITE_NAME_SIZE];
@@ -171,43 +157,43 @@ struct kite_map {
 };
 
 /**
- * struct kite_handle - names a handle, for KITE_IOC_UNMAP and KITE_IOC_FREE.
+ * struct kite_handle - argument of KITE_IOC_UNMAP and KITE_IOC_FREE.
  * @handle: in: the handle.
  *
- * KITE_IOC_UNMAP gives the handle back; an anonymous region goes with its last handle. EBADF.
+ * KITE_IOC_UNMAP closes the handle. An anonymous region is freed with its last handle. EBADF.
  *
- * KITE_IOC_FREE needs KITE_MASTER. It removes the name, makes the handles of all other mappers
- * stale (they see ESTALE, and KITE_EVENT_STALE if they poll), gives this handle back, and returns
- * when nobody can reach the memory any more. If it fails the handle stays, but after ETIMEDOUT it
- * may be stale: then the region is being freed. EACCES, EBADF, EHOSTDOWN, ESTALE, ETIMEDOUT.
+ * KITE_IOC_FREE needs KITE_MASTER. The request removes the name and closes the handle. Other
+ * handles become stale: their users receive ESTALE, and KITE_EVENT_STALE. The request returns when
+ * no node can access the memory any longer. After an error the handle stays open; after ETIMEDOUT
+ * it may be stale, while the region is being freed. EACCES, EBADF, EHOSTDOWN, ESTALE, ETIMEDOUT.
  *
- * The numbers of handles are not used again in the same session.
+ * Numbers of handles are not reused in a session.
  */
 struct kite_handle {
 	__u64 handle;
 };
 
-/* Means all users that are not named. */
+/* Applies to all users without a grant of their own. */
 #define KITE_GRANT_OTHERS 1
 
-/* Most users that are named in the grants of one region. */
+/* Maximum users with a grant of their own per region. */
 #define KITE_GRANTS_MAX 1024
 
 /**
- * struct kite_grant - changes who has which rights to a region.
+ * struct kite_grant - changes the rights of a user to a region.
  * @handle: in: the handle, with KITE_MASTER.
- * @uid: in: the user, who gets @rights instead of those of others; zero with KITE_GRANT_OTHERS.
- * @rights: in: the rights, none to none.
+ * @uid: in: the user, or zero with KITE_GRANT_OTHERS.
+ * @rights: in: the new rights; 0 revokes all.
  * @flags: in: 0 or KITE_GRANT_OTHERS.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
- * Handles of users who have lost a right that these were mapped with end: they see EACCES, and
- * KITE_EVENT_STALE if they poll. On success nothing is done by them any more, but for calls
- * that wait for room in the ring of their server. A user that was named stays named. After
- * EHOSTDOWN, EHOSTUNREACH, EIO, ENODEV, ENOMEM, ESTALE and ETIMEDOUT it may have been done, or may
- * yet be, and such handles may still be in use.
- * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL (root and the owner, who have all rights), EIO,
- * ENOMEM (also for more than KITE_GRANTS_MAX), ESTALE, ETIMEDOUT.
+ * Handles mapped with a right that their user loses are closed: their users receive EACCES, and
+ * KITE_EVENT_STALE. On success these handles cause no further access, except RPCs that wait for
+ * credits of a server's ring. The grant of a user cannot be removed, only changed. After EHOSTDOWN,
+ * EHOSTUNREACH, EIO, ENODEV, ENOMEM, ESTALE and ETIMEDOUT the change may have been made, or may be
+ * made later, and the handles may still be in use. EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL
+ * (@uid is root or the owner, which have all rights), EIO, ENOMEM (also for more than
+ * KITE_GRANTS_MAX), ESTALE, ETIMEDOUT.
  */
 struct kite_grant {
 	__u64 handle;
@@ -218,22 +204,22 @@ struct kite_grant {
 };
 
 /**
- * struct kite_migrate - moves a region to other nodes, while it is used.
+ * struct kite_migrate - moves the memory of a region to other nodes while the region is in use.
  * @handle: in: the handle, with KITE_MASTER.
  * @nodes: in: as for struct kite_alloc.
  * @node_count: in: as for struct kite_alloc.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
- * All handles stay as they are, and nothing that was written is lost; who uses the region waits
- * now and then, until a few chunks (see struct kite_query_region) have moved. Its owner goes on to be the
- * node that allocated it. Chunks that are where they should be stay there. Memory of a process or a
- * module (KITE_IOC_REGISTER) is let go; what they write to it themselves meanwhile is lost.
+ * Handles stay valid, and no written data are lost. Accesses wait while their chunks (see struct
+ * kite_query_region) move. The home of the region does not change. Chunks that are on the right
+ * node already stay there. Memory of a process or a module (KITE_IOC_REGISTER) is released; data
+ * that the process or module stores to the memory during the migration are lost.
  *
- * If it fails, a part of the chunks may have moved. What has moved to a node that died is lost with
- * it. When the caller is killed, or does not hear from the owner, which it waits for a while longer
- * than the deadline, it goes on until then.
- * EACCES, EBADF, EBUSY (it is moving already), EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM (also
- * if a node has no pieces of the size of the chunks), ESTALE, ETIMEDOUT.
+ * After an error a part of the chunks may have moved. Chunks that moved to a node that died are
+ * lost. The migration continues until its deadline when the caller is killed, or receives no reply
+ * from the home. EACCES, EBADF, EBUSY (a migration is in progress), EHOSTDOWN, EHOSTUNREACH,
+ * EINVAL, EIO, ENOMEM (also if a node has no contiguous memory of the chunk size), ESTALE,
+ * ETIMEDOUT.
  */
 struct kite_migrate {
 	__u64 handle;
@@ -247,17 +233,17 @@ struct kite_migrate {
  * @handle: in: the handle, with KITE_READ or KITE_WRITE.
  * @offset: in: first byte in the region.
  * @addr: in: the user buffer.
- * @len: in: bytes; 0 checks the handle and offset alone.
+ * @len: in: bytes; 0 checks the handle and offset only.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *
- * On success all of @len was moved, and a write is visible to any later read by any node. On
- * error an unknown part was. Bytes are moved in no particular order; there is no atomicity beyond
- * one byte. The deadline does not end a wait for the buffer's own pages, which may be those of a
- * file whose owner keeps them back. Long parts are pinned, and count against RLIMIT_MEMLOCK
- * while they are; where the limit leaves no room they are copied, which takes longer. EACCES,
- * EBADF, EHOSTDOWN, EINTR, EIO, ENODEV, ENOMEM (there is no memory, or the kernel takes the
- * buffer's pages away as fast as they come), ERANGE, ESTALE, ETIMEDOUT.
+ * On success all @len bytes were transferred, and a write is visible to any later read by any node.
+ * After an error an unknown part was transferred. Bytes are transferred in no particular order, and
+ * single bytes only are atomic. The deadline does not bound page faults of the buffer, for example
+ * on a file whose file system does not respond. Long buffers are pinned during the transfer, and
+ * count against RLIMIT_MEMLOCK. Where the limit is reached they are copied instead, which is
+ * slower. EACCES, EBADF, EHOSTDOWN, EINTR, EIO, ENODEV, ENOMEM (no memory, or pages of the buffer
+ * are reclaimed as fast as they are faulted in), ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_rw {
 	__u64 handle;
@@ -268,11 +254,11 @@ struct kite_rw {
 	__u32 reserved;
 };
 
-/* Most segments of one request. */
+/* Maximum segments of a request. */
 #define KITE_SEGMENTS_MAX 1024
 
 /**
- * struct kite_segment - bytes of a region, and of memory.
+ * struct kite_segment - a range of a region and a buffer.
  * @offset: first byte in the region.
  * @addr: the user buffer.
  * @len: bytes.
@@ -284,15 +270,15 @@ struct kite_segment {
 };
 
 /**
- * struct kite_rwv - reads or writes several parts of a region, synchronously.
+ * struct kite_rwv - reads or writes several ranges of a region, synchronously.
  * @handle: in: the handle, with KITE_READ or KITE_WRITE.
- * @segments: in: address of the segments, struct kite_segment.
- * @count: in: how many, at most KITE_SEGMENTS_MAX; none check the handle alone.
+ * @segments: in: pointer to @count struct kite_segment.
+ * @count: in: at most KITE_SEGMENTS_MAX; 0 checks the handle only.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
- * As struct kite_rw, for all of them, of which several are under way at once; but signals that the
- * process survives do not end it. If one is not in the region none is moved.
- * Also EFAULT, and EINVAL for too many segments, or more bytes than there are addresses.
+ * Like struct kite_rw for each segment, with several segments in flight. Fatal signals alone
+ * interrupt the request. If a segment exceeds the region, none is transferred. Also EFAULT, and
+ * EINVAL for too many segments or a total length that overflows.
  */
 struct kite_rwv {
 	__u64 handle;
@@ -302,17 +288,17 @@ struct kite_rwv {
 };
 
 /**
- * struct kite_fill - sets bytes of a region.
+ * struct kite_fill - fills a range of a region with one byte value.
  * @handle: in: the handle, with KITE_WRITE.
- * @offset: in: the first of them in the region.
- * @len: in: how many; 0 checks the handle and offset alone.
- * @byte: in: what all are to be, at most 255.
+ * @offset: in: first byte in the region.
+ * @len: in: bytes; 0 checks the handle and offset only.
+ * @byte: in: the value, at most 255.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
- * Done by the nodes that have the memory. As for a write, on success any later read sees it, and on
- * error an unknown part was done. After EHOSTDOWN, EHOSTUNREACH, EIO, ESTALE and ETIMEDOUT some of
- * it, at most 256 KiB, may yet be done.
- * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
+ * Executed by the nodes that hold the memory. As for a write, on success the data are visible to
+ * any later read, and after an error an unknown part was filled. After EHOSTDOWN, EHOSTUNREACH,
+ * EIO, ESTALE and ETIMEDOUT at most 256 KiB may be filled later. EACCES, EBADF, EHOSTDOWN,
+ * EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_fill {
 	__u64 handle;
@@ -325,18 +311,19 @@ struct kite_fill {
 /**
  * struct kite_copy - copies between regions, or within one.
  * @from: in: handle of the source, with KITE_READ.
- * @from_offset: in: its first byte.
- * @to: in: handle of the destination, with KITE_WRITE; may be @from, or another of its region.
- * @to_offset: in: its first byte.
- * @len: in: bytes; 0 checks the handles and offsets alone.
+ * @from_offset: in: first byte of the source.
+ * @to: in: handle of the destination, with KITE_WRITE; may be @from, or another handle of
+ *	its region.
+ * @to_offset: in: first byte of the destination.
+ * @len: in: bytes; 0 checks the handles and offsets only.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *
- * Where the two overlap, the destination gets what the source was. Done by the node that has the
- * memory where one node has both, else by way of this node. As for a write, on success any later
- * read sees it, and on error an unknown part was done. After EHOSTDOWN, EHOSTUNREACH, EIO, ESTALE
- * and ETIMEDOUT some of it, at most 64 KiB, may yet be done.
- * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
+ * Ranges may overlap, as for memmove(). If one node holds both ranges, that node copies; otherwise
+ * the data pass through this node. As for a write, on success the data are visible to any later
+ * read, and after an error an unknown part was copied. After EHOSTDOWN, EHOSTUNREACH, EIO, ESTALE
+ * and ETIMEDOUT at most 64 KiB may be copied later. EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL,
+ * EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_copy {
 	__u64 from;
@@ -350,25 +337,26 @@ struct kite_copy {
 
 /* Atomic operations on eight bytes. */
 #define KITE_ATOMIC_FETCH_ADD 1 /* adds @operand, modulo 2^64 */
-#define KITE_ATOMIC_COMPARE_SWAP 2 /* replaces with @operand what equals @expected */
-#define KITE_ATOMIC_SWAP 3 /* replaces with @operand */
+#define KITE_ATOMIC_COMPARE_SWAP 2 /* stores @operand if the value equals @expected */
+#define KITE_ATOMIC_SWAP 3 /* stores @operand */
 
 /**
- * struct kite_atomic - changes eight bytes of a region in one step.
+ * struct kite_atomic - executes an atomic operation on 8 bytes of a region.
  * @handle: in: the handle, with KITE_READ and KITE_WRITE.
- * @offset: in: the first of them in the region, a multiple of 8.
- * @operand: in: see KITE_ATOMIC_*.
+ * @offset: in: first byte in the region, a multiple of 8.
+ * @operand: in: operand of @operation.
  * @expected: in: for KITE_ATOMIC_COMPARE_SWAP, else zero.
- * @value: out: what they were before, as a number in the byte order of the machine.
+ * @value: out: the value before the operation, in native byte order.
  * @operation: in: KITE_ATOMIC_*.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
- * Atomic operations of all nodes on the same bytes take effect one after the other, each once. A
- * read or write at the same time may see, or leave, some of the bytes only. After EHOSTDOWN,
- * EHOSTUNREACH, EIO, ESTALE and ETIMEDOUT it may have been done, or may yet be, and after an EFAULT
- * of writing @value it was. Until a write returns its bytes may be written more than once: what
- * atomic operations keep, such as a lock, is to be set and freed by them alone.
- * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
+ * Atomic operations of all nodes on the same bytes are serialized, and each is executed at most
+ * once. They are not atomic with respect to concurrent reads and writes. After EHOSTDOWN,
+ * EHOSTUNREACH, EIO, ESTALE and ETIMEDOUT the operation may have been executed, or may be executed
+ * later. After EFAULT for @value it was executed. A write may store its bytes more than once before
+ * it returns: a word that atomic operations modify, such as a lock, must be modified by atomic
+ * operations only. EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE,
+ * ETIMEDOUT.
  */
 struct kite_atomic {
 	__u64 handle;
@@ -381,33 +369,35 @@ struct kite_atomic {
 };
 
 /*
- * Most bytes of data of a call, a message or a reply that travel in one piece. More go by a region
- * that the kernel makes at the caller's node for the call, and then keeps for the session's next.
+ * Maximum data of a call, message or reply that are sent inline. Longer data are transferred
+ * through a rendezvous buffer, a region of the caller's node that is kept for later calls of the
+ * session.
  */
 #define KITE_DATA_INLINE 8128
 
-/* Most bytes of data of a call, a message or a reply. */
+/* Maximum data of a call, message or reply, in bytes. */
 #define KITE_DATA_MAX (1U << 30)
 
-/* Most handles by which one region is served. */
+/* Maximum servers of a region. */
 #define KITE_SERVERS_MAX 1024
 
 /**
- * struct kite_serve - makes the session a server of a region, which others can call.
- * @handle: in: the handle, with KITE_MASTER, of a region that this node owns.
- * @ring_size: in: bytes of the ring that each node gets whose programs call, a power of two from
- *	32 KiB to 4 MiB, or 0 for 64 KiB. That of the first server counts for all.
- * @data_max: in: most bytes of data of a call or message, KITE_DATA_INLINE to KITE_DATA_MAX, or 0
- *	for the former. That of the first server counts for all. Who calls with more sees EMSGSIZE.
+ * struct kite_serve - makes the session an RPC server of a region.
+ * @handle: in: the handle, with KITE_MASTER, of a region whose home is this node.
+ * @ring_size: in: bytes of the ring of each calling node, a power of two from 32 KiB to 4
+ *	MiB, or 0 for 64 KiB. The value of the first server applies to all servers.
+ * @data_max: in: maximum bytes of a call or message, KITE_DATA_INLINE to KITE_DATA_MAX, or
+ *	0 for KITE_DATA_INLINE. The value of the first server applies to all servers. Longer
+ *	calls fail with EMSGSIZE.
  *
- * Whoever has the region mapped with KITE_WRITE can call its servers. These may be many, threads
- * and sessions; each call goes to one of them, and callers of different nodes take turns. While
- * calls wait, poll() says POLLIN to all of them. The session serves until the handle is given back
- * or the session is closed; those who wait for its answers then see ECONNRESET, and after the last
- * server all who call. The first server pays for the rings, until the last has ended. Memory and
- * name of the region stay what they are.
- * EACCES, EBADF, EBUSY (by this handle, or KITE_SERVERS_MAX others), EHOSTDOWN, EHOSTUNREACH,
- * EINVAL, ENOMEM, EREMOTE, ESTALE.
+ * Sessions that have mapped the region with KITE_WRITE can call its servers. A region can have
+ * several servers, in threads and sessions. Each call is delivered to one server. Calling nodes are
+ * served in turn. While calls are pending, poll() reports POLLIN to all servers. The session serves
+ * until the handle or the session is closed. Calls that it has received then fail with ECONNRESET,
+ * and after the last server all calls. The rings are charged to the first server until the last has
+ * closed. The memory and the name of the region are not affected. EACCES, EBADF, EBUSY (the handle
+ * serves, or the region has KITE_SERVERS_MAX servers), EHOSTDOWN, EHOSTUNREACH, EINVAL, ENOMEM,
+ * EREMOTE, ESTALE.
  */
 struct kite_serve {
 	__u64 handle;
@@ -416,30 +406,30 @@ struct kite_serve {
 };
 
 /*
- * No reply is wanted: the request returns when the message is at the server's node, or, with more
- * than KITE_DATA_INLINE bytes of data, when a server has it.
+ * A message: no reply. The request returns when the message is at the server's node, or, with more
+ * than KITE_DATA_INLINE bytes, when a server has received it.
  */
 #define KITE_CALL_ONEWAY 1
 
 /**
- * struct kite_call - calls a server of a region and waits for the reply, or sends it a message.
+ * struct kite_call - calls a server of a region and waits for the reply, or sends a message.
  * @handle: in: the handle, with KITE_WRITE.
- * @addr: in: the data of the call.
- * @len: in: bytes of it, at most KITE_DATA_MAX.
- * @reply: in: where the data of the reply go.
- * @reply_len: in: room there, which the server is held to; out: bytes of the reply. The node sets
- *	as much memory aside if it is more than KITE_DATA_INLINE.
- * @function: in: number for the server.
- * @flags: in: 0 or KITE_CALL_ONEWAY, which goes with a @reply_len of 0.
+ * @addr: in: data of the call.
+ * @len: in: bytes of the data, at most KITE_DATA_MAX.
+ * @reply: in: buffer of the reply.
+ * @reply_len: in: bytes of the buffer, which bounds the reply; out: bytes of the reply.
+ *	More than KITE_DATA_INLINE reserve a rendezvous buffer of this size at this node.
+ * @function: in: function number, passed to the server.
+ * @flags: in: 0, or KITE_CALL_ONEWAY with a @reply_len of 0.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *
- * A call is made once at most. After ECONNRESET, EHOSTDOWN, EIO and ETIMEDOUT it may have been
- * made, or may yet be, and after an EFAULT of writing the reply, or an ENOMEM of a long one, it may
- * have been. Messages of one thread come in their order. A message of at most KITE_DATA_INLINE
- * bytes that no server took before the last of them ended is lost.
- * EACCES, EBADF, ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, EMSGSIZE, ENOMEM,
- * ESTALE, ETIMEDOUT (also while the server's ring is full).
+ * A call is executed at most once. After ECONNRESET, EHOSTDOWN, EIO and ETIMEDOUT the call may have
+ * been executed, or may be executed later. After EFAULT for the reply, or ENOMEM for a long reply,
+ * it may have been executed. Messages of one thread are delivered in order. A message of at most
+ * KITE_DATA_INLINE bytes is lost if the last server closes before one receives it. EACCES, EBADF,
+ * ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, EMSGSIZE, ENOMEM, ESTALE,
+ * ETIMEDOUT (also while the server's ring is full).
  */
 struct kite_call {
 	__u64 handle;
@@ -453,29 +443,28 @@ struct kite_call {
 	__u32 reserved;
 };
 
-/* Waits for nothing: EAGAIN if no call is there, also if poll() said that one was. */
+/* Does not wait: EAGAIN if no call is pending, possibly also after POLLIN. */
 #define KITE_RECEIVE_NOWAIT 1
 
 /**
  * struct kite_receive - waits for a call or message.
- * @handle: in: the handle of a region that the session serves by it.
- * @addr: in: where the data go.
- * @len: in: room there; out: bytes of data.
- * @call: out: number to reply to, or 0 for a message.
- * @function: out: as the caller said.
+ * @handle: in: the handle passed to KITE_IOC_SERVE.
+ * @addr: in: buffer of the data.
+ * @len: in: bytes of the buffer; out: bytes of data.
+ * @call: out: number for KITE_IOC_REPLY, or 0 for a message.
+ * @function: out: function number of the caller.
  * @node: out: node of the caller.
  * @uid: out: effective user of the caller.
  * @flags: in: 0 or KITE_RECEIVE_NOWAIT.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *
- * After EMSGSIZE the call waits for a server with more room; there is none that needs more than
- * the @data_max of struct kite_serve. Data of more than KITE_DATA_INLINE bytes are read from the
- * caller's node, which may take longer than the deadline, also with KITE_RECEIVE_NOWAIT; for that
- * time they count against the memory lock limit. If the session ends before it has replied, its
- * caller sees ECONNRESET.
- * EACCES, EAGAIN, EBADF, EHOSTDOWN, EINTR, EINVAL, EMSGSIZE, ENOMEM, EOPNOTSUPP, ESTALE,
- * ETIMEDOUT.
+ * After EMSGSIZE the call stays pending for a receive with a larger buffer. @data_max of struct
+ * kite_serve bounds the length. Data of more than KITE_DATA_INLINE bytes are read from the caller's
+ * node. That read may exceed the deadline, also with KITE_RECEIVE_NOWAIT, and the buffer counts
+ * against RLIMIT_MEMLOCK meanwhile. If the session closes before it replies, the caller receives
+ * ECONNRESET. EACCES, EAGAIN, EBADF, EHOSTDOWN, EINTR, EINVAL, EMSGSIZE, ENOMEM, EOPNOTSUPP,
+ * ESTALE, ETIMEDOUT.
  */
 struct kite_receive {
 	__u64 handle;
@@ -490,20 +479,20 @@ struct kite_receive {
 	__u32 reserved;
 };
 
-/* There will be no answer: the caller sees ECONNRESET. */
+/* Ends the call without a reply: the caller receives ECONNRESET. */
 #define KITE_REPLY_ABORT 1
 
 /**
- * struct kite_reply - answers a call.
- * @call: in: its number.
- * @addr: in: the data of the reply.
- * @len: in: bytes of it, at most KITE_DATA_MAX and the room that the caller has.
- * @flags: in: 0 or KITE_REPLY_ABORT, which goes with a @len of 0.
+ * struct kite_reply - replies to a call.
+ * @call: in: number of the call.
+ * @addr: in: data of the reply.
+ * @len: in: bytes of the data, at most KITE_DATA_MAX and @reply_len of the caller.
+ * @flags: in: 0, or KITE_REPLY_ABORT with a @len of 0.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
- * After EFAULT, EINVAL, EMSGSIZE and ENOMEM the call can still be answered, after any other error
- * it cannot. That the caller waits no more, or is gone with its node, is no error.
- * EBADF (also while another thread answers it), EHOSTUNREACH, EINVAL, EIO, EMSGSIZE, ETIMEDOUT.
+ * After EFAULT, EINVAL, EMSGSIZE and ENOMEM the call is still open; after any other error it is
+ * closed. A caller that has stopped waiting, or whose node has died, is no error. EBADF (also while
+ * another thread replies), EHOSTUNREACH, EINVAL, EIO, EMSGSIZE, ETIMEDOUT.
  */
 struct kite_reply {
 	__u64 call;
@@ -514,70 +503,69 @@ struct kite_reply {
 };
 
 /**
- * struct kite_reply_receive - answers a call and waits for the next, in one request.
- * @reply: in: the answer; none if its @call is 0. out: @call is 0.
- * @receive: in, out: see there.
+ * struct kite_reply_receive - replies to a call and waits for the next call, in one request.
+ * @reply: in: the reply, or a @call of 0 for none; out: @call is 0.
+ * @receive: in, out: see struct kite_receive.
  *
- * As KITE_IOC_REPLY, and if that succeeds KITE_IOC_RECEIVE. After EINTR the call was answered, and
- * after any other error it was if KITE_IOC_REPLY says EBADF.
+ * KITE_IOC_REPLY, followed on success by KITE_IOC_RECEIVE. After EINTR the reply was sent. After
+ * any other error the reply was sent if KITE_IOC_REPLY now returns EBADF.
  */
 struct kite_reply_receive {
 	struct kite_reply reply;
 	struct kite_receive receive;
 };
 
-/* How to take a lock. */
-#define KITE_LOCK_SHARED 1 /* with others that share it; needs KITE_READ instead of KITE_WRITE */
-#define KITE_LOCK_TRY 2 /* waits for nobody: EAGAIN if others have it, or wait for it */
+/* Flags of KITE_IOC_LOCK. */
+#define KITE_LOCK_SHARED 1 /* shared; needs KITE_READ instead of KITE_WRITE */
+#define KITE_LOCK_TRY 2 /* does not wait: EAGAIN if the lock has an owner or waiters */
 
-/* As if the holder had died with the lock: the next is told. */
+/* Releases the lock as if the owner had died: the next owner gets @owner_died. */
 #define KITE_UNLOCK_OWNER_DIED 1
 
 /*
- * Most locks that are held or waited for, and barriers, of one region. Locks whose holders died and
- * that nobody took since count too, and barriers from their first use on.
+ * Maximum lock owners, lock waiters and barriers per region. Locks whose owner died count until
+ * their next acquisition, and barriers from their first use on.
  */
 #define KITE_WAITERS_MAX 65536
 
 /**
- * struct kite_lock - takes a lock of a region.
- * @handle: in: the handle, with KITE_WRITE, or KITE_READ to share.
- * @number: in: which lock. A region has one for each number; they are none of its memory.
- * @lock: out: number to unlock by, never 0.
+ * struct kite_lock - acquires a lock of a region.
+ * @handle: in: the handle, with KITE_WRITE, or with KITE_READ for a shared lock.
+ * @number: in: number of the lock. A region has a lock for each number. Locks take no
+ *	memory of the region.
+ * @lock: out: argument of KITE_IOC_UNLOCK, never 0.
  * @flags: in: KITE_LOCK_*.
- * @died: out: 1 if one that had it died, or gave back its handle, and did not unlock it, and nobody
- *	did since who took it, not to share, and was told so here. Else 0.
+ * @owner_died: out: 1 if an owner died or closed its handle without unlocking, and no
+ *	exclusive owner that received 1 has unlocked since. Else 0.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *
- * Locks bind those alone who take them. All who want one stand in line for it, in the order in
- * which the region's node heard of them, and nobody overtakes. Who has taken it sees what was
- * written by those who had it before. It is given back by KITE_IOC_UNLOCK, or with the handle. A
- * lock of a node that died is free when the last node has heard of that, and all locks end when the
- * region's node dies.
- * EACCES, EAGAIN, EBADF, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL, EIO, ENOMEM (also if the region
- * has KITE_WAITERS_MAX), ESTALE, ETIMEDOUT.
+ * Locks are advisory. Waiters are granted the lock in FIFO order of their arrival at the home. The
+ * owner sees all writes of earlier owners. KITE_IOC_UNLOCK, or closing the handle, releases the
+ * lock. The lock of a node that died is released when all members have removed the node. All locks
+ * end when the home dies. EACCES, EAGAIN, EBADF, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL, EIO,
+ * ENOMEM (also for more than KITE_WAITERS_MAX), ESTALE, ETIMEDOUT.
  */
 struct kite_lock {
 	__u64 handle;
 	__u64 number;
 	__u64 lock;
 	__u32 flags;
-	__u32 died;
+	__u32 owner_died;
 	__u32 timeout_ms;
 	__u32 reserved;
 };
 
 /**
- * struct kite_unlock - gives a lock back.
- * @lock: in: its number.
+ * struct kite_unlock - releases a lock.
+ * @lock: in: as returned by KITE_IOC_LOCK.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @flags: in: 0 or KITE_UNLOCK_OWNER_DIED.
  *
- * The next gets it when nothing that was written by the same handle can come late. If that, or the
- * answer of the region's node, takes longer, it is done in the background. EBADF; EINVAL; EACCES,
- * EHOSTDOWN and ESTALE: the lock ended before, with the rights, the region's node, this one or the
- * region.
+ * The lock is granted to the next waiter when no write of the handle can land later. If that wait,
+ * or the reply of the home, exceeds the deadline, the release continues in the background. EBADF,
+ * EINVAL; EACCES, EHOSTDOWN and ESTALE: the lock ended earlier, with the rights, the home, this
+ * node's membership or the region.
  */
 struct kite_unlock {
 	__u64 lock;
@@ -586,16 +574,18 @@ struct kite_unlock {
 };
 
 /**
- * struct kite_barrier - waits until as many have come to a barrier of a region as are to come.
+ * struct kite_barrier - waits at a barrier of a region until @count participants have arrived.
  * @handle: in: the handle, with KITE_WRITE.
- * @number: in: which barrier. A region has one for each number, besides its locks.
- * @generation: out: how often the barrier was passed, this time included.
- * @count: in: as how many, at least 1; all that wait at a time say the same, or EINVAL.
+ * @number: in: number of the barrier. A region has a barrier for each number, independent
+ *	of its locks.
+ * @generation: out: number of completed rounds, this one included.
+ * @count: in: number of participants, at least 1. EINVAL if it differs from that of current
+ *	waiters.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  *
- * Who sees an error has not come; but after EFAULT, EINTR, EIO and ETIMEDOUT the others may have
- * gone on as if he had. Then the next generation that he sees is higher by two. If the region's
- * node does not answer for half a second then, he may count as waiting until it does.
+ * After an error the caller does not count as arrived. After EFAULT, EINTR, EIO and ETIMEDOUT the
+ * barrier may nevertheless have been released; the next generation of the caller is then higher by
+ * two. If the home does not reply for half a second, the caller may count as waiting until it does.
  * EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL, EIO, ENOMEM (also if the region has
  * KITE_WAITERS_MAX), ESTALE, ETIMEDOUT.
  */
@@ -607,23 +597,24 @@ struct kite_barrier {
 	__u32 timeout_ms;
 };
 
-/* Most entries of a queue, and most bytes of memory that its requests use. */
+/* Maximum entries of an I/O queue, and maximum bytes of its buffer. */
 #define KITE_QUEUE_ENTRIES_MAX 1024
 #define KITE_QUEUE_MEMORY_MAX (1 << 30)
 
-/* The kernel does not look at the submission queue until KITE_IOC_ENTER. */
+/* The kernel does not poll the submission queue: KITE_IOC_ENTER resumes it. */
 #define KITE_QUEUE_NEED_WAKEUP 1
 
 /**
- * struct kite_ring_header - the begin of the memory of a queue pair; each word has a cache line.
- * @sq_head: written by the kernel: submissions that it has taken.
- * @sq_tail: written by the process: submissions that it has added.
- * @cq_head: written by the process: completions that it has taken.
- * @cq_tail: written by the kernel: completions that it has added.
+ * struct kite_ring_header - start of the mapping of an I/O queue; each index has a cache line.
+ * @sq_head: written by the kernel: SQEs consumed.
+ * @sq_tail: written by the process: SQEs produced.
+ * @cq_head: written by the process: CQEs consumed.
+ * @cq_tail: written by the kernel: CQEs produced.
  * @flags: written by the kernel: KITE_QUEUE_NEED_WAKEUP.
  *
- * All counts go on modulo 2^32; entry n is at index n modulo the number of entries. Who adds
- * entries writes them before the tail (release), who takes them reads them after it (acquire).
+ * Indices are free-running modulo 2^32. Entry n is at index n modulo the number of entries. The
+ * producer stores entries before the tail (release). The consumer loads them after the tail
+ * (acquire).
  */
 struct kite_ring_header {
 	__u32 sq_head;
@@ -638,35 +629,33 @@ struct kite_ring_header {
 	__u32 reserved5[15];
 };
 
-/* Where the submissions begin in the memory of a queue pair; the completions follow them. */
+/* Offset of the SQEs in the mapping of an I/O queue. The CQEs follow the SQEs. */
 #define KITE_QUEUE_SQ_OFFSET 4096
 
 /**
- * struct kite_sqe - a request to be done while the process goes on.
- * @tag: says which it is, when it has completed.
- * @request: KITE_IOC_READ, WRITE, SET, COPY, ATOMIC, CALL, RECEIVE, REPLY, UNLOCK or PUSH.
+ * struct kite_sqe - submission queue entry.
+ * @tag: copied to the completion.
+ * @request: KITE_IOC_READ, WRITE, FILL, COPY, ATOMIC, CALL, RECEIVE, REPLY, UNLOCK or PUSH.
  * @reserved: zero.
- * @body: the structure of that request, from the first byte on; the rest is ignored. What it would
- *	give out is in the completion. Pointers are to memory of the queue pair.
+ * @body: the structure of the request, from its first byte on; the rest is ignored. Results
+ *	are in the completion. Pointers are addresses in the buffer of the I/O queue.
  *
- * Requests may be begun and done in any order: who needs one waits for completions. Until then the
- * RNIC may read the memory of a write, more than once, and write that of a read. A read that fails
- * may have changed some of it.
+ * Requests may start and complete in any order. To order two requests, wait for the completion of
+ * the first. Until a request completes, the RNIC may read the source of a write more than once, and
+ * write the destination of a read. A read that fails may have modified its destination.
  *
- * If a KITE_IOC_REPLY fails, or is given up, nobody can answer the call any more, and its caller
- * sees ECONNRESET.
+ * If a KITE_IOC_REPLY fails or is canceled, the call is closed, and its caller receives ECONNRESET.
  *
- * Of KITE_IOC_RECEIVE the flags are zero. What it would give out is at @addr, struct kite_recv_header;
- * the data come behind that, where @len bytes have room.
+ * KITE_IOC_RECEIVE: the flags must be zero. The kernel stores struct kite_recv_header at @addr,
+ * followed by the data, for which @len bytes are available.
  *
- * Of KITE_IOC_PUSH the body is not struct kite_push, but one struct kite_send_wr, whose @tag is the
- * number of the virtual queue pair. Its memory is what its keys say, and none of the queue pair's.
- * Those to one virtual queue pair are added to it in their order, each by itself: one that is
- * refused completes at once, and those after it are done. While KITE_VQP_DEPTH are under way the
- * next waits; ENOBUFS if they are all done, and wait to be popped. One whose turn, by the session's
- * priority and limits, does not come within the default deadline ends with ETIMEDOUT. What is added
- * completes here, in the order of the requests and in any case, KITE_WR_SIGNALED or not, and is
- * not popped.
+ * KITE_IOC_PUSH: the body is one struct kite_send_wr, whose @tag is the number of the VQP. Its
+ * memory is that of its keys, not the buffer of the I/O queue. Work requests to one VQP are pushed
+ * in order, each on its own: a rejected request completes at once and does not affect later ones.
+ * While KITE_VQP_DEPTH work requests are pending the next one waits; ENOBUFS if all of them are
+ * completed and not popped. A work request that the priority and limits of the session delay beyond
+ * the default deadline completes with ETIMEDOUT. Pushed work requests complete here, in order, with
+ * or without KITE_WR_SIGNALED, and are not popped.
  */
 struct kite_sqe {
 	__u64 tag;
@@ -676,12 +665,12 @@ struct kite_sqe {
 };
 
 /**
- * struct kite_cqe - what came of a submission.
- * @tag: as there.
- * @value: of KITE_IOC_ATOMIC what the word was, of KITE_IOC_CALL the bytes of the reply, of
- *	KITE_IOC_RECEIVE those of the data, else zero.
- * @error: an errno, as the request would have, or zero; of KITE_IOC_PUSH also as of KITE_IOC_POP.
- *	ENOTTY: it is none of those that are taken.
+ * struct kite_cqe - completion queue entry.
+ * @tag: of the submission.
+ * @value: KITE_IOC_ATOMIC: the previous value; KITE_IOC_CALL: bytes of the reply;
+ *	KITE_IOC_RECEIVE: bytes of the data; else zero.
+ * @error: zero or the errno of the request; KITE_IOC_PUSH: also those of KITE_IOC_POP.
+ *	ENOTTY: an I/O queue does not accept the request.
  * @reserved: zero.
  */
 struct kite_cqe {
@@ -692,10 +681,10 @@ struct kite_cqe {
 };
 
 /**
- * struct kite_recv_header - what a KITE_IOC_RECEIVE by a queue pair has received.
- * @call: number to reply to, or 0 for a message.
- * @len: bytes of data, which come behind this.
- * @function: as the caller said.
+ * struct kite_recv_header - header of the data of a KITE_IOC_RECEIVE by an I/O queue.
+ * @call: number for KITE_IOC_REPLY, or 0 for a message.
+ * @len: bytes of data, which follow the header.
+ * @function: function number of the caller.
  * @node: node of the caller.
  * @uid: effective user of the caller.
  * @reserved: zero.
@@ -709,29 +698,33 @@ struct kite_recv_header {
 	__u32 reserved;
 };
 
-/* Most queue pairs of a session. */
+/* Maximum I/O queues of a session. */
 #define KITE_QUEUES_MAX 16
 
 /**
- * struct kite_create_queue - makes a queue pair, by which requests are made without system calls.
- * @addr: in: the memory that requests by it use, instead of any of the process.
- * @len: in: bytes of it, at most KITE_QUEUE_MEMORY_MAX.
- * @entries: in: of each of its two queues, a power of two, at most KITE_QUEUE_ENTRIES_MAX.
+ * struct kite_create_queue - creates an I/O queue: a submission ring and a completion ring in
+ * memory that the process and the kernel share.
+ * @addr: in: buffer of the requests of the queue.
+ * @len: in: bytes of the buffer, at most KITE_QUEUE_MEMORY_MAX.
+ * @entries: in: entries of each ring, a power of two, at most KITE_QUEUE_ENTRIES_MAX.
  * @reserved: zero.
- * @queue: out: number of the queue pair in the session.
- * @offset: out: where to mmap() the queue pair in the session, MAP_SHARED.
- * @size: out: bytes to mmap(): struct kite_ring_header, at KITE_QUEUE_SQ_OFFSET the submission
- *	queue, and after its entries the completion queue.
+ * @queue: out: number of the I/O queue in the session.
+ * @offset: out: offset for mmap() of the session with MAP_SHARED.
+ * @size: out: bytes of the mapping: struct kite_ring_header, the SQEs at
+ *	KITE_QUEUE_SQ_OFFSET, then the CQEs.
  *
- * The memory is pinned and counts against RLIMIT_MEMLOCK, of the process and of all of the user's
- * together, until KITE_IOC_DESTROY_QUEUE or the end of the session, which does not end while something
- * of it is mapped. The kernel acts for the user, and accounts memory to the cgroup, that made this
- * request. It takes submissions while it looks for them, for a while after the last, then says
- * KITE_QUEUE_NEED_WAKEUP: who has added one has to check that (after a full memory barrier), and wake
- * it by KITE_IOC_ENTER. It takes no more than there is room for completions: who has made some for
- * what was added before has to check as well. While there is one, poll() says POLLIN. A child of
- * the process does not get the queues. After the RNIC is gone nothing is taken.
- * EBUSY (there are KITE_QUEUES_MAX), EFAULT, EINTR, EINVAL, ENOMEM (also over RLIMIT_MEMLOCK).
+ * The buffer stays pinned until KITE_IOC_DESTROY_QUEUE or the end of the session, and counts
+ * against RLIMIT_MEMLOCK of the process and of the user. A mapping keeps the session open. The
+ * kernel acts for the user, and charges memory to the cgroup, of the process that made this
+ * request.
+ *
+ * The kernel polls the submission ring, and for some time after the last SQE. Then it sets
+ * KITE_QUEUE_NEED_WAKEUP: after storing the tail, issue a full memory barrier, test the flag, and
+ * call KITE_IOC_ENTER if it is set. The kernel consumes no more SQEs than fit in the completion
+ * ring; test the flag also after consuming CQEs while SQEs are pending. While the completion ring
+ * has CQEs, poll() reports POLLIN. A child process does not inherit the mapping. After the RNIC was
+ * removed no SQE is consumed. EBUSY (the session has KITE_QUEUES_MAX), EFAULT, EINTR, EINVAL,
+ * ENOMEM (also over RLIMIT_MEMLOCK).
  */
 struct kite_create_queue {
 	__u64 addr;
@@ -744,22 +737,22 @@ struct kite_create_queue {
 };
 
 /**
- * struct kite_destroy_queue - ends a queue pair.
- * @queue: in: its number.
+ * struct kite_destroy_queue - destroys an I/O queue.
+ * @queue: in: number of the I/O queue.
  *
- * What was posted to the RNIC is waited for. Requests that wait for another node or user go on,
- * and may still use the memory, which stays pinned for as long, and so do those that were added to
- * virtual queue pairs. The mapping stays, but means nothing. EBADF.
+ * The request waits for work requests posted to the RNIC. Requests that wait for another node or
+ * user continue, as do work requests pushed to VQPs; the buffer stays pinned until they end. The
+ * mapping stays valid, without function. EBADF.
  */
 struct kite_destroy_queue {
 	__u64 queue;
 };
 
 /**
- * struct kite_enter - has the kernel look at a queue pair, and waits for completions.
- * @queue: in: its number.
- * @want: in: how many to wait for, at most as many as the queue has entries.
- * @ready: out: how many there are, not counting those that @cq_head says were taken.
+ * struct kite_enter - resumes polling of an I/O queue, and waits for completions.
+ * @queue: in: number of the I/O queue.
+ * @want: in: number of CQEs to wait for, at most the entries of the queue.
+ * @ready: out: number of CQEs from @cq_head on.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *
@@ -774,13 +767,14 @@ struct kite_enter {
 };
 
 /**
- * struct kite_cancel - gives up what was submitted.
- * @queue: in: number of a queue pair.
- * @tag: in: of a submission that the kernel has taken, but not begun, or that waits for a reply.
+ * struct kite_cancel - cancels a submission.
+ * @queue: in: number of the I/O queue.
+ * @tag: in: tag of a submission that was consumed and has not started, or that waits for a
+ *	reply.
  *
- * It completes with ECANCELED. A call may have been made, or may yet be. Of several with the same
- * tag one is given up. EBADF; ENOENT: there is none, as it has completed, was not taken, or is
- * just being done.
+ * The submission completes with ECANCELED. A call may have been executed, or may be executed later.
+ * If several submissions have the tag, one is canceled. EBADF; ENOENT: the submission has
+ * completed, was not consumed, or is being executed.
  */
 struct kite_cancel {
 	__u64 queue;
@@ -792,41 +786,40 @@ struct kite_cancel {
 #define KITE_PRIORITY_LOW 1
 
 /**
- * struct kite_priority - sets the priority of the session's requests, from now on.
- * @priority: in: KITE_PRIORITY_*; at first it is high.
+ * struct kite_priority - sets the priority of later requests of the session.
+ * @priority: in: KITE_PRIORITY_*; high by default.
  * @reserved: zero.
  *
- * How those of low priority give way to others is up to the policy, struct kite_qos. They never
- * starve, but may take long. EINVAL.
+ * The policy, struct kite_qos, defines how low-priority requests yield. They never starve. EINVAL.
  */
 struct kite_priority {
 	__u32 priority;
 	__u32 reserved;
 };
 
-/* How requests of low priority give way, at one RNIC. */
-#define KITE_QOS_NONE 0 /* not at all */
+/* Policies for low-priority requests of an RNIC. */
+#define KITE_QOS_NONE 0 /* no difference */
 /*
- * By their rate: while others go, they get what is left, and less while others take longer than
- * they could (SW-Pri). Costs nothing while no session has low priority.
+ * Rate limit (LITE, SW-Pri): low priority gets the rate that high priority leaves, and less while
+ * the latency of high priority is inflated. No cost while no session has low priority.
  */
 #define KITE_QOS_SW 1
-/* By a queue pair of their own to each node, for reads and writes (HW-Sep) */
+/* A QP of its own to each node for reads and writes of low priority (LITE, HW-Sep). */
 #define KITE_QOS_HW 2
 
-/* @policy is to be set */
+/* Sets @policy. */
 #define KITE_QOS_SET 1
 
 /**
- * struct kite_qos - says, or sets, how requests of low priority give way at the session's RNIC.
- * @policy: out, or in with KITE_QOS_SET: KITE_QOS_*; at first KITE_QOS_SW.
+ * struct kite_qos - returns or sets the policy for low-priority requests of the session's RNIC.
+ * @policy: out, or in with KITE_QOS_SET: KITE_QOS_*; KITE_QOS_SW by default.
  * @flags: in: 0 or KITE_QOS_SET.
- * @rate: out: bytes per second that those of low priority may have now, at 256 more for each
- *	request; 0 is any.
- * @sessions: out: sessions of low priority.
+ * @rate: out: current rate of low priority in bytes per second, with 256 bytes added per
+ *	request; 0 is unlimited.
+ * @sessions: out: number of low-priority sessions.
  * @reserved: zero.
  *
- * EINVAL; EPERM: only with CAP_NET_ADMIN it is set.
+ * EINVAL; EPERM: KITE_QOS_SET needs CAP_NET_ADMIN.
  */
 struct kite_qos {
 	__u32 policy;
@@ -836,36 +829,36 @@ struct kite_qos {
 	__u32 reserved;
 };
 
-/* Most limits at one RNIC. */
+/* Maximum limits of an RNIC. */
 #define KITE_LIMITS_MAX 1024
 
-/* Whom a limit is for. */
-#define KITE_LIMIT_USER 1 /* a user, by number */
-/* all processes in a cgroup and those below it, by its number in the unified hierarchy */
+/* Subject of a limit. */
+#define KITE_LIMIT_USER 1 /* user, by UID */
+/* processes of a cgroup and its descendants, by ID in the unified hierarchy */
 #define KITE_LIMIT_CGROUP 2
 
 /**
- * struct kite_limit - limits what the sessions of somebody may have go through the session's RNIC.
- * @whom: in: KITE_LIMIT_*.
+ * struct kite_limit - limits the rate of a user or a cgroup at the session's RNIC.
+ * @subject: in: KITE_LIMIT_*.
  * @reserved: zero.
- * @id: in: number of the user, or of the cgroup: the inode of its directory.
- * @bytes: in: per second, sent and received for reads and writes, messages and their relays, and
- *	those that other nodes are asked to set or copy; 0 is any.
- * @requests: in: per second, 0 is any; a read or write of more than 256 KiB counts as several,
- *	unless it goes by a queue pair; a request of a virtual queue pair counts as one, and
- *	those of one struct kite_push go together.
- * @bytes_used: zero; out in a listing: went since the limit was first set.
- * @requests_used: zero; out in a listing: likewise.
- * @waits: zero; out in a listing: looks at requests that had to wait.
+ * @id: in: UID, or ID of the cgroup: the inode number of its directory.
+ * @bytes: in: bytes per second, 0 is unlimited. Counted are bytes sent and received by
+ *	reads, writes, RPCs with their rendezvous buffers, fills and copies.
+ * @requests: in: requests per second, 0 is unlimited. A read or write counts once per 256
+ *	KiB, or once by an I/O queue. A work request of a VQP counts once; those of one struct
+ *	kite_push are admitted together.
+ * @bytes_used: zero; out in a listing: bytes since the limit was first set.
+ * @requests_used: zero; out in a listing: requests since the limit was first set.
+ * @waits: zero; out in a listing: number of times that a request was delayed.
  *
- * Both 0 lift the limit, if there is one. Who is over it waits, until the deadline of his request.
- * All limits that a process is under hold, as it was when it bound its session: its effective user,
- * and its cgroups. Reads and writes of this node's own memory are not limited, nor is the kernel.
- * Limits last until the RNIC or the module goes.
- * EINVAL, ENOSPC, EPERM: only with CAP_NET_ADMIN.
+ * 0 for both @bytes and @requests removes the limit. Requests over a limit wait, at most until
+ * their deadline. A session is under the limits of its effective user and its cgroups at the time
+ * of KITE_IOC_BIND; all of them apply. Accesses to memory of this node, and requests of the kernel,
+ * are not limited. Limits last until the RNIC or the module is removed. EINVAL, ENOSPC, EPERM:
+ * needs CAP_NET_ADMIN.
  */
 struct kite_limit {
-	__u32 whom;
+	__u32 subject;
 	__u32 reserved;
 	__u64 id;
 	__u64 bytes;
@@ -876,9 +869,9 @@ struct kite_limit {
 };
 
 /**
- * struct kite_list_limits - lists the limits at the session's RNIC.
+ * struct kite_list_limits - lists the limits of the session's RNIC.
  * @limits: in: pointer to an array of struct kite_limit.
- * @count: in: room there; out: limits that there are (at most @count were written).
+ * @count: in: capacity of the array; out: number of limits (at most the capacity were written).
  * @reserved: zero.
  */
 struct kite_list_limits {
@@ -888,14 +881,14 @@ struct kite_list_limits {
 };
 
 /**
- * struct kite_query_region - describes the region behind a handle.
+ * struct kite_query_region - returns the attributes of a region.
  * @handle: in: the handle.
  * @len: out: bytes.
  * @chunk_size: out: bytes of each physically contiguous chunk but the last, a power of two.
- * @rights: out: rights of this handle.
- * @home: out: the node that owns the region.
+ * @rights: out: rights of the handle.
+ * @home: out: home of the region.
  *
- * EACCES (the rights were revoked), EBADF, EHOSTDOWN (the owner died), ESTALE.
+ * EACCES (the rights were revoked), EBADF, EHOSTDOWN (the home died), ESTALE.
  */
 struct kite_query_region {
 	__u64 handle;
@@ -907,27 +900,27 @@ struct kite_query_region {
 
 /**
  * struct kite_region_entry - a named region in a listing.
- * @name: its name.
+ * @name: name of the region.
  * @len: bytes.
- * @owner: numeric user that owns it.
- * @others: rights of everybody else.
- * @mappers: handles that are open on it, in the whole cluster.
- * @home: the node that owns it.
+ * @owner: UID of the owner.
+ * @other_rights: rights of users without a grant.
+ * @open_handles: number of open handles in the cluster.
+ * @home: home of the region.
  */
 struct kite_region_entry {
 	char name[KITE_NAME_SIZE];
 	__u64 len;
 	__u32 owner;
-	__u32 others;
-	__u32 mappers;
+	__u32 other_rights;
+	__u32 open_handles;
 	__u32 home;
 };
 
 /**
- * struct kite_list_regions - lists the named regions that one node owns, a page at a time.
- * @node: in: the node, or KITE_NODE_SELF.
- * @count: in: room at @entries, at least 1; out: entries written. 0 ends the listing.
- * @cursor: in: 0 to begin, then as returned; out: where to go on.
+ * struct kite_list_regions - lists the named regions of one home, a page at a time.
+ * @node: in: the home, or KITE_NODE_SELF.
+ * @count: in: capacity of @entries, at least 1; out: entries written. 0 is the end of the listing.
+ * @cursor: in: 0 to start, then as returned; out: position of the next page.
  * @entries: in: pointer to an array of struct kite_region_entry.
  *
  * EHOSTDOWN, EHOSTUNREACH, EINVAL, ETIMEDOUT.
@@ -940,13 +933,13 @@ struct kite_list_regions {
 };
 
 /**
- * struct kite_address - where a node's control queue pair (UD) is reached on the fabric.
- * @gid: its GID.
- * @qpn: number of the queue pair.
+ * struct kite_address - address of a node's control QP (UD) on the fabric.
+ * @gid: GID.
+ * @qpn: QP number.
  * @lid: LID, or 0 on Ethernet.
  * @link_layer: 1 InfiniBand, 2 Ethernet.
  * @reserved: zero.
- * @mtu: largest path MTU in bytes.
+ * @mtu: maximum path MTU in bytes.
  * @reserved2: zero.
  */
 struct kite_address {
@@ -960,11 +953,11 @@ struct kite_address {
 };
 
 /**
- * struct kite_member - a node of a view.
- * @node: its number.
+ * struct kite_member - a member of a view.
+ * @node: node number.
  * @reserved: zero.
- * @incarnation: differs each time the node joins, so that its former life is not mistaken for it.
- * @address: how to reach it.
+ * @incarnation: differs for each membership of the node.
+ * @address: address of the control QP.
  */
 struct kite_member {
 	__u32 node;
@@ -974,13 +967,13 @@ struct kite_member {
 };
 
 /**
- * struct kite_get_view - the view this node acts on.
- * @epoch: out: number of the view, 0 when there is none.
- * @self: out: number of this node, 0 when there is no view.
- * @count: in: room at @members; out: members of the view (at most @count were written).
+ * struct kite_get_view - returns the current view.
+ * @epoch: out: epoch of the view, 0 without a view.
+ * @self: out: number of this node, 0 without a view.
+ * @count: in: capacity of @members; out: number of members (at most the capacity were written).
  * @members: in: pointer to an array of struct kite_member.
  *
- * Never EHOSTUNREACH: no view is an answer too.
+ * Without a view the request succeeds with an @epoch of 0.
  */
 struct kite_get_view {
 	__u64 epoch;
@@ -990,16 +983,16 @@ struct kite_get_view {
 };
 
 /**
- * struct kite_query_rnic - describes an RNIC that kite runs on.
+ * struct kite_query_rnic - returns the attributes of an RNIC that kite uses.
  * @index: in: 0, 1, … in order of arrival; ENOENT past the last. Needs no KITE_IOC_BIND.
- * @active: out: 1 if its port is active.
- * @name: out: its name.
- * @address: out: where this node is reached through it. The queue pair stays the same for as long
- *	as the RNIC is there.
- * @dynamic: out: 1 if it has dynamically connected transport, for virtual queue pairs.
+ * @active: out: 1 if the port is active.
+ * @name: out: name of the RNIC.
+ * @address: out: address of this node through the RNIC. The QP number is constant while the RNIC is
+ *	present.
+ * @dynamic: out: 1 if the RNIC has the DC transport.
  * @reserved: out: zero.
  *
- * ENODEV if it goes this moment.
+ * ENODEV if the RNIC is being removed.
  */
 struct kite_query_rnic {
 	__u32 index;
@@ -1011,10 +1004,10 @@ struct kite_query_rnic {
 };
 
 /**
- * struct kite_stats - counters of the RNIC since it appeared, and gauges (marked so).
+ * struct kite_stats - counters of the RNIC since its arrival, and gauges (marked so).
  *
- * Counters never go back. Bytes are payload. An operation is one read, write, set, copy, atomic
- * request or call, one lock taken or barrier passed.
+ * Counters never decrease. Bytes are payload. An operation is one read, write, fill, copy, atomic
+ * operation, RPC, lock acquisition or barrier.
  */
 struct kite_stats {
 	__u64 reads;
@@ -1024,53 +1017,53 @@ struct kite_stats {
 	__u64 fills;
 	__u64 fill_bytes;
 	__u64 copies;
-	__u64 copy_bytes; /* what came from or went to this node was read and written too */
-	__u64 migrations; /* regions of this node that were moved */
-	__u64 migrated_bytes; /* also of moves that failed after that */
+	__u64 copy_bytes; /* bytes through this node count as read and written, too */
+	__u64 migrations; /* migrations of regions of this node */
+	__u64 migrated_bytes; /* also by migrations that failed later */
 	__u64 atomics;
-	__u64 rpcs; /* calls replied to, and messages sent */
-	__u64 rpcs_served; /* calls and messages that servers took */
-	__u64 locks; /* locks taken */
+	__u64 rpcs; /* calls with a reply, and messages sent */
+	__u64 rpcs_served; /* calls and messages that servers received */
+	__u64 locks; /* locks acquired */
 	__u64 barriers; /* barriers passed */
-	__u64 lock_waits; /* waits for a lock or at a barrier */
-	__u64 local_bytes; /* the part of the bytes above that stayed in this node */
+	__u64 lock_waits; /* waits for locks and at barriers */
+	__u64 local_bytes; /* bytes above that stayed on this node */
 	__u64 errors; /* operations that failed */
-	__u64 sqes; /* requests taken from submission queues */
-	__u64 retries; /* operations replayed after a queue pair failed */
-	__u64 work_requests; /* posted to send queues */
-	__u64 blocked_waits; /* waits that outlasted the spin and slept */
+	__u64 sqes; /* SQEs consumed from I/O queues */
+	__u64 retries; /* segments retried after a QP failure */
+	__u64 work_requests; /* work requests posted */
+	__u64 blocked_waits; /* waits that slept after polling */
 	__u64 slot_waits; /* waits for a free slot */
-	__u64 credit_waits; /* waits for room in a send queue */
-	__u64 ring_waits; /* waits for room in a ring for calls or replies */
-	__u64 throttled; /* looks at requests that their priority or a limit held back */
-	__u64 unmatched_completions; /* completions that matched no slot, and were dropped */
+	__u64 credit_waits; /* waits for send queue credits */
+	__u64 ring_waits; /* waits for credits of an RPC ring */
+	__u64 throttled; /* times that a priority or a limit delayed a request */
+	__u64 unmatched_completions; /* completions without a slot, dropped */
 	__u64 ctrl_requests; /* control requests sent */
-	__u64 ctrl_requests_served; /* control requests answered */
-	__u64 malformed_messages; /* messages dropped for their form or their sender */
-	__u64 duplicate_messages; /* copies of requests and messages that came before, dropped */
-	__u64 qp_connects; /* queue pairs connected */
-	__u64 qp_errors; /* queue pairs lost */
-	__u64 qp_evictions; /* queue pairs given up because there were many and nobody used them */
-	__u64 dci_errors; /* initiators of DC that failed, and are started anew */
-	__u64 dc_replays; /* requests of virtual queue pairs that went again when one failed */
-	__u64 vqp_requests; /* pushed to virtual queue pairs */
-	__u64 vqp_rc_requests; /* those of them that went by connections */
-	__u64 transport_switches; /* changes of virtual queue pairs from DC to a connection, or back */
-	__u64 promotions; /* nodes that became worth a connection */
-	__u64 vqp_messages_received; /* by virtual queue pairs */
-	__u64 directory_hits; /* targets of DC that were known already */
-	__u64 directory_reads; /* READs of the directory of targets */
-	__u64 directory_misses; /* targets that it did not have, yet or any more */
-	__u64 wakeups; /* times the poller thread was woken from sleep */
+	__u64 ctrl_requests_served; /* control requests served */
+	__u64 malformed_messages; /* malformed messages, or of an unknown sender, dropped */
+	__u64 duplicate_messages; /* duplicate requests and messages, dropped */
+	__u64 qp_connects; /* QPs connected */
+	__u64 qp_errors; /* QP failures */
+	__u64 qp_evictions; /* idle QPs evicted */
+	__u64 dci_errors; /* DCI failures */
+	__u64 dc_replays; /* work requests of VQPs retried after a DCI failure */
+	__u64 vqp_requests; /* work requests pushed to VQPs */
+	__u64 vqp_rc_requests; /* work requests of VQPs by RC */
+	__u64 transport_switches; /* switches of VQPs between DC and RC */
+	__u64 promotions; /* peers promoted to RC */
+	__u64 vqp_messages_received; /* messages received by VQPs */
+	__u64 directory_hits; /* DCT addresses found in the cache */
+	__u64 directory_reads; /* READs of the DCT directory */
+	__u64 directory_misses; /* DCT addresses missing in the directory */
+	__u64 wakeups; /* wake-ups of the poller thread */
 	__u64 lent_bytes; /* gauge: memory lent to other nodes through this RNIC */
-	__u64 regions; /* gauge: regions that this node owns */
-	__u64 open_handles; /* gauge: handles open on this node, and what long calls have */
-	__u64 connected_qps; /* gauge: queue pairs that are connected */
-	__u64 promoted_peers; /* gauge: nodes that virtual queue pairs reach by connections, not by DC */
-	__u64 dcis; /* gauge: queue pairs by which all others are reached, by DC */
-	__u64 inflight; /* gauge: work requests posted and not completed */
+	__u64 regions; /* gauge: regions whose home is this node */
+	__u64 open_handles; /* gauge: open handles of this node, rendezvous buffers included */
+	__u64 connected_qps; /* gauge: connected RC QPs */
+	__u64 promoted_peers; /* gauge: peers that VQPs reach by RC */
+	__u64 dcis; /* gauge: DCIs */
+	__u64 inflight; /* gauge: work requests in flight */
 	__u64 sessions; /* gauge: bound sessions */
-	__u64 io_queues; /* gauge: queue pairs of sessions */
+	__u64 io_queues; /* gauge: I/O queues */
 };
 
 /**
@@ -1084,7 +1077,7 @@ struct kite_stats {
  * @max_poll_us: maximum time that a waiter polls before it sleeps, in microseconds.
  * @default_timeout_ms: deadline of requests that set none, in milliseconds.
  *
- * All fields are output. Needs no KITE_IOC_BIND. Does not fail.
+ * All members are output. Needs no KITE_IOC_BIND.
  */
 struct kite_parameters {
 	__u32 conns_per_peer;
@@ -1097,23 +1090,23 @@ struct kite_parameters {
 	__u32 default_timeout_ms;
 };
 
-/* What KITE_IOC_GET_EVENT reports. */
-/* @value is a handle whose region was freed, whose owner died, or whose rights were revoked */
+/* Kinds of events. */
+/* @value: a handle whose region was freed, whose home died, or whose rights were revoked */
 #define KITE_EVENT_STALE 1
 /*
- * To the daemon: @value is a node that does not answer. Reported again, at most once a second, for
- * as long as it is tried in vain.
+ * To the daemon's session. @value: a node that does not respond. Repeated at most once per second
+ * while requests to the node time out.
  */
 #define KITE_EVENT_PEER_UNREACHABLE 2
 
 /**
- * struct kite_event - takes the next event of the session; poll() says POLLIN while there is one,
- * and POLLERR and POLLHUP once the RNIC is gone.
+ * struct kite_event - dequeues the next event of the session.
  * @kind: out: KITE_EVENT_*.
  * @reserved: out: zero.
- * @value: out: see there.
+ * @value: out: see KITE_EVENT_*.
  *
- * EAGAIN (none now), ENODEV (none, and the RNIC is gone: there will be no more).
+ * poll() reports POLLIN while an event is queued, and POLLERR and POLLHUP after the RNIC was
+ * removed. EAGAIN (no event), ENODEV (no event, and the RNIC was removed).
  */
 struct kite_event {
 	__u32 kind;
@@ -1122,16 +1115,16 @@ struct kite_event {
 };
 
 /**
- * struct kite_join - makes the session the daemon of its RNIC.
+ * struct kite_join - makes the session the daemon's session of its RNIC.
  * @node: in: number of this node, 1 … KITE_NODE_MAX.
  * @reserved: zero.
- * @incarnation: in: of this life of the node, not 0.
- * @secret: in: what the kernels of the cluster know each other by.
+ * @incarnation: in: incarnation of this node, not 0.
+ * @secret: in: secret that authenticates kernels of the cluster to each other.
  *
- * Only with CAP_NET_ADMIN. Closing the last descriptor of the session leaves the cluster: every
- * mapping ends, regions that this node owns are gone, and another session may join at once, with
- * epochs from 1 again. A duplicate of the descriptor continues the session in another process.
- * EBUSY (the RNIC has a daemon), EINVAL, EPERM.
+ * Needs CAP_NET_ADMIN. Closing the last descriptor of the session leaves the cluster: all mappings
+ * end, regions whose home is this node are freed, and another session may join at once, with epochs
+ * from 1. A duplicate of the descriptor continues the session in another process. EBUSY (the RNIC
+ * has a daemon), EINVAL, EPERM.
  */
 struct kite_join {
 	__u32 node;
@@ -1141,15 +1134,16 @@ struct kite_join {
 };
 
 /**
- * struct kite_set_view - sets the nodes of the cluster, this one included.
- * @epoch: in: higher than that of the view before.
+ * struct kite_set_view - sets the members of the cluster, this node included.
+ * @epoch: in: greater than the epoch of the previous view.
  * @count: in: number of @members, 1 … KITE_NODES_MAX.
  * @reserved: zero.
- * @members: in: pointer to an array of struct kite_member, in ascending order of their numbers.
+ * @members: in: pointer to an array of struct kite_member, in ascending order of node
+ *	numbers.
  *
- * Returns when nodes that are gone can no longer reach this node's memory.
- * EINVAL (the epoch does not rise, the members are not in order, this node in its present life is
- * not one of them, or the RNIC has not the address given for it), ENOMEM, EPERM (not the daemon).
+ * Returns when removed nodes can no longer access memory of this node. EINVAL (the epoch does not
+ * increase, the members are not in order, this node in its incarnation is not a member, or its
+ * address differs from that of the RNIC), ENOMEM, EPERM (not the daemon's session).
  */
 struct kite_set_view {
 	__u64 epoch;
@@ -1204,46 +1198,45 @@ struct kite_set_view {
 #define KITE_IOC_GET_PARAMETERS _IOR(KITE_IOC_MAGIC, 0x26, struct kite_parameters)
 
 /*
- * Virtual queue pairs: verbs to one node, without a connection to wait for if the RNICs of both
- * have dynamically connected transport (mlx5), or else over one that all share (KRCORE).
+ * Virtual queue pairs (VQPs, KRCORE): verbs to one node over QPs that all processes share. With DC
+ * (mlx5) a VQP needs no connection; without DC it uses the RC connection of the node.
  */
 
-/* Most pieces of memory that all processes of a node have registered for them on an RNIC. */
+/* Maximum memory registrations of all processes for an RNIC. */
 #define KITE_MRS_MAX 2048
 
-/* Longest piece of memory. */
+/* Maximum bytes of a registration. */
 #define KITE_MR_SIZE_MAX (256 << 20)
 
-/* Requests of a virtual queue pair that are not popped, and of one push. */
+/* Maximum work requests of a VQP that are not popped, and of one push. */
 #define KITE_VQP_DEPTH 256
 #define KITE_PUSH_MAX 32
 
 /**
- * struct kite_reg_mr - registers memory of the process for virtual queue pairs.
- * @addr: in: the memory, which the process may write.
+ * struct kite_reg_mr - registers memory of the process for VQPs.
+ * @addr: in: memory that the process may write.
  * @len: in: bytes, 1 … KITE_MR_SIZE_MAX.
- * @others: in: what other users than the owner (the caller's effective user) and root may do
- *	who have the key: KITE_READ, KITE_WRITE. Both together allow atomic operations.
- * @key: out: names the memory in requests, also in those of processes on other nodes.
+ * @other_rights: in: rights of users other than the owner (the caller's effective user) and
+ *	root, with the key: KITE_READ, KITE_WRITE. Both together allow atomics.
+ * @key: out: key for work requests, local and remote.
  *
- * Its pages are pinned, and count against RLIMIT_MEMLOCK, until KITE_IOC_DEREG_MR or the end of
- * the session, and up to 2.5 s longer: until no request of another node can reach them. A
- * request that the limit leaves no room for waits for them, and so does one of a user that has
- * an eighth of RAM or 512 pieces of memory pinned in this way. After a fork they are the
- * parent's. EFAULT, EHOSTUNREACH, EINTR, EINVAL, ENOMEM (the limit is too low, there is no
- * memory, or there are KITE_MRS_MAX), ENXIO (longer than the RNIC has keys to, if it is not
- * mlx5).
+ * The pages stay pinned, and count against RLIMIT_MEMLOCK, until KITE_IOC_DEREG_MR or the end of
+ * the session, and up to 2.5 s longer: until no request of another node can access them. A
+ * registration over the limit waits for pages in that state, as does a registration of a user with
+ * one eighth of RAM or 512 registrations in that state. After a fork the pages belong to the
+ * parent. EFAULT, EHOSTUNREACH, EINTR, EINVAL, ENOMEM (over the limit, no memory, or KITE_MRS_MAX),
+ * ENXIO (longer than the keys of an RNIC other than mlx5).
  */
 struct kite_reg_mr {
 	__u64 addr;
 	__u64 len;
-	__u32 others;
+	__u32 other_rights;
 	__u32 key;
 };
 
 /**
- * struct kite_dereg_mr - takes back memory that this session registered.
- * @key: in: its key.
+ * struct kite_dereg_mr - deregisters memory of the session.
+ * @key: in: key of the memory.
  * @reserved: zero.
  *
  * EBADF.
@@ -1254,14 +1247,14 @@ struct kite_dereg_mr {
 };
 
 /**
- * struct kite_connect - makes a virtual queue pair to a node.
- * @node: in: a node of the view, without DC not this one.
- * @port: in: where somebody listens there who is to get messages, or 0 for none.
+ * struct kite_connect - creates a VQP to a node.
+ * @node: in: a node of the view; without DC another node than this one.
+ * @port: in: port of the listener that receives messages, or 0 for none.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
- * @vqp: out: its number.
+ * @vqp: out: number of the VQP.
  *
- * The node hears nothing of it before the first message. EBUSY (the session has KITE_VQPS_MAX),
+ * No message is sent to the node before the first SEND. EBUSY (the session has KITE_VQPS_MAX),
  * EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (this node, without DC), ENOMEM, ETIMEDOUT.
  */
 struct kite_connect {
@@ -1272,27 +1265,27 @@ struct kite_connect {
 	__u64 vqp;
 };
 
-/* Virtual queue pairs of a session, and ports at which it listens. */
+/* Maximum VQPs and listeners of a session. */
 #define KITE_VQPS_MAX 64
 
 /**
- * struct kite_close_vqp - ends a virtual queue pair, or listening at a port.
- * @vqp: in: its number, or that of who listens.
+ * struct kite_close_vqp - closes a VQP or a listener.
+ * @vqp: in: number of the VQP or the listener.
  *
- * What the RNIC has begun ends first, and what came by a queue pair completes with ECANCELED. The
- * other end, if there is one, sees ECONNRESET. EBADF.
+ * The request waits for work requests posted to the RNIC. Work requests of I/O queues complete with
+ * ECANCELED. The other end of the VQP receives ECONNRESET. EBADF.
  */
 struct kite_close_vqp {
 	__u64 vqp;
 };
 
 /**
- * struct kite_listen - listens at a port for those who connect to it.
- * @port: in: not 0; those of a node are for whoever comes first.
+ * struct kite_listen - creates a listener for VQPs at a port.
+ * @port: in: not 0; a port of a node has one listener.
  * @reserved: zero.
- * @listener: out: a number, for KITE_IOC_ACCEPT, and KITE_IOC_CLOSE_VQP when it is over.
+ * @listener: out: number for KITE_IOC_ACCEPT and KITE_IOC_CLOSE_VQP.
  *
- * Whoever connects there and is not accepted yet has up to KITE_RECV_CREDITS messages kept.
+ * Up to KITE_RECV_CREDITS messages of a VQP are queued before it is accepted.
  * EADDRINUSE, EBUSY (the session has KITE_VQPS_MAX), EHOSTUNREACH, EINVAL, ENOMEM.
  */
 struct kite_listen {
@@ -1301,20 +1294,20 @@ struct kite_listen {
 	__u64 listener;
 };
 
-/* Messages that are kept for who has not received them; more wait at their sender. */
+/* Messages that are queued at the receiver of a VQP. Further messages wait at the sender. */
 #define KITE_RECV_CREDITS 32
 
 /**
- * struct kite_accept - takes a virtual queue pair whose other end has sent a message to a port.
- * @listener: in: who listens there.
- * @vqp: out: its number, in this session.
- * @node: out: that of the other end.
- * @uid: out: the user who has the other end.
- * @timeout_ms: in: how long to wait for one, or 0 not to.
+ * struct kite_accept - accepts a VQP whose other end has sent a message to the port.
+ * @listener: in: number of the listener.
+ * @vqp: out: number of the VQP in this session.
+ * @node: out: node of the other end.
+ * @uid: out: user of the other end.
+ * @timeout_ms: in: maximum wait in milliseconds; 0 does not wait.
  * @reserved: zero.
  *
- * EAGAIN (there is none), EBADF (also when listening ends meanwhile), EBUSY (the session has
- * KITE_VQPS_MAX), EINTR, ENOMEM, ETIMEDOUT.
+ * EAGAIN (no VQP to accept), EBADF (also if the listener is closed meanwhile), EBUSY (the session
+ * has KITE_VQPS_MAX), EINTR, ENOMEM, ETIMEDOUT.
  */
 struct kite_accept {
 	__u64 listener;
@@ -1325,40 +1318,41 @@ struct kite_accept {
 	__u32 reserved;
 };
 
-#define KITE_WR_READ 1 /* from the remote memory to the local */
+#define KITE_WR_READ 1 /* copies remote memory to local memory */
 #define KITE_WR_WRITE 2
-#define KITE_WR_COMPARE_SWAP 3 /* of 8 bytes; what was there goes to the local memory */
+#define KITE_WR_COMPARE_SWAP 3 /* 8 bytes; stores the previous value in local memory */
 #define KITE_WR_FETCH_ADD 4
-#define KITE_WR_SEND 5 /* a message for the other end */
+#define KITE_WR_SEND 5 /* sends a message to the other end */
 
-#define KITE_WR_SIGNALED (1 << 0) /* it has a completion not only when it fails */
+#define KITE_WR_SIGNALED (1 << 0) /* completes also on success */
 
-#define KITE_WR_FENCE (1 << 1) /* reads and atomic operations before it end first */
+#define KITE_WR_FENCE (1 << 1) /* starts after earlier reads and atomics have completed */
 
-/* @operand is said with a SEND, or in a message after a WRITE. */
+/* @operand is immediate data of a SEND, or of a message that follows a WRITE. */
 #define KITE_WR_WITH_IMM (1 << 2)
 
-/* Of a message that was received: its bytes were written before. */
+/* A received message without data: they were placed by a WRITE. */
 #define KITE_RECV_PLACED (1 << 3)
 
 /**
- * struct kite_send_wr - a request of a virtual queue pair.
- * @tag: in: its completion has it; or, in a struct kite_sqe, which has a tag of its own, the
- *	number of the virtual queue pair.
- * @addr: in: local memory.
- * @remote_addr: in: remote memory, by the address that its owner has; of atomic operations a
- *	multiple of 8, of SEND zero.
- * @operand: in: what to add, or to swap in, or 32 bits of immediate data; else zero.
- * @expected: in: what to compare with; else zero.
- * @len: in: bytes, at least 1; 8 for atomic operations.
- * @key: in: of the local memory, of this session.
- * @remote_key: in: of the remote memory; of SEND zero.
- * @op: in: KITE_VQP_….
+ * struct kite_send_wr - work request of a VQP.
+ * @tag: in: copied to the completion; in a struct kite_sqe, which has a tag of its own, the
+ *	number of the VQP.
+ * @addr: in: address of local memory.
+ * @remote_addr: in: address of remote memory in the address space of its owner; a multiple
+ *	of 8 for atomics, zero for SEND.
+ * @operand: in: addend, value to swap in, or 32 bits of immediate data; else zero.
+ * @expected: in: comparand; else zero.
+ * @len: in: bytes, at least 1; 8 for atomics.
+ * @key: in: key of the local memory, registered by this session.
+ * @remote_key: in: key of the remote memory; zero for SEND.
+ * @op: in: KITE_WR_READ … KITE_WR_SEND.
  * @flags: in: any of KITE_WR_SIGNALED, KITE_WR_FENCE and KITE_WR_WITH_IMM.
  *
- * A SEND, or a WRITE with immediate data, is done when the message is at the other node and a
- * process has accepted the queue pair; one of more than KITE_SEND_MAX bytes when it was received,
- * and until then its memory is read. If a message fails, so does all that is pushed after it.
+ * A SEND, or a WRITE with immediate data, completes when the message is at the other node and a
+ * process has accepted the VQP. A SEND of more than KITE_SEND_MAX bytes completes when the message
+ * was received; its memory is read until then. After a message fails, all later work requests of
+ * the VQP fail.
  */
 struct kite_send_wr {
 	__u64 tag;
@@ -1373,26 +1367,26 @@ struct kite_send_wr {
 	__u16 flags;
 };
 
-/* Longer messages are fetched by who receives them; without DC all of more than 956 bytes are. */
+/* The receiver reads longer messages from the sender; without DC those of more than 956 bytes. */
 #define KITE_SEND_MAX 4028
 
 /**
- * struct kite_push - adds requests to a virtual queue pair: all of them, or none.
- * @vqp: in: its number.
+ * struct kite_push - pushes work requests to a VQP: all of them, or none.
+ * @vqp: in: number of the VQP.
  * @works: in: pointer to @count struct kite_send_wr.
  * @count: in: 1 … KITE_PUSH_MAX.
- * @timeout_ms: in: deadline in milliseconds for finding out what a key means, and for the session's
- *	turn by its priority and limits, or 0 for the default of the module.
+ * @timeout_ms: in: deadline in milliseconds for reading the attributes of remote keys, and
+ *	for admission by the priority and limits of the session; or 0 for the default of the
+ *	module.
  *
- * They are done in their order, but a write may overtake reads and atomic operations before it
- * unless it is fenced, as with verbs. When what carries them fails, and it is not known how far it
- * came, reads and writes are done again: a write, perhaps, after others have written there. Each is
- * checked before any is posted: what is refused here harms nobody, and leaves the virtual queue
- * pair as it was.
- * EACCES (the key allows it not), EBADF (no such @vqp, or @key of this session), ECONNREFUSED,
- * ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (also for a message by one that is to no
- * port), ENOBUFS (more than KITE_VQP_DEPTH would not be popped, or not be done that came by queue
- * pairs), ENOENT (no such @remote_key), ERANGE, ETIMEDOUT.
+ * Work requests execute in order, but a write may overtake earlier reads and atomics unless it has
+ * KITE_WR_FENCE, as with verbs. If a shared QP fails, reads and writes whose outcome is unknown are
+ * executed again: a write may overwrite a later write of another process. Each work request is
+ * checked before any is posted. A rejected push affects no other user, and leaves the VQP
+ * unchanged. EACCES (the key does not allow the access), EBADF (no such @vqp, or @key of this
+ * session), ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (also a message by a
+ * VQP without a port), ENOBUFS (more than KITE_VQP_DEPTH not popped, or pending from I/O queues),
+ * ENOENT (no such @remote_key), ERANGE, ETIMEDOUT.
  */
 struct kite_push {
 	__u64 vqp;
@@ -1402,20 +1396,21 @@ struct kite_push {
 };
 
 /**
- * struct kite_pop - takes completions of a virtual queue pair, in the order of their requests.
- * @vqp: in: its number.
- * @completions: in: pointer to @count struct kite_cqe, which get the tag, and the error:
- *	0, ETIMEDOUT if the node did not answer, EIO if it or the RNIC refused, EACCES, ENOENT and
- *	ERANGE if the remote memory changed while the request waited, ECANCELED if a request before
- *	it failed, or ECONNREFUSED, ECONNRESET, EHOSTDOWN and EHOSTUNREACH as below. An atomic
- *	operation that failed may have been done; where the kernel of the node is asked for it, it
- *	may yet be, also after the queue pair was closed, and there are ENXIO (that one's RNIC has
- *	them, but not for ours) and ENOMEM besides.
- * @count: in: how many there is room for, at least 1; out: how many there were.
- * @timeout_ms: in: how long to wait for one, or 0 not to.
+ * struct kite_pop - pops completions of a VQP, in the order of their work requests.
+ * @vqp: in: number of the VQP.
+ * @completions: in: pointer to @count struct kite_cqe. @tag is that of the work request.
+ *	@error is 0; ETIMEDOUT: the node did not respond; EIO: the node or the RNIC rejected the
+ *	operation; EACCES, ENOENT, ERANGE: the remote memory changed while the work request
+ *	waited; ECANCELED: an earlier work request failed; or ECONNREFUSED, ECONNRESET,
+ *	EHOSTDOWN, EHOSTUNREACH as below. A failed atomic operation may have been executed.
+ *	Atomics executed by the kernel of the node may be executed later, also after the VQP was
+ *	closed, and can fail with ENXIO (the RNIC of the node has atomics, but not for this one)
+ *	and ENOMEM.
+ * @count: in: capacity, at least 1; out: number of completions.
+ * @timeout_ms: in: maximum wait for the first completion in milliseconds; 0 does not wait.
  *
- * EBADF, EAGAIN (there is none), EINTR, EINVAL, ETIMEDOUT. When all were taken, and there will be
- * no more: ECONNREFUSED, ECONNRESET (also after a message that failed), EHOSTDOWN, EHOSTUNREACH.
+ * EBADF, EAGAIN (no completion), EINTR, EINVAL, ETIMEDOUT. After the last completion of a closed
+ * VQP: ECONNREFUSED, ECONNRESET (also after a failed message), EHOSTDOWN, EHOSTUNREACH.
  */
 struct kite_pop {
 	__u64 vqp;
@@ -1425,19 +1420,19 @@ struct kite_pop {
 };
 
 /**
- * struct kite_pop_message - takes the first message of a virtual queue pair.
- * @vqp: in: its number.
- * @addr: in: where to.
- * @key: in: of that memory, of this session.
- * @len: in: room there; out: bytes of the message.
+ * struct kite_pop_message - pops the first message of a VQP.
+ * @vqp: in: number of the VQP.
+ * @addr: in: address of the buffer.
+ * @key: in: key of the buffer, registered by this session.
+ * @len: in: bytes of the buffer; out: bytes of the message.
  * @immediate: out: immediate data, if @flags has KITE_WR_WITH_IMM.
- * @flags: out: any of KITE_WR_WITH_IMM, and KITE_RECV_PLACED: the bytes are elsewhere.
- * @timeout_ms: in: how long to wait for one, or 0 not to.
+ * @flags: out: any of KITE_WR_WITH_IMM and KITE_RECV_PLACED (a WRITE placed the bytes).
+ * @timeout_ms: in: maximum wait in milliseconds; 0 does not wait.
  * @reserved: zero.
  *
- * Messages of one sender come in their order, and before it is said that the other end has ended.
- * EAGAIN (there is none), EBADF, ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL
- * (it is to no port), EMSGSIZE (longer than @len: it is still the first), ERANGE, ETIMEDOUT.
+ * Messages of one sender arrive in order, and before the error of a closed VQP. EAGAIN (no
+ * message), EBADF, ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (a VQP without
+ * a port), EMSGSIZE (longer than @len; the message stays queued), ERANGE, ETIMEDOUT.
  */
 struct kite_pop_message {
 	__u64 vqp;
@@ -1450,22 +1445,22 @@ struct kite_pop_message {
 	__u32 reserved;
 };
 
-/* Of the account of a virtual queue pair. */
-#define KITE_VQP_STATE_RC (1 << 0) /* its requests go by a connection */
-#define KITE_VQP_STATE_CLOSED (1 << 1) /* nothing more can be pushed to it */
-#define KITE_VQP_STATE_READABLE (1 << 2) /* a message is there to be received */
+/* State of a VQP. */
+#define KITE_VQP_STATE_RC (1 << 0) /* uses RC */
+#define KITE_VQP_STATE_CLOSED (1 << 1) /* closed: rejects work requests */
+#define KITE_VQP_STATE_READABLE (1 << 2) /* a message is queued */
 
 /**
- * struct kite_vqp_info - a virtual queue pair of a process, and what it has done.
- * @node: out: the other node.
- * @port: out: the port there that it is to, or here that it came to; 0 for none.
- * @uid: out: whose it is.
- * @pid: out: number of the process that made or accepted it.
- * @flags: out: any of KITE_VQP_STATE_RC, KITE_VQP_STATE_CLOSED and KITE_VQP_STATE_READABLE.
- * @pending: out: requests of which nobody knows yet what became of them.
- * @requests: out: requests that were pushed.
- * @bytes: out: bytes of them.
- * @messages: out: messages that were received.
+ * struct kite_vqp_info - a VQP of a process in a listing.
+ * @node: out: other node.
+ * @port: out: port that the VQP is connected to, or was accepted at; 0 for none.
+ * @uid: out: user.
+ * @pid: out: process that created or accepted the VQP.
+ * @flags: out: any of KITE_VQP_STATE_*.
+ * @pending: out: work requests in progress.
+ * @requests: out: work requests pushed.
+ * @bytes: out: bytes of the work requests.
+ * @messages: out: messages received.
  */
 struct kite_vqp_info {
 	__u32 node;
@@ -1480,10 +1475,11 @@ struct kite_vqp_info {
 };
 
 /**
- * struct kite_list_vqps - lists the virtual queue pairs of the caller's user at the session's RNIC, to
- * root those of all.
+ * struct kite_list_vqps - lists the VQPs of the caller's user at the session's RNIC; for root, of
+ * all users.
  * @accounts: in: pointer to an array of struct kite_vqp_info.
- * @count: in: room there; out: those that there are (at most @count were written).
+ * @count: in: capacity of the array; out: number of VQPs (at most the capacity were
+ *	written).
  * @reserved: zero.
  */
 struct kite_list_vqps {

@@ -2,33 +2,33 @@
 
 //! Atomic operations on eight bytes of a region (LITE, section 7.2: `LT_fetch-add`, `LT_test-set`).
 
-/// What to do to a word.
+/// Atomic operation on one 8-byte word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
-    /// Adds, modulo 2⁶⁴.
+    /// Adds `operand` modulo 2⁶⁴.
     FetchAdd {
-        /// What to add.
+        /// The addend.
         operand: u64,
     },
-    /// Replaces the word if it is as expected.
+    /// Replaces the word if it equals `expected`.
     CompareSwap {
-        /// What the word has to be.
+        /// The value to compare with.
         expected: u64,
-        /// What it is to become.
+        /// The new value.
         operand: u64,
     },
-    /// Replaces the word.
+    /// Replaces the word unconditionally.
     Swap {
-        /// What it is to become.
+        /// The new value.
         operand: u64,
     },
 }
 
-/// Bytes of a word, and of what its place in a region is a multiple of.
+/// Size of a word in bytes, and the required alignment of its offset in a region.
 pub const WORD_BYTES: u64 = 8;
 
 impl AtomicOp {
-    /// The word after the operation, if it was `old` before; `None` if it stays.
+    /// Returns the new value of a word whose value was `old`, or `None` if the word stays unchanged.
     #[inline]
     pub const fn apply(self, old: u64) -> Option<u64> {
         match self {

@@ -1,37 +1,37 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How a copy between two places of regions is cut into steps (LITE: `LT_memcpy`, `LT_memmove`).
+//! Splits a copy between two regions, or within one region, into segments (LITE: `LT_memcpy`, `LT_memmove`).
 //!
-//! Each step lies within one chunk of the source and one of the destination, so that it is one node that has
-//! either. Within a region the two may overlap: then the steps come in the order in which none writes what a
-//! later one reads.
+//! Each segment lies within one chunk of the source and one chunk of the destination. Hence each end of a
+//! segment is on a single node. Within one region the source and the destination may overlap. The segments
+//! then come in an order in which no segment overwrites the source of a later one.
 
 use crate::layout::{Layout, OutOfRange};
 
-/// A place in a region.
+/// Byte position in a region.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionPosition {
-    /// How the region is cut.
+    /// Chunk layout of the region.
     pub layout: Layout,
-    /// First byte in it.
+    /// Offset in the region, in bytes.
     pub offset: u64,
 }
 
-/// Part of a copy. It has at least one byte.
+/// Segment of a copy, of at least one byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopySegment {
-    /// First byte, counted from either place.
+    /// Offset from the start of the copy, in bytes; the same for the source and the destination.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// The steps of a copy.
+/// Iterator over the segments of a copy.
 #[derive(Clone, Debug)]
 pub struct CopySegments {
     source: RegionPosition,
     destination: RegionPosition,
-    /// What is left to do.
+    /// Remaining range `start..end`, as offsets from the start of the copy.
     start: u64,
     end: u64,
     backwards: bool,
@@ -39,12 +39,13 @@ pub struct CopySegments {
 }
 
 impl CopySegments {
-    /// Cuts a copy of `len` bytes into steps of at most `most`, which is at least 1. `same` says whether both
-    /// places are in one region.
+    /// Splits a copy of `len` bytes into segments of at most `max_len` bytes. A `max_len` of 0 counts as 1.
+    ///
+    /// `same_region` is `true` if `source` and `destination` are positions in the same region.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] if not all of the bytes are in both regions.
+    /// - [`OutOfRange`]: part of the copy lies outside one of the regions.
     pub fn new(
         source: RegionPosition,
         destination: RegionPosition,
@@ -64,7 +65,8 @@ impl CopySegments {
         })
     }
 
-    /// Bytes from `at` on that are in one chunk of a place, or up to `at`.
+    /// Returns the number of bytes that follow offset `at` within its chunk (if `backwards`: that precede
+    /// `at`).
     fn contiguous_len(&self, place: &RegionPosition, at: u64) -> u64 {
         let mask = (1u64 << place.layout.shift()) - 1;
         let offset = place.offset + at;
@@ -96,7 +98,7 @@ impl Iterator for CopySegments {
             self.start += len;
             self.start - len
         };
-        // No longer than `most`.
+        // `len` is at most `max_len`, which is a `u32`: the cast does not truncate.
         Some(CopySegment {
             offset: at,
             len: len as u32,
@@ -114,7 +116,7 @@ mod tests {
         RegionPosition { layout, offset }
     }
 
-    /// Whether a step lies in one chunk.
+    /// Returns `true` if a segment lies in one chunk.
     fn is_within_chunk(place: &RegionPosition, step: CopySegment) -> bool {
         let pieces = place
             .layout
@@ -168,7 +170,7 @@ mod tests {
             prop_assert!(copied.iter().all(|count| *count == 1));
         }
 
-        /// Step by step, each of which reads before it writes, the result is that of copying at once.
+        /// Segment-wise copying, with a read before each write, has the same result as `copy_within`.
         #[test]
         fn overlapping_copy_equals_copy_within(
             shift in 12u8..14, from in 0usize..6_000, to in 0usize..6_000, len in 0usize..20_000,

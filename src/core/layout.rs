@@ -1,38 +1,38 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How a memory region is cut into chunks, and how these are spread over nodes.
+//! Chunk layout of a memory region, and its striping over nodes.
 //!
-//! A region is of any size and consists of physically contiguous chunks that may lie on several nodes
-//! (LITE, section 4). All chunks have the same power of two of bytes, but the last may be shorter, so
-//! that an address is found with a shift and a mask. Chunks go round robin over the nodes.
+//! A region has any size and consists of physically contiguous chunks, possibly on several nodes (LITE,
+//! section 4). All chunks but the last have the same size, a power of two; the last may be shorter. Hence a
+//! shift and a mask convert a region offset to a chunk and an offset in the chunk. Chunks are assigned to the nodes round robin.
 
 use core::iter::FusedIterator;
 
-/// Binary logarithm of the size of a page, and of the smallest chunk.
+/// Binary logarithm of the page size, and of the smallest chunk size.
 pub const PAGE_SHIFT: u8 = 12;
 
-/// Binary logarithm of the size of the largest chunk: what the page allocator gives in one piece.
+/// Binary logarithm of the largest chunk size: the largest contiguous block of the page allocator.
 pub const MAX_CHUNK_SHIFT: u8 = 22;
 
-/// A region of at least one byte, in chunks.
+/// Chunk layout of a region of at least one byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Less than 2⁵⁴, since the count of chunks fits 32 bits: sums of two do not overflow.
+    /// Length in bytes. Less than 2⁵⁴, since the chunk count fits in 32 bits: a sum of two does not overflow.
     len: u64,
     chunk_count: u32,
     shift: u8,
 }
 
-/// An offset and a length reach outside the region: `ERANGE`.
+/// Error for an offset and a length that reach outside the region: `ERANGE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfRange;
 
 #[allow(clippy::len_without_is_empty, reason = "a region is never empty")]
 impl Layout {
-    /// Cuts `len` bytes into chunks of `1 << shift` bytes.
+    /// Returns the layout of `len` bytes in chunks of `1 << shift` bytes.
     ///
-    /// `None` if `len` is 0, if `shift` is not in [`PAGE_SHIFT`] … [`MAX_CHUNK_SHIFT`], or if there
-    /// would be more chunks than a `u32` counts.
+    /// Returns `None` if `len` is 0, if `shift` is not in [`PAGE_SHIFT`] … [`MAX_CHUNK_SHIFT`], or if the
+    /// chunk count does not fit in a `u32`.
     pub fn new(len: u64, shift: u8) -> Option<Self> {
         if len == 0 || !is_valid_chunk_shift(shift) {
             return None;
@@ -45,48 +45,50 @@ impl Layout {
         })
     }
 
-    /// Bytes of the region, at least 1.
+    /// Returns the size of the region in bytes, at least 1.
     #[inline]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Binary logarithm of the size of a chunk.
+    /// Returns the binary logarithm of the chunk size.
     #[inline]
     pub fn shift(&self) -> u8 {
         self.shift
     }
 
-    /// Pages of all chunks together. Only the last chunk can end within a page.
+    /// Returns the total number of pages of all chunks. Only the last chunk can end within a page.
     #[inline]
     pub fn page_count(&self) -> u64 {
         self.len.div_ceil(1 << PAGE_SHIFT)
     }
 
-    /// Number of chunks, at least 1.
+    /// Returns the number of chunks, at least 1.
     #[inline]
     pub fn chunk_count(&self) -> u32 {
         self.chunk_count
     }
 
-    /// Bytes of chunk `i`: all the same but for the last. 0 if there is no such chunk.
+    /// Returns the length of chunk `i` in bytes. Only the last chunk may be shorter. 0 if there is no chunk
+    /// `i`.
     #[inline]
     pub fn chunk_len(&self, i: u32) -> u32 {
         let remaining = self.len.saturating_sub(u64::from(i) << self.shift);
         remaining.min(1 << self.shift) as u32
     }
 
-    /// Pages that chunk `i` takes. 0 if there is no such chunk.
+    /// Returns the number of pages of chunk `i`. 0 if there is no chunk `i`.
     #[inline]
     pub fn chunk_pages(&self, i: u32) -> u32 {
         self.chunk_len(i).div_ceil(1 << PAGE_SHIFT)
     }
 
-    /// Splits `len` bytes from `offset` on at the borders of chunks. There is no piece if `len` is 0.
+    /// Splits the range of `len` bytes at `offset` at chunk boundaries. There are no pieces if `len` is 0.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] if not all of them are in the region. `offset` may be its end if `len` is 0.
+    /// - [`OutOfRange`]: part of the range lies outside the region. With `len` 0, `offset` may equal the
+    ///   length of the region.
     #[inline]
     pub fn pieces(&self, offset: u64, len: u64) -> Result<Pieces, OutOfRange> {
         match offset.checked_add(len) {
@@ -101,20 +103,20 @@ impl Layout {
     }
 }
 
-/// A part of a transfer that lies in one chunk. It has at least one byte.
+/// Part of a transfer that lies in one chunk, of at least one byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Number of the chunk.
+    /// Index of the chunk.
     pub chunk: u32,
-    /// First byte in the chunk.
+    /// Offset in the chunk, in bytes.
     pub offset: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// First byte in the buffer of the caller.
+    /// Offset in the caller's buffer, in bytes.
     pub buffer_offset: u64,
 }
 
-/// The pieces of a transfer, in ascending order. Made by [`Layout::pieces`].
+/// Iterator over the pieces of a transfer, in ascending order. Created by [`Layout::pieces`].
 #[derive(Clone, Debug)]
 pub struct Pieces {
     offset: u64,
@@ -149,34 +151,37 @@ impl Iterator for Pieces {
 
 impl FusedIterator for Pieces {}
 
-/// The size of chunks to try first for a region of `len` bytes, as a binary logarithm: the smallest
-/// of which one chunk holds all, within [`PAGE_SHIFT`] … [`MAX_CHUNK_SHIFT`].
+/// Returns the chunk shift to try first for a region of `len` bytes.
+///
+/// Returns the smallest shift for which one chunk holds the region, clamped to [`PAGE_SHIFT`] …
+/// [`MAX_CHUNK_SHIFT`].
 pub fn initial_shift(len: u64) -> u8 {
     let bits = u64::BITS - len.saturating_sub(1).leading_zeros();
     (bits as u8).clamp(PAGE_SHIFT, MAX_CHUNK_SHIFT)
 }
 
-/// The place of `chunk` in a list of `nodes` nodes: round robin, in the order of the list.
+/// Returns the index of the node that holds `chunk`, in a list of `nodes` nodes: round robin in list order.
 ///
-/// Its number among the chunks of that node is `chunk / nodes`. 0 if `nodes` is 0.
+/// The index of the chunk among the chunks of the same node is `chunk / nodes`. Returns 0 if `nodes` is 0.
 #[inline]
 pub fn stripe_index(chunk: u32, nodes: usize) -> usize {
     (chunk as usize).checked_rem(nodes).unwrap_or(0)
 }
 
-/// What one node holds of a region.
+/// Chunks of a striped region on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StripeShare {
     /// Number of chunks.
     pub chunk_count: u32,
-    /// Bytes of the last of them; the others are full. 0 if there is none.
+    /// Length of the last chunk in bytes; all earlier chunks are full. 0 if there are no chunks.
     pub last_chunk_len: u32,
 }
 
 impl StripeShare {
-    /// The share by itself, as its node lends it, in chunks of `1 << shift` bytes.
+    /// Returns the layout of the share on its own, as lent by its node, in chunks of `1 << shift` bytes.
     ///
-    /// `None` if there is no chunk, if `tail` is no length of a chunk, or as [`Layout::new`].
+    /// Returns `None` if the share has no chunks, if `last_chunk_len` is not a valid chunk length, or if
+    /// [`Layout::new`] rejects the result.
     pub fn layout(&self, shift: u8) -> Option<Layout> {
         let full = u64::from(self.chunk_count.checked_sub(1)?);
         if !is_valid_chunk_shift(shift)
@@ -189,8 +194,10 @@ impl StripeShare {
     }
 }
 
-/// What falls on place `k` when `layout` is spread over `n` nodes by [`stripe_index`]. Nothing if `k` is
-/// not below `n`.
+/// Returns the share of node `node_index` when `layout` is striped over `node_count` nodes by
+/// [`stripe_index`].
+///
+/// The share is empty if `node_index` is not below `node_count`.
 pub fn stripe_share(layout: &Layout, node_index: usize, node_count: usize) -> StripeShare {
     const EMPTY: StripeShare = StripeShare {
         chunk_count: 0,

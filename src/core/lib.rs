@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The logic of kite without I/O: names and rights, how a region is cut into chunks and spread over
-//! nodes, who keeps a name, whose turn it is with a lock, and the formats that the kernels of a cluster
-//! speak.
+//! The logic of kite without I/O: the protocol state machines, policies, and wire formats.
 //!
-//! The kernel module and the tests on the host are built from the same source. It uses `core` alone,
-//! allocates nothing, and does not panic or overflow on any input, since most of it comes from
+//! The crate covers region names and rights, the striping of a region over nodes, and the ownership of names.
+//! The remaining modules are lock queues, rings, connections, and the message formats between kernels.
+//!
+//! The kernel module and the host tests compile the same source. The crate depends on `core` only and does
+//! not allocate. No input may cause a panic or an overflow, since most input comes from user space or the
+//! fabric.
+//!
+//! # Locking
+//!
+//! The crate has no locks and no atomics. A method with `&mut self` relies on the lock of the caller. No
+//! function sleeps.
 //! user space or from the fabric.
 #![forbid(unsafe_code)]
 

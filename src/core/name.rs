@@ -2,26 +2,31 @@
 
 //! Names of memory regions.
 //!
-//! The user chooses them and they are unique in the cluster (LITE, section 4: a region is opened by
-//! its name). A value of [`Name`] is always well formed, so nothing behind the borders checks it.
+//! Users choose the names. A name is unique in the cluster (LITE, section 4: a region is opened by name). A
+//! value of [`Name`] is always valid, so only the code at the ABI and wire boundaries validates names.
 
 use core::fmt::{self, Write};
 
-/// Bytes of a name field with its terminating zero: `KITE_NAME_SIZE` of the ABI.
+/// Size of a name field in bytes, including the terminating NUL: `KITE_NAME_SIZE` of the ABI.
 pub const NAME_SIZE: usize = 64;
 
-/// A name of 1 … 63 bytes, none of them zero. They need not be UTF-8.
+/// Region name of 1 … 63 nonzero bytes, not necessarily UTF-8.
 ///
-/// The order is that of the bytes.
+/// Names are ordered by their bytes.
+///
+/// # Invariants
+///
+/// The array holds the name, at least one nonzero byte, followed by zeros only. The last byte is zero.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name([u8; NAME_SIZE]);
 
-/// A name field has no terminating zero: `ENAMETOOLONG`.
+/// Error for a name field without a terminating NUL: `ENAMETOOLONG`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unterminated;
 
 impl Name {
-    /// Makes a name of `bytes`, which have no terminator. `None` unless they are 1 … 63 and not zero.
+    /// Creates a name from `bytes` without terminator. Returns `None` unless `bytes` has 1 … 63 bytes, none
+    /// zero.
     pub fn new(bytes: &[u8]) -> Option<Self> {
         if bytes.is_empty() || bytes.len() >= NAME_SIZE || bytes.contains(&0) {
             return None;
@@ -31,12 +36,13 @@ impl Name {
         Some(Self(field))
     }
 
-    /// Takes the name out of a field of the ABI: what is before the first zero. What is after it does
-    /// not matter. `Ok(None)` for the empty name of an anonymous region.
+    /// Parses a name field of the ABI: the bytes before the first NUL. Bytes after the first NUL are ignored.
+    ///
+    /// Returns `Ok(None)` for the empty name of an anonymous region.
     ///
     /// # Errors
     ///
-    /// [`Unterminated`] if there is no zero.
+    /// - [`Unterminated`]: the field contains no NUL.
     pub fn from_field(field: &[u8; NAME_SIZE]) -> Result<Option<Self>, Unterminated> {
         if !field.contains(&0) {
             return Err(Unterminated);
@@ -44,20 +50,22 @@ impl Name {
         Ok(Self::new(until_nul(field)))
     }
 
-    /// The bytes of the name, without a terminator.
+    /// Returns the bytes of the name, without terminator.
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         until_nul(&self.0)
     }
 
-    /// The name as a field of the ABI or of a message: filled up with zeros, the last byte is zero.
+    /// Returns the name as a field of the ABI or of a message, padded with zeros. The last byte is zero.
     #[inline]
     pub fn as_field(&self) -> &[u8; NAME_SIZE] {
         &self.0
     }
 
-    /// A hash that is the same on every node: FNV-1a of the bytes, then a finalizer since FNV leaves
-    /// the high bits of short names alike.
+    /// Returns a hash that is the same on every node.
+    ///
+    /// The hash is FNV-1a of the bytes, followed by a finalizer: FNV-1a barely varies the high bits of short
+    /// names.
     pub fn hash(&self) -> u64 {
         const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
         const PRIME: u64 = 0x0100_0000_01b3;
@@ -67,7 +75,7 @@ impl Name {
 }
 
 impl fmt::Debug for Name {
-    /// Prints the text in quotes, escaped, with U+FFFD where it is not UTF-8.
+    /// Prints the name quoted and escaped, with U+FFFD in place of invalid UTF-8.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_char('"')?;
         for chunk in self.as_bytes().utf8_chunks() {
@@ -85,7 +93,7 @@ fn until_nul(field: &[u8]) -> &[u8] {
     field.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// Spreads the entropy of `x` over all bits; a bijection (the finalizer of MurmurHash3).
+/// Spreads the entropy of `x` over all bits. The function is a bijection (the finalizer of MurmurHash3).
 pub(crate) fn fmix64(mut x: u64) -> u64 {
     x ^= x >> 33;
     x = x.wrapping_mul(0xff51_afd7_ed55_8ccd);
@@ -133,7 +141,7 @@ mod tests {
 
     #[test]
     fn name_hash_never_changes() {
-        // Nodes of different builds must agree on it: mix(FNV-1a("a") = 0xaf63dc4c8601ec8c).
+        // Nodes of different builds must agree on the hash: fmix64(FNV-1a("a") = 0xaf63dc4c8601ec8c).
         assert_eq!(
             Name::new(b"a").unwrap().hash(),
             fmix64(0xaf63_dc4c_8601_ec8c)

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which node keeps a name.
+//! Owner of a region name: the node that maps the name to its region.
 //!
-//! Every node of a view works it out by itself, with rendezvous (highest random weight) hashing: there
-//! is no central directory to ask or to lose, as there is in LITE (section 4), and when a node joins or
-//! leaves, only the names that it keeps move.
+//! Every node of a view computes the owner locally, by rendezvous (highest random weight) hashing. LITE
+//! (section 4) uses a central directory, which costs a message and is a single point of failure. When a node
+//! joins or leaves, only the names of that node move.
 
 use crate::name::{fmix64, Name};
 
-/// The one of `nodes` that keeps `name`: says who owns the region of that name. `None` if there are
-/// no nodes.
+/// Returns the node of `nodes` that owns `name` and stores the region of that name. `None` if `nodes` is
+/// empty.
 ///
-/// It depends on the name and the set of nodes alone, not on their order. All nodes of a view must
-/// agree on it, so the way it is worked out is part of the protocol.
+/// The result depends only on the name and the set of nodes, not on their order. All nodes of a view must
+/// agree on the owner, so the computation is part of the protocol.
 pub fn name_owner(name: &Name, nodes: impl Iterator<Item = u32>) -> Option<u32> {
     let hash = name.hash();
     nodes.max_by_key(|node| (fmix64(hash ^ fmix64(u64::from(*node))), *node))
@@ -48,7 +48,7 @@ mod tests {
         for name in names(10_000) {
             load[name_owner(&name, 0..10).unwrap() as usize] += 1;
         }
-        // The deviation of a fair draw is 30.
+        // The standard deviation of a uniform random distribution is 30.
         assert!(load.iter().all(|n| (850..1150).contains(n)), "{load:?}");
     }
 
@@ -83,7 +83,7 @@ mod tests {
                 prop_assert!(new == old || new == newcomer);
                 moved += usize::from(new != old);
             }
-            // Six deviations of a fair draw.
+            // Six standard deviations of a uniform random distribution.
             let mean = NAMES as f64 / after.len() as f64;
             prop_assert!((moved as f64 - mean).abs() < 6.0 * mean.sqrt(), "{} {}", moved, mean);
         }

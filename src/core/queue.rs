@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The two ends of a queue in memory that a process shares with the kernel, as the kernel counts.
+//! Kernel-side indices of an I/O queue: a ring in memory that a process shares with the kernel.
 //!
-//! A queue of a power of two entries has a head, up to which entries were taken, and a tail, up to which they
-//! were added; both wrap around at 2³². The kernel counts its end itself and only tells of it. The other end
-//! is what the process says, which may be anything: then what is taken is nonsense, but never more than the
-//! queue has, and the kernel's own end stays right.
+//! # Operation
+//!
+//! A queue has a power of two of entries. The head counts consumed entries and the tail counts added entries.
+//! Both wrap around at 2³². The kernel keeps its own index privately and only publishes copies.
+//!
+//! # Recovery
+//!
+//! The process publishes the other index, which may have any value. An invalid index makes the kernel consume
+//! garbage entries, but never more entries than the queue has. The kernel's own index stays correct.
 
-/// Whether a queue may have that many entries.
+/// Returns `true` if a queue may have `entries` entries: a power of two, at most `max`.
 #[must_use]
 pub const fn is_valid_size(entries: u32, max: u32) -> bool {
     entries.is_power_of_two() && entries <= max
 }
 
-/// The kernel takes entries.
+/// Kernel side of a queue whose entries the kernel consumes.
 #[derive(Clone, Copy, Debug)]
 pub struct IoQueueConsumer {
     entries: u32,
@@ -21,13 +26,13 @@ pub struct IoQueueConsumer {
 }
 
 impl IoQueueConsumer {
-    /// The end of an empty queue, whose number of entries [`is_valid_size`].
+    /// Creates the consumer of an empty queue. [`is_valid_size`] must hold for `entries`.
     #[must_use]
     pub const fn new(entries: u32) -> Self {
         Self { entries, head: 0 }
     }
 
-    /// How many entries there are to take, if the process says that its tail is `tail`.
+    /// Returns the number of entries to consume, given the `tail` that the process published.
     #[must_use]
     pub const fn available(&self, tail: u32) -> u32 {
         let published = tail.wrapping_sub(self.head);
@@ -38,20 +43,20 @@ impl IoQueueConsumer {
         }
     }
 
-    /// Which entry is the next.
+    /// Returns the index of the next entry to consume.
     #[must_use]
     pub const fn next_index(&self) -> u32 {
         self.head & self.entries.wrapping_sub(1)
     }
 
-    /// Takes that entry. Returns the new head.
+    /// Consumes the entry at [`Self::next_index`]. Returns the new head.
     pub const fn advance(&mut self) -> u32 {
         self.head = self.head.wrapping_add(1);
         self.head
     }
 }
 
-/// The kernel adds entries.
+/// Kernel side of a queue to which the kernel adds entries.
 #[derive(Clone, Copy, Debug)]
 pub struct IoQueueProducer {
     entries: u32,
@@ -59,13 +64,13 @@ pub struct IoQueueProducer {
 }
 
 impl IoQueueProducer {
-    /// The end of an empty queue, whose number of entries [`is_valid_size`].
+    /// Creates the producer of an empty queue. [`is_valid_size`] must hold for `entries`.
     #[must_use]
     pub const fn new(entries: u32) -> Self {
         Self { entries, tail: 0 }
     }
 
-    /// How many entries are not taken yet, if the process says that its head is `head`.
+    /// Returns the number of entries not yet consumed, given the `head` that the process published.
     #[must_use]
     pub const fn unconsumed(&self, head: u32) -> u32 {
         let unconsumed = self.tail.wrapping_sub(head);
@@ -76,13 +81,13 @@ impl IoQueueProducer {
         }
     }
 
-    /// Which entry is the next.
+    /// Returns the index of the next entry to add.
     #[must_use]
     pub const fn next_index(&self) -> u32 {
         self.tail & self.entries.wrapping_sub(1)
     }
 
-    /// Adds that entry. Returns the new tail.
+    /// Adds the entry at [`Self::next_index`]. Returns the new tail.
     pub const fn advance(&mut self) -> u32 {
         self.tail = self.tail.wrapping_add(1);
         self.tail
@@ -109,13 +114,13 @@ mod tests {
         assert_eq!(consumer.available(u32::MAX), 8);
         let producer = IoQueueProducer::new(8);
         assert_eq!(producer.unconsumed(0), 0);
-        // A head before the tail: that many, and more than fit, are to be taken.
+        // A head one before the tail leaves one entry. An invalid head beyond the tail counts as a full queue.
         assert_eq!(producer.unconsumed(u32::MAX), 1);
         assert_eq!(producer.unconsumed(1), 8);
     }
 
     proptest! {
-        /// What an honest process adds comes out in order, also where the counts wrap around.
+        /// Entries of a correct process are consumed in order, including across index wraparound.
         #[test]
         fn entries_are_consumed_in_order_across_wraparound(
             start in prop_oneof![Just(0u32), Just(u32::MAX - 3), any::<u32>()],
@@ -142,7 +147,7 @@ mod tests {
             }
         }
 
-        /// Whatever a process says, no index is beyond the queue and no number more than it has.
+        /// For any published index, no entry index and no count exceeds the queue size.
         #[test]
         fn arbitrary_peer_index_stays_within_the_queue(peer_indices in prop::collection::vec(any::<u32>(), 1..100)) {
             let (mut consumer, mut producer) = (IoQueueConsumer::new(16), IoQueueProducer::new(16));

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Rights to a memory region.
+//! Access rights to a memory region.
 //!
-//! A handle is a capability: it carries the rights it was mapped with (LITE, section 4: read, write
-//! and master). This says what the rights are and who gets them.
+//! A handle is a capability: it carries the rights that it was mapped with (LITE, section 4: read, write and
+//! master). This module defines the rights and computes the rights of a user.
 
 use core::ops::{BitAnd, BitOr};
 
-/// A set of rights, with the bits of the ABI (`KITE_READ`, `KITE_WRITE`, `KITE_MASTER`).
+/// Set of rights, with the bits of the ABI (`KITE_READ`, `KITE_WRITE`, `KITE_MASTER`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights(u32);
 
 impl Rights {
-    /// No right at all.
+    /// The empty set.
     pub const NONE: Self = Self(0);
-    /// To read the memory.
+    /// Read the memory.
     pub const READ: Self = Self(1);
-    /// To write the memory.
+    /// Write the memory.
     pub const WRITE: Self = Self(2);
-    /// To free the region, and to grant rights to it.
+    /// Free the region, and grant rights to other users.
     pub const MASTER: Self = Self(4);
-    /// All of them.
+    /// All rights.
     pub const ALL: Self = Self(7);
 
-    /// Takes the bits of the ABI or of a message. `None` if one of them is not defined.
+    /// Creates a set from the bits of the ABI or of a message. Returns `None` if an undefined bit is set.
     #[inline]
     pub const fn from_bits(bits: u32) -> Option<Self> {
         if bits & !Self::ALL.0 == 0 {
@@ -33,19 +33,19 @@ impl Rights {
         }
     }
 
-    /// The bits of the ABI.
+    /// Returns the bits of the ABI.
     #[inline]
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// Whether all of `rights` are among these. Always true of [`Rights::NONE`].
+    /// Returns `true` if all of `rights` are in the set. Always `true` for [`Rights::NONE`].
     #[inline]
     pub const fn contains(self, rights: Self) -> bool {
         self.0 & rights.0 == rights.0
     }
 
-    /// Whether there is none.
+    /// Returns `true` if the set is empty.
     #[inline]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
@@ -70,11 +70,12 @@ impl BitAnd for Rights {
     }
 }
 
-/// The rights that user `uid` has to a region of user `owner_uid` which gives `own` to that very user, if
-/// anything, and `others` to the rest.
+/// Returns the rights of user `uid` to a region of user `owner_uid`.
 ///
-/// The owner and root have all of them. Users are the numeric ones of the initial user namespace and
-/// mean the same on every node of the cluster.
+/// `user_rights` are the rights granted to `uid` specifically, if any. They replace `other_rights`, which all
+/// other users have. The owner and root have all rights.
+///
+/// User ids are those of the initial user namespace and mean the same user on every node of the cluster.
 #[inline]
 pub const fn effective_rights(
     owner_uid: u32,

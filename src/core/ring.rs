@@ -1,33 +1,44 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A ring in the memory of one node that another node writes messages to (LITE, section 5.1: the LMR of an
-//! RPC function).
+//! Message ring in the memory of one node, to which another node writes (LITE, section 5.1: the LMR of an RPC
+//! function).
 //!
-//! The writer owns the [`RingProducer`] and gives each message a [`RingSlot`]; the reader owns the [`RingConsumer`] and frees
-//! places in any order. The writer may write a message again, at its place, until it knows that it came.
-//! Before, the place is given to no other, also if the reader has freed it: so a copy that comes late harms
-//! nothing, and the reader tells it by its position, which no other message ever has.
+//! # Operation
 //!
-//! The first unit of the memory is no part of the ring: in it the reader of the ring in the *other*
-//! direction tells how far it has come.
+//! The writer owns the [`RingProducer`] and reserves a [`RingSlot`] for each message. The reader owns the
+//! [`RingConsumer`] and frees slots in any order. The head is the position up to which all units are free.
+//! The reader publishes its head to the writer as credit.
+//!
+//! The first unit of the memory is not part of the ring. In this unit the reader of the ring in the
+//! *opposite* direction publishes its head.
+//!
+//! # Recovery
+//!
+//! The writer may write a message repeatedly to its slot, until the writer has confirmation that the message
+//! arrived. Until then no other message uses the slot, even if the reader has freed the slot. Hence a late
+//! copy overwrites no other message. The reader detects a copy by its position, which is unique over the
+//! lifetime of the ring.
 
 use core::ops::DerefMut;
 
-/// Bytes of a unit, in which places are counted: a cache line.
+/// Size of a unit in bytes: one cache line. Slots are allocated in units.
 pub const UNIT_BYTES: usize = 64;
 
-/// Bytes that the memory of a ring has at least: enough to tell of what was freed a quarter at a time while
-/// two of the longest messages still fit.
+/// Minimum size of the memory of a ring in bytes.
+///
+/// The reader publishes its head only after it has freed a quarter of the ring. In a ring of this size, two
+/// of the longest messages still fit beside the freed units that are not yet published.
 pub const MIN_RING_BYTES: u64 = 32 << 10;
 
-/// Bytes that it has at most: an immediate has 16 bits to say which unit.
+/// Maximum size of the memory of a ring in bytes: an immediate has 16 bits for the unit index.
 pub const MAX_RING_BYTES: u64 = 4 << 20;
 
-/// Bytes of the longest message: what has 4 KiB of data is one.
+/// Maximum length of a message in bytes. A message with 4 KiB of data fits.
 pub const MAX_MESSAGE_BYTES: usize = 8192;
 
-/// Units of the ring in memory of `size` bytes; `None` unless a power of two from [`MIN_RING_BYTES`] to
-/// [`MAX_RING_BYTES`].
+/// Returns the capacity in units of a ring in memory of `size` bytes.
+///
+/// Returns `None` unless `size` is a power of two from [`MIN_RING_BYTES`] to [`MAX_RING_BYTES`].
 #[must_use]
 pub const fn capacity_units(size: u64) -> Option<u32> {
     if size.is_power_of_two() && size >= MIN_RING_BYTES && size <= MAX_RING_BYTES {
@@ -37,31 +48,32 @@ pub const fn capacity_units(size: u64) -> Option<u32> {
     }
 }
 
-/// Units that `bytes` take.
+/// Returns the number of units that `bytes` bytes occupy.
 const fn units_for(bytes: usize) -> u32 {
     bytes.div_ceil(UNIT_BYTES) as u32
 }
 
-/// Where a message is.
+/// Reserved range of units for one message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(test, derive(Hash))]
 pub struct RingSlot {
-    /// Position of its first unit: units written to the ring before it, ever.
+    /// Position of the first unit: the number of units of the ring ever used before it.
     pub position: u64,
-    /// Units before it that were skipped, as it did not fit there, and that are freed with it.
+    /// Units skipped before the message, which did not fit before the end of the ring. Freed with the
+    /// message.
     pub skipped_units: u32,
-    /// Units of the message.
+    /// Length of the message in units.
     pub units: u32,
 }
 
 impl RingSlot {
-    /// Bytes from the begin of the memory of a ring of this capacity.
+    /// Returns the byte offset of the message in the memory of a ring of `capacity` units.
     #[must_use]
     pub const fn offset(&self, capacity: u32) -> u64 {
         self.unit_index(capacity) as u64 * UNIT_BYTES as u64
     }
 
-    /// Units from the begin of the memory: 1 … `capacity`.
+    /// Returns the unit index of the message in the memory of the ring: 1 … `capacity`.
     #[must_use]
     pub const fn unit_index(&self, capacity: u32) -> u32 {
         match self.position.checked_rem(capacity as u64) {
@@ -78,7 +90,7 @@ impl RingSlot {
         self.position.wrapping_add(self.units.into())
     }
 
-    /// Whether it is a place that a [`Tail`] gives, in a ring of this capacity.
+    /// Returns `true` if [`RingProducer::reserve`] can return the slot for a ring of `capacity` units.
     fn is_valid(&self, capacity: u32) -> bool {
         let in_order =
             self.start_position() <= self.position && self.position < self.end_position();
@@ -88,37 +100,38 @@ impl RingSlot {
     }
 }
 
-/// Of a unit, at either end: nothing is known.
+/// Unit state at both ends: no message is in flight, received or freed at the unit.
 const EMPTY: u8 = 0;
-/// To the writer: the first of a message that may still be written.
+/// Unit state at the writer: first unit of a message that may still be written.
 const IN_FLIGHT: u8 = 1;
-/// To the reader: the first of a message that has come and is not freed.
+/// Unit state at the reader: first unit of a message that has arrived and is not freed.
 const RECEIVED: u8 = 1;
-/// To the reader: freed, while something before it is not.
+/// Unit state at the reader: freed, but an earlier unit is not.
 const FREED: u8 = 2;
 
-/// The state of the unit at a position.
+/// Returns the state of the unit at `position`.
 fn unit_state(states: &mut [u8], position: u64) -> Option<&mut u8> {
     let index = position.checked_rem(states.len() as u64)?;
     states.get_mut(index as usize)
 }
 
-/// The writer's end.
+/// Writer's end of a ring.
 #[derive(Clone, Debug)]
 #[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub struct RingProducer<S> {
-    /// A byte for each unit.
+    /// State of each unit: [`EMPTY`] or [`IN_FLIGHT`].
     unit_states: S,
     /// Position of the next message.
     tail: u64,
-    /// What the reader said last.
+    /// Latest head published by the reader.
     consumer_head: u64,
-    /// Position of the first unit that must not be used again. Not beyond `head`.
+    /// Position of the first unit that must not be reused. At most `consumer_head`.
     reuse_limit: u64,
 }
 
 impl<S: DerefMut<Target = [u8]>> RingProducer<S> {
-    /// The end of an empty ring; `states` has a zero for each unit of its capacity.
+    /// Creates the writer's end of an empty ring. `states` must hold one zero byte for each unit of the
+    /// capacity.
     #[must_use]
     pub fn new(states: S) -> Self {
         Self {
@@ -129,8 +142,9 @@ impl<S: DerefMut<Target = [u8]>> RingProducer<S> {
         }
     }
 
-    /// A place for a message of that many bytes, at least 1; `None` while there is none. It may be written
-    /// until [`Self::complete`].
+    /// Reserves a slot for a message of `bytes` bytes, at least 1. Returns `None` if no slot is free.
+    ///
+    /// The caller may write to the slot until [`Self::complete`].
     #[must_use]
     pub fn reserve(&mut self, bytes: usize) -> Option<RingSlot> {
         let (units, capacity) = (units_for(bytes), self.unit_states.len() as u32);
@@ -153,7 +167,9 @@ impl<S: DerefMut<Target = [u8]>> RingProducer<S> {
         Some(slot)
     }
 
-    /// Nothing is written to a place any more, not even late. Returns whether there may be more room.
+    /// Marks a slot as final: no write to the slot can execute any more, not even a late one.
+    ///
+    /// Returns `true` if units became reusable.
     pub fn complete(&mut self, slot: &RingSlot) -> bool {
         if let Some(state) = unit_state(&mut self.unit_states, slot.position) {
             *state = EMPTY;
@@ -161,7 +177,9 @@ impl<S: DerefMut<Target = [u8]>> RingProducer<S> {
         self.advance_reuse_limit()
     }
 
-    /// The reader has come as far as `head`. Returns whether there may be more room.
+    /// Processes a head published by the reader. A head that is not newer, or beyond the tail, is ignored.
+    ///
+    /// Returns `true` if units became reusable.
     pub fn on_credit(&mut self, head: u64) -> bool {
         if self.consumer_head < head && head <= self.tail {
             self.consumer_head = head;
@@ -169,7 +187,9 @@ impl<S: DerefMut<Target = [u8]>> RingProducer<S> {
         self.advance_reuse_limit()
     }
 
-    /// A place that its reader has freed may still be written to by a copy of what it held.
+    /// Advances the reuse limit to the reader's head, but not past a slot in flight.
+    ///
+    /// A copy of the message may still be written to a slot in flight, even if the reader has freed the slot.
     fn advance_reuse_limit(&mut self) -> bool {
         let before = self.reuse_limit;
         while self.reuse_limit < self.consumer_head {
@@ -182,20 +202,21 @@ impl<S: DerefMut<Target = [u8]>> RingProducer<S> {
     }
 }
 
-/// The reader's end.
+/// Reader's end of a ring.
 #[derive(Clone, Debug)]
 #[cfg_attr(test, derive(PartialEq, Eq, Hash))]
 pub struct RingConsumer<S> {
-    /// A byte for each unit.
+    /// State of each unit: [`EMPTY`], [`RECEIVED`] or [`FREED`].
     unit_states: S,
     /// Position of the first unit that is not free.
     head: u64,
-    /// What the writer was told last.
+    /// Head last published to the writer.
     published_head: u64,
 }
 
 impl<S: DerefMut<Target = [u8]>> RingConsumer<S> {
-    /// The end of an empty ring; `states` has a zero for each unit of its capacity.
+    /// Creates the reader's end of an empty ring. `states` must hold one zero byte for each unit of the
+    /// capacity.
     #[must_use]
     pub fn new(states: S) -> Self {
         Self {
@@ -209,7 +230,7 @@ impl<S: DerefMut<Target = [u8]>> RingConsumer<S> {
         self.unit_states.len() as u32
     }
 
-    /// Whether a place may hold a message, or a copy of one, that is not freed with all before it.
+    /// Returns `true` if the slot is valid, not behind the head, and within one capacity of the head.
     fn is_in_window(&self, slot: &RingSlot) -> bool {
         let capacity = self.capacity();
         capacity != 0
@@ -218,7 +239,8 @@ impl<S: DerefMut<Target = [u8]>> RingConsumer<S> {
             && slot.end_position() - self.head <= capacity.into()
     }
 
-    /// A message has come. Returns whether it is the first time.
+    /// Records the arrival of a message. Returns `true` for the first arrival, `false` for a copy or an
+    /// invalid slot.
     #[must_use]
     pub fn receive(&mut self, slot: &RingSlot) -> bool {
         let is_in_window = self.is_in_window(slot);
@@ -231,7 +253,7 @@ impl<S: DerefMut<Target = [u8]>> RingConsumer<S> {
         }
     }
 
-    /// Frees the place of a message that has come; anything else has no effect.
+    /// Frees the slot of a received message. Any other slot has no effect.
     pub fn free(&mut self, slot: &RingSlot) {
         let is_received =
             unit_state(&mut self.unit_states, slot.position).map(|state| *state) == Some(RECEIVED);
@@ -251,13 +273,14 @@ impl<S: DerefMut<Target = [u8]>> RingConsumer<S> {
         }
     }
 
-    /// Whether so much was freed since the writer was told that it may be waiting to hear of it.
+    /// Returns `true` if a quarter of the ring was freed since the last published head: the writer may lack
+    /// credits.
     #[must_use]
     pub fn should_publish_head(&self) -> bool {
         self.head - self.published_head >= u64::from(self.capacity() / 4)
     }
 
-    /// What to tell the writer, who is told now.
+    /// Returns the head to publish now, and records the head as published.
     #[must_use]
     pub fn publish_head(&mut self) -> u64 {
         self.published_head = self.head;
@@ -265,17 +288,17 @@ impl<S: DerefMut<Target = [u8]>> RingConsumer<S> {
     }
 }
 
-/// Units that wait for somebody, in the order in which they came.
+/// Bounded FIFO of unit indices, in the order of arrival.
 #[derive(Clone, Debug)]
 pub struct UnitFifo<S> {
-    /// Room for as many as there may be.
+    /// Storage; its length is the maximum number of entries.
     units: S,
     first: usize,
     count: usize,
 }
 
 impl<S: DerefMut<Target = [u16]>> UnitFifo<S> {
-    /// None; `slots` is the room for them.
+    /// Creates an empty FIFO with the storage `slots`.
     #[must_use]
     pub fn new(slots: S) -> Self {
         Self {
@@ -285,19 +308,19 @@ impl<S: DerefMut<Target = [u16]>> UnitFifo<S> {
         }
     }
 
-    /// Whether there is none.
+    /// Returns `true` if the FIFO is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The slot that many places after the first.
+    /// Returns the storage of the entry `index` places after the first.
     fn unit_mut(&mut self, index: usize) -> Option<&mut u16> {
         let position = (self.first + index).checked_rem(self.units.len())?;
         self.units.get_mut(position)
     }
 
-    /// Adds one, at the end. Returns whether there was room.
+    /// Appends an entry. Returns `false` if the FIFO is full.
     #[must_use]
     pub fn push(&mut self, unit: u16) -> bool {
         let (count, capacity) = (self.count, self.units.len());
@@ -309,7 +332,7 @@ impl<S: DerefMut<Target = [u16]>> UnitFifo<S> {
         true
     }
 
-    /// Takes the first.
+    /// Removes and returns the first entry.
     pub fn pop(&mut self) -> Option<u16> {
         if self.count == 0 {
             return None;
@@ -320,7 +343,7 @@ impl<S: DerefMut<Target = [u16]>> UnitFifo<S> {
         Some(unit)
     }
 
-    /// Puts one back that was taken, as the first. Returns whether there was room.
+    /// Puts a removed entry back at the front. Returns `false` if the FIFO is full.
     #[must_use]
     pub fn push_front(&mut self, unit: u16) -> bool {
         let capacity = self.units.len();

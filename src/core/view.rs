@@ -1,33 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a view of the cluster must satisfy before a node acts on it.
+//! Validation of a membership view.
 //!
-//! The daemon hands views to the kernel (LITE, section 4, has a management service for membership).
-//! The kernel searches them by halves and trusts the incarnations, so it checks them first.
+//! The daemon passes views to the kernel (LITE, section 4, has a management service for membership). The
+//! kernel uses binary search on the members and relies on their incarnations. Hence it validates a view
+//! before acting on the view.
 
-/// Highest number of a node: `KITE_NODE_MAX` of the ABI. The lowest is 1.
+/// Highest node id: `KITE_NODE_MAX` of the ABI. The lowest is 1.
 pub const MAX_NODE_ID: u32 = 65535;
 
-/// Whether `node` can be the number of a node.
+/// Returns `true` if `node` is a valid node id.
 #[inline]
 pub const fn is_valid_node_id(node: u32) -> bool {
     node != 0 && node <= MAX_NODE_ID
 }
 
-/// A node between joining the cluster and leaving it. What one life promised, the next knows nothing of.
+/// One membership of a node, between join and removal. State of one incarnation is invalid in the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeInstance {
-    /// Number of the node, 1 … [`MAX_NODE_ID`].
+    /// Id of the node, 1 … [`MAX_NODE_ID`].
     pub node: u32,
-    /// Differs in each life, and is never 0.
+    /// Incarnation: different for each membership of the node, never 0.
     pub incarnation: u64,
 }
 
-/// Whether `members`, pairs of a node's number and its incarnation, are a view that the node
-/// `self_node` in its life `self_incarnation` can act on.
+/// Returns `true` if the node `self_node` with incarnation `self_incarnation` can act on the view `members`.
 ///
-/// The numbers must be 1 … [`MAX_NODE_ID`] and ascend strictly, no incarnation may be 0, and the node
-/// itself must be among them in this very life.
+/// Each member is a node id and an incarnation. The node ids must be 1 … [`MAX_NODE_ID`] in strictly
+/// ascending order. No incarnation may be 0. The node itself must be a member with exactly the given
+/// incarnation.
 pub fn is_valid_view(
     members: impl Iterator<Item = (u32, u64)>,
     self_node: u32,

@@ -1,30 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a completion of the RNIC says about its origin.
+//! Work request identifiers: they map a completion back to the request that is waiting for it.
 //!
-//! Queue pairs are shared by all processes of a host, so a completion must lead back to whoever waits
-//! (KRCORE: the dispatch of completions by the work request's identifier). The identifier holds no
-//! pointer: a completion that arrives after its waiter left finds a slot of another generation, and
-//! is dropped.
+//! All processes of a host share the QPs, so a completion must identify its waiter (KRCORE: completions are
+//! dispatched by work request id). The id holds a slot number and a generation instead of a pointer. A
+//! completion that arrives after its waiter has left finds a slot of another generation and is dropped.
 
-/// The identifier of a work request: a slot in a table, and which use of the slot it is.
+/// Id of a work request: a slot of a table and the generation of its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrId {
     /// Index of the slot.
     pub slot: u32,
-    /// Counts the uses of the slot, modulo 2³².
+    /// Use counter of the slot, modulo 2³².
     pub generation: u32,
 }
 
 impl WrId {
-    /// Packs it into the 64 bits that the RNIC hands back: the slot in the low half.
+    /// Packs the id into the 64-bit `wr_id` of the RNIC, with the slot in the low half.
     #[inline]
     pub const fn to_u64(self) -> u64 {
         ((self.generation as u64) << 32) | self.slot as u64
     }
 
-    /// Takes it from what the RNIC handed back. Any 64 bits are an identifier; whether they are one
-    /// in use, the table knows.
+    /// Unpacks the id from the `wr_id` of a completion. Every value is a well-formed id. Only the slot table
+    /// can decide if the id is in use.
     #[inline]
     pub const fn from_u64(raw: u64) -> Self {
         Self {

@@ -1,12 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Requests to peers to which nothing is connected (KRCORE, sections 3 and 4).
+//! DC transport: requests to peers without an RC connection (KRCORE, sections 3 and 4).
 //!
-//! A few initiators of DC on each processor are shared by all, and reach the target of any node, which serves all
-//! of its peers: so what a node keeps for this does not depend on how many there are, and nobody waits for a
-//! connection. The target is another whenever somebody leaves the view, who may live on and know the former one.
+//! # Operation
 //!
-//! An initiator that failed gets no new users; when the last has left, the connector starts it anew ([`Dynamic::mend`]).
+//! A few DC initiators (DCIs) per CPU are shared by all users. A DCI reaches the DC target (DCT) of any node,
+//! and one DCT serves all peers of a node. The resources of a node therefore do not depend on the number of
+//! peers, and no request waits for a connection setup. A user acquires a [`DciCredit`]
+//! ([`DcTransport::try_acquire`]), posts, and drops the credit when its requests have completed.
+//!
+//! # Recovery
+//!
+//! A failed DCI accepts no new users. When its last user is gone, the connector resets and restarts the DCI
+//! ([`DcTransport::recover`]). The DCT is replaced when nodes are removed from the view
+//! ([`DcTransport::rotate_dct`]): a removed node may still run and have the old DCT number. If no DCT can be
+//! created, the connector retries.
+//!
+//! # Locking
+//!
+//! - `dct`: mutex for the DCT. [`DcTransport::rotate_dct`] holds the mutex while it drains the DCT, which can
+//!   take seconds, and while it processes received messages.
+//! - `port_state`: spin lock for the port and the count of opens.
+//! - `Dci::state`: spin lock for the counters and the failure of one DCI.
+//!
+//! Lock order: `dct` → the receive buffer of the poller → the locks of the message handlers; `dct` →
+//! `port_state`; `Dci::state` → `port_state`. The connector only tries to lock `dct`.
 
 use super::{
     recv::wake::ThreadWaker,
@@ -35,39 +53,41 @@ use kernel::{
 };
 use kite_core::view::NodeInstance;
 
-/// Initiators of each processor: while one waits for a target that does not answer, there is another.
+/// DCIs per CPU. While one waits for an unresponsive DCT, another is available.
 const DCIS_PER_CPU: usize = 2;
 
-/// Most of a node.
+/// Maximum number of DCIs of an RNIC.
 const MAX_DCIS: usize = 64;
 
-/// Requests that may be under way by one of them.
+/// Maximum number of work requests in flight on one DCI.
 const DCI_SEND_DEPTH: u32 = 128;
 
-/// Bytes that may be under way by one of them, besides a single request: what comes late must not come much later.
+/// Maximum bytes in flight on one DCI, unless the DCI is idle: an idle DCI accepts a larger request. The
+/// limit bounds how late a delayed packet can arrive.
 pub(crate) const MAX_INFLIGHT_DCI_BYTES: u64 = 256 << 20;
 
-/// An initiator by which nothing ended for so long, in ms, may wait for a target that does not answer.
+/// Time in ms without progress after which a DCI may be waiting for an unresponsive DCT.
 const DCI_STUCK_AFTER_MS: i64 = 5;
 
-/// Buffers for packets that nobody has looked at yet.
+/// Receive buffers for packets that the poller has not processed yet.
 const PACKET_BUFFERS: u32 = 256;
 
-/// What becomes of an initiator.
+/// State of a DCI, protected by [`Dci::state`].
 struct DciState {
-    /// Requests that users have announced, and their bytes.
+    /// Work requests of all credits, and their bytes.
     inflight_wrs: u32,
     inflight_bytes: u64,
-    /// When somebody's requests ended last.
+    /// Time at which a credit was last dropped, or at which the DCI stopped being idle.
     last_progress: Instant<Monotonic>,
-    /// It is to be started, anew or for the first time, before anybody uses it.
+    /// The DCI must be started, or restarted, before use.
     failed: bool,
-    /// The peer whose request made it fail, and how, if that is known.
+    /// Peer whose request moved the DCI to the error state, and the status. `None` if unknown. The default
+    /// instance and `Flushed` if no peer caused the failure.
     failed_by: Option<(NodeInstance, WcStatus)>,
 }
 
 impl DciState {
-    /// Nobody uses it.
+    /// Creates the state of a DCI without users.
     fn new(failed: bool) -> Self {
         Self {
             inflight_wrs: 0,
@@ -78,23 +98,23 @@ impl DciState {
         }
     }
 
-    /// Nobody waits for anything of it.
+    /// Returns `true` if the DCI has no users.
     fn is_idle(&self) -> bool {
         self.inflight_wrs == 0
     }
 
-    /// It is idle, or something ended by it not long ago.
+    /// Returns `true` if the DCI is idle or made progress within `DCI_STUCK_AFTER_MS`.
     fn is_making_progress(&self) -> bool {
         self.is_idle() || self.last_progress.elapsed().as_millis() < DCI_STUCK_AFTER_MS
     }
 
-    /// It gets no new users. Returns whether it was in order.
+    /// Excludes the DCI from use. Returns `true` if the DCI was healthy.
     fn mark_failed(&mut self) -> bool {
         !core::mem::replace(&mut self.failed, true)
     }
 }
 
-/// An initiator, and who uses it.
+/// A DC initiator and its users.
 #[pin_data]
 struct Dci {
     qp: Mlx5Qp<ThreadWaker>,
@@ -111,7 +131,8 @@ impl Dci {
         )
     }
 
-    /// Announces so many requests and bytes, if it is in order, there is room, and it `suits`.
+    /// Reserves work requests and bytes. Returns `false` if the DCI has failed, lacks capacity, or is not
+    /// eligible.
     fn try_reserve(
         &self,
         (wr_count, bytes): (u32, u64),
@@ -132,27 +153,27 @@ impl Dci {
     }
 }
 
-/// Where we are.
+/// Port of the DCT.
 #[derive(Clone, Copy)]
 struct DctPort {
-    /// Nothing without a view.
+    /// `None` without a view.
     port: Option<PortConfig>,
-    /// How often there was none before.
+    /// Number of times that the port was set. A change of the count invalidates DCIs that are being started.
     open_count: u32,
 }
 
-/// What an RNIC has of DC.
+/// DC objects of one RNIC.
 #[pin_data]
 pub(crate) struct DcTransport {
     dcis: KVec<Arc<Dci>>,
-    /// Whose turn it is, of the initiators of a processor.
+    /// Round-robin counter for the DCIs of a CPU. Relaxed: only a hint.
     next_dci: Atomic<u32>,
     #[pin]
     port_state: SpinLock<DctPort>,
-    /// What peers reach us by. Nothing without a view, or if it could not be made yet.
+    /// Target of all requests of peers. `None` without a view, or if no DCT could be created yet.
     #[pin]
     dct: Mutex<Option<Dct<ThreadWaker>>>,
-    /// Where packets come to, whatever the target.
+    /// Receive buffers of packets. Shared by successive DCTs.
     packet_pool: Arc<Rmp<ThreadWaker>>,
     /// Wakes the connector.
     connector_waker: Arc<ThreadWaker>,
@@ -162,7 +183,7 @@ pub(crate) struct DcTransport {
 }
 
 impl DcTransport {
-    /// What is needed for DC, if the RNIC has it.
+    /// Creates the DC transport if the RNIC has DC. Logs errors, after which only RC is used.
     pub(super) fn probe(
         hca: &Arc<Mlx5Device>,
         [poller_waker, connector_waker]: [&Arc<ThreadWaker>; 2],
@@ -177,11 +198,13 @@ impl DcTransport {
             .ok()
     }
 
-    /// Makes the initiators; they are started by and by.
+    /// Creates the DCIs, all marked as failed: the connector starts the DCIs later.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the hardware has no room for them; `EIO`, `ENOMEM`.
+    /// - `EINVAL`: the hardware has no room for the queues.
+    /// - `EIO`: the hardware rejected an object.
+    /// - `ENOMEM`: out of memory.
     fn new(
         hca: Arc<Mlx5Device>,
         poller_waker: Arc<ThreadWaker>,
@@ -216,21 +239,22 @@ impl DcTransport {
         )
     }
 
-    /// The hardware.
+    /// Returns the mlx5 device.
     pub(crate) fn hca(&self) -> &Arc<Mlx5Device> {
         &self.hca
     }
 
-    /// The completion queue of all initiators.
+    /// Returns the send CQ shared by all DCIs.
     pub(crate) fn send_cq(&self) -> &Arc<Mlx5Cq<ThreadWaker>> {
         &self.send_cq
     }
 
-    /// Is to be reached at a port from now on, if it is not yet.
+    /// Creates the DCT at `port`, unless a port is already set. All DCIs are then restarted.
     ///
     /// # Errors
     ///
-    /// `EIO`, `ENOMEM`.
+    /// - `EIO`: the hardware rejected the DCT.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn open_dct(&self, port: PortConfig) -> Result {
         let mut dct = self.dct.lock();
         if self.port().is_none() {
@@ -240,7 +264,7 @@ impl DcTransport {
             port_state.open_count += 1;
             drop(port_state);
             drop(dct);
-            // They may have been started somewhere else.
+            // The DCIs may have been started with another port or GID.
             self.dcis.iter().for_each(|dci| self.fail_dci(dci));
             self.connector_waker.event.complete();
         }
@@ -255,8 +279,8 @@ impl DcTransport {
         Dct::new(self.hca.clone(), port, self.packet_pool.clone())
     }
 
-    /// Is to be reached by another name from now on. When this returns nobody reaches our memory by the former.
-    /// `take` takes what has come.
+    /// Replaces the DCT by one with a new number and key. On return, the old DCT gives no access to local
+    /// memory. `drain_recv` processes received messages.
     pub(crate) fn rotate_dct(&self, drain_recv: impl Fn()) {
         let mut dct = self.dct.lock();
         if let Some(old_dct) = dct.take() {
@@ -268,9 +292,10 @@ impl DcTransport {
         }
     }
 
-    /// Makes a target if there should be one. Returns whether there still is none.
+    /// Creates the DCT if a port is set and no DCT exists. Returns `true` if the DCT is still missing.
     fn needs_dct_retry(&self, dct: &mut Option<Dct<ThreadWaker>>) -> bool {
-        // Looked at under the lock of the target, which who closes takes after that.
+        // The caller holds the lock of `dct`. `close_dct` first clears the port and then locks `dct`, so it
+        // removes a DCT created here.
         let Some(port) = self.port().filter(|_| dct.is_none()) else {
             return false;
         };
@@ -278,7 +303,8 @@ impl DcTransport {
         dct.is_none()
     }
 
-    /// Is not to be reached any more, when this returns. `take` takes what has come.
+    /// Destroys the DCT. On return, peers cannot reach this node by DC. `drain_recv` processes received
+    /// messages.
     pub(crate) fn close_dct(&self, drain_recv: impl Fn()) {
         self.port_state.lock().port = None;
         let old_dct = self.dct.lock().take();
@@ -287,7 +313,7 @@ impl DcTransport {
         }
     }
 
-    /// Takes packets that have come. Returns how many there were.
+    /// Passes received packets to `on_packet`. Returns the number of completions.
     pub(super) fn poll_packets(&self, mut on_packet: impl FnMut(KVec<u8>)) -> usize {
         self.packet_pool.cq().poll(|completion| {
             let bytes = self.packet_pool.receive_packet(&completion);
@@ -297,24 +323,25 @@ impl DcTransport {
         })
     }
 
-    /// Asks for an interrupt when a packet comes, after whoever looks once more and finds none.
+    /// Arms the CQ of packets. The caller must poll once more afterwards, because packets that arrived before
+    /// raise no interrupt.
     pub(super) fn arm_packet_cq(&self) {
         self.packet_pool.cq().arm();
     }
 
-    /// What peers reach us by, if they do.
+    /// Returns the number and key of the DCT. `None` if there is no DCT.
     pub(crate) fn dct_address(&self) -> Option<DctId> {
         self.dct.lock().as_ref().map(Dct::id)
     }
 
-    /// Starts initiators anew that failed and that nobody uses any more, and makes a target if there is none. Returns
-    /// whether to come again soon.
+    /// Restarts failed DCIs without users, and creates the DCT if it is missing. Returns `true` if the
+    /// connector must call again at its next tick. Called by the connector only.
     pub(super) fn recover(&self) -> bool {
         let DctPort { port, open_count } = *self.port_state.lock();
         let Some(port) = port else {
             return false;
         };
-        // Who has the lock may be long about it.
+        // Do not block: the holder may drain the old DCT for seconds.
         let mut needs_tick = match self.dct.try_lock() {
             Some(mut dct) => self.needs_dct_retry(&mut dct),
             None => true,
@@ -325,7 +352,8 @@ impl DcTransport {
                 needs_tick |= state.failed && !state.is_idle();
                 state.failed && state.is_idle()
             };
-            // Nobody else starts what failed; it is to be started once more if the source has changed.
+            // Only this function restarts failed DCIs, so the spin lock need not be held meanwhile. If
+            // `open_count` changed, the DCI has the old port and must be restarted again.
             if drained {
                 let started = dci.qp.reset().and_then(|()| dci.qp.start_dci(port));
                 let mut state = dci.state.lock();
@@ -338,7 +366,7 @@ impl DcTransport {
         needs_tick
     }
 
-    /// An initiator failed, by no peer's fault.
+    /// Marks a DCI as failed without blaming a peer, unless a cause is already recorded.
     fn fail_dci(&self, dci: &Dci) {
         let mut state = dci.state.lock();
         state
@@ -349,12 +377,13 @@ impl DcTransport {
         self.stats.dcis.sub(was_healthy.into());
     }
 
-    /// Announces so many requests and bytes by the initiator of number `on`, or by one of those of this processor if
-    /// possible. One that may be stuck, for a node that died, is the last choice.
+    /// Reserves work requests and bytes on the DCI with index `dci_index`, or on any DCI. The order of
+    /// preference is: an idle DCI of this CPU, a DCI with recent progress, any healthy DCI. The last may be
+    /// stuck on a dead node.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if there is no room.
+    /// - `EAGAIN`: no DCI has capacity.
     pub(crate) fn try_acquire(
         self: &Arc<Self>,
         amount: (u32, u64),
@@ -379,7 +408,7 @@ impl DcTransport {
         credit.ok_or(EAGAIN)
     }
 
-    /// Announces that by one of so many initiators from `first` on, if one suits.
+    /// Reserves on the first eligible one of `dci_count` DCIs, beginning at `first`.
     fn try_acquire_from(
         self: &Arc<Self>,
         (first, dci_count): (usize, usize),
@@ -400,43 +429,46 @@ impl DcTransport {
     }
 }
 
-/// Ends a target. Who sent something to it was told that it has come, so it is taken before.
+/// Destroys a DCT. The sender of a message has already received the acknowledgement, so received messages are
+/// processed before the DCT is destroyed.
 fn destroy_dct(mut dct: Dct<ThreadWaker>, drain_recv: impl Fn()) {
-    // If it does not end, dropping it says so.
+    // Ignore a drain error: dropping the DCT reports the error.
     let _ = dct.drain();
     drain_recv();
     drop(dct);
 }
 
-/// The right to post a number of requests by an initiator.
+/// The right to post a number of work requests on a DCI. Dropping the credit returns them.
 pub(crate) struct DciCredit {
     transport: Arc<DcTransport>,
     dci: Arc<Dci>,
-    /// The number of the initiator.
+    /// Index of the DCI.
     pub(crate) dci_index: usize,
     wr_count: u32,
     bytes: u64,
 }
 
 impl DciCredit {
-    /// Posts requests that were announced, with one doorbell. Those that are refused make the claim fail.
+    /// Posts work requests of this credit with one doorbell. Requests that the hardware rejects complete as
+    /// flushed, and fail the slot.
     ///
     /// # Safety
     ///
-    /// The local memory that they name must be mapped for as long as `claim` has requests under way.
+    /// The local memory that `wrs` address must stay mapped while `slot` has requests in flight.
     pub(crate) unsafe fn post(&self, slot: &SlotGuard, wrs: &[Mlx5SendWr<'_>]) {
         slot.account_post(wrs.len() as u32);
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements of this function.
         let posted = unsafe { self.dci.qp.post(wrs) };
         if posted == wrs.len() {
             return;
         }
-        // The hardware has failed: there is room, and what is posted is well formed.
+        // The hardware has failed: the credit guarantees capacity, and the requests are well formed.
         self.transport.fail_dci(&self.dci);
         (posted..wrs.len()).for_each(|_| slot.complete_unposted());
     }
 
-    /// Reports how a request to `peer` failed, and with it the initiator.
+    /// Marks the DCI as failed, because a request to `peer` completed with `status`. `Flushed` does not
+    /// identify the cause, so `peer` is not recorded then.
     pub(crate) fn report_failure(&self, status: WcStatus, peer: NodeInstance) {
         let mut state = self.dci.state.lock();
         let was_healthy = state.mark_failed();
@@ -448,18 +480,22 @@ impl DciCredit {
         self.transport.stats.dcis.sub(was_healthy.into());
     }
 
-    /// The peer whose request made the initiator fail, and how, once that is known.
+    /// Returns the peer whose request failed the DCI, and the status. `None` until the cause is known.
     pub(crate) fn failed_by(&self) -> Option<(NodeInstance, WcStatus)> {
         self.dci.state.lock().failed_by
     }
 
-    /// Since when nobody's requests have ended, and how many bytes are under way.
+    /// Returns the time of the last progress on the DCI, and the bytes in flight.
     pub(super) fn last_progress(&self) -> (Instant<Monotonic>, u64) {
         let state = self.dci.state.lock();
         (state.last_progress, state.inflight_bytes)
     }
 
-    /// Gives the initiator up, for want of completions.
+    /// Fails the DCI, because completions are missing.
+    ///
+    /// # Errors
+    ///
+    /// - `EIO`: the hardware rejected the change of state.
     pub(crate) fn recover(&self, recovery: Recovery) -> Result {
         self.transport.fail_dci(&self.dci);
         match recovery {

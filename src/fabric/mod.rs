@@ -1,11 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Moves bytes and messages between nodes, and connects queue pairs for it.
+//! Data transfer and connections between nodes, over one RNIC.
 //!
-//! Services above name a node and memory; they never see a queue pair. Below are `verbs`. One
-//! [`Fabric`] per RNIC holds its protection domain, one send and one receive completion queue, the UD
-//! queue pair through which connections are set up, and the peers. Two threads serve it: the poller
-//! ([`poller`]) and the connector ([`connector`]).
+//! Services above this module address a node and memory and never use a QP. The [`crate::verbs`] module is
+//! below.
+//!
+//! # Operation
+//!
+//! One [`Fabric`] per RNIC owns the protection domain, one send and one receive CQ, the UD control QP, and
+//! the peers. The control QP carries the datagrams that set up connections and announce views. With mlx5
+//! hardware, [`DcTransport`] adds DC. Two threads serve a fabric: the poller ([`recv::poller`]) and the
+//! connector ([`conn::connector`]).
+//!
+//! # Recovery
+//!
+//! A failed RC QP is replaced by the connector ([`conn`]), a failed DCI too ([`dc`]). The connector restarts
+//! the control QP. Nodes removed from the view are fenced in two steps: [`Fabric::fence_peers`] revokes their
+//! access to local memory, and [`Fabric::drain_peers`] waits for local users and destroys the QPs.
+//!
+//! # Locking
+//!
+//! - `advertised_gid`, `peers`, `self_peer`: spin locks, each for the field that the lock contains.
+//! - `promoted_peers`: spin lock for the set. Holders take `peers`, and [`Peer::request_rate`] of other
+//!   peers.
+//! - `endpoints`: spin lock of the XArray. [`Endpoint`]s are dropped after the lock is released, because
+//!   destroying a QP sleeps.
+//! - `poll_clients`: mutex. A holder may sleep for memory.
+//! - `control_qp_failed`: set with release order by the poller or the connector. Only the connector clears
+//!   the flag, with full order.
+//!
+//! Lock order: `promoted_peers` → `peers`; `promoted_peers` → [`Peer::request_rate`]; `peers` → the locks of
+//! [`peer::suspicion`].
 
 pub(crate) mod conn;
 pub(crate) mod control;
@@ -57,27 +82,27 @@ use kernel::{
 };
 use kite_core::{policy::promotion::PromotedPeers, view::NodeInstance, wire::setup::SetupDatagram};
 
-/// Queue key of all control queue pairs: "kite". It keeps strangers out by accident only; what proves a
-/// peer is the secret in each datagram.
+/// Queue key of all control QPs ("kite" in ASCII). The key prevents accidental deliveries only. Peers are
+/// authenticated by the secret in each datagram.
 const CONTROL_QKEY: u32 = 0x6b69_7465;
 
-/// Number of the channel of the control queue pair.
+/// ID of the control endpoint. IDs of RC endpoints are higher.
 const CONTROL_ENDPOINT_ID: u32 = 0;
 
-/// How long a datagram may wait for a slot.
+/// Maximum time in ms that a datagram waits for a slot.
 const DATAGRAM_TIMEOUT_MS: u32 = 1000;
 
-/// Entries of the receive completion queue: enough for a thousand peers with the usual two queue pairs.
+/// Entries of the receive CQ: sufficient for about 1000 peers with two RC connections each.
 const RECV_CQ_ENTRIES: u32 = 64 * 1024;
 
 /// Module parameters of the fabric.
 #[derive(Clone, Copy)]
 pub(crate) struct FabricConfig {
-    /// RC queue pairs per peer (LITE's K).
+    /// RC connections per peer (K in LITE).
     pub(crate) conns_per_peer: NonZeroU8,
-    /// Slots: operations in flight per RNIC.
+    /// Data slots: maximum transfers in flight per RNIC.
     pub(crate) max_inflight: u32,
-    /// Most peers that virtual queue pairs reach by connections.
+    /// Maximum number of peers promoted to RC for virtual queue pairs.
     max_promoted: u8,
 }
 
@@ -97,9 +122,10 @@ impl FabricConfig {
 pub(crate) struct Fabric {
     config: FabricConfig,
     resources: EndpointResources,
-    /// The hardware, if we reach it.
+    /// mlx5 hardware access. `None` if another driver drives the RNIC or the hardware lacks a required
+    /// feature.
     hca: Option<Arc<Mlx5Device>>,
-    /// Nothing if the RNIC has no DC.
+    /// `None` if the RNIC has no DC.
     dc: Option<Arc<DcTransport>>,
     pub(crate) mr_table: Pin<KBox<MrTable>>,
     #[pin]
@@ -107,19 +133,20 @@ pub(crate) struct Fabric {
     #[pin]
     atomic_engine: AtomicEngine,
     control_endpoint: Arc<Endpoint>,
-    /// The UD queue pair is in ERR, and the connector is to mend it.
+    /// The control QP is in ERR. The connector must restart the QP.
     control_qp_failed: AtomicFlag,
     #[pin]
     endpoints: XArray<Arc<Endpoint>>,
     next_endpoint_id: Atomic<u32>,
     recv_cq_budget: Arc<RecvCqBudget>,
-    /// The GID that peers know us by, once a view told them.
+    /// GID in the address that the view advertises for this node. Set by `pin_address`, cleared by
+    /// `unpin_address`.
     #[pin]
     advertised_gid: SpinLock<Option<Gid>>,
-    /// Sorted by node.
+    /// Other nodes of the view, sorted by node number.
     #[pin]
     peers: SpinLock<KVec<Arc<Peer>>>,
-    /// This node, to which nothing is ever connected: it reaches itself by DC.
+    /// This node as a peer. Has no RC connections: a node reaches itself by DC.
     #[pin]
     self_peer: SpinLock<Option<Arc<Peer>>>,
     #[pin]
@@ -138,7 +165,7 @@ pub(crate) struct Fabric {
 }
 
 impl Fabric {
-    /// Sets up the queues of an RNIC. Nothing is connected yet.
+    /// Creates the queues of an RNIC, without any peer or connection.
     pub(crate) fn new(
         device: IbDevice,
         config: FabricConfig,
@@ -211,17 +238,17 @@ impl Fabric {
         Ok(this)
     }
 
-    /// What the RNIC has of DC, if it has it.
+    /// Returns the DC transport if the RNIC has DC.
     pub(crate) fn dc(&self) -> Option<&Arc<DcTransport>> {
         self.dc.as_ref()
     }
 
-    /// The RNIC.
+    /// Returns the RNIC.
     pub(crate) fn device(&self) -> IbDevice {
         self.resources.pd.device()
     }
 
-    /// The key to our memory, for peers' kernels.
+    /// Returns the rkey of all local memory, which only the kernels of peers receive.
     fn global_rkey(&self) -> u32 {
         self.resources.pd.global_rkey()
     }
@@ -230,21 +257,22 @@ impl Fabric {
         &self.resources.send_engine
     }
 
-    /// Claims a slot, if there is one.
+    /// Acquires a slot without sleeping.
     ///
     /// # Errors
     ///
-    /// `EAGAIN`.
+    /// - `EAGAIN`: no slot of the class is free.
     pub(crate) fn try_acquire_slot(&self, class: SlotClass) -> Result<SlotGuard> {
         self.send_engine().acquire_slot(class, None)
     }
 
-    /// Key by which requests name local memory.
+    /// Returns the lkey by which work requests address local memory.
     pub(crate) fn local_key(&self) -> u32 {
         self.resources.pd.local_dma_lkey()
     }
 
-    /// The GID by which peers reach us, and its index.
+    /// Returns the index and the value of the GID at which peers reach this node: the pinned GID, else the
+    /// preferred one.
     fn gid(&self, link: LinkLayer) -> Result<(u8, Gid)> {
         let port = self.resources.port;
         match *self.advertised_gid.lock() {
@@ -253,13 +281,14 @@ impl Fabric {
         }
     }
 
-    /// Takes the address at which peers were told to reach us for ours until [`Self::forget_gid`], whatever
-    /// else the port is given meanwhile.
+    /// Pins the advertised address: this node uses its GID until [`Self::unpin_address`], even if the port
+    /// gets other GIDs meanwhile.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is not that of the control queue pair, or the port does not have its GID, on InfiniBand
-    /// its LID.
+    /// - `EINVAL`: `address` does not name the control QP, or the port lacks the GID (on InfiniBand: the
+    ///   LID).
+    /// - Any error of the port query.
     pub(crate) fn pin_address(&self, address: &bindings::kite_address) -> Result {
         if address.qpn != self.control_endpoint.qp().qpn() {
             return Err(EINVAL);
@@ -279,7 +308,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Is free to choose another GID, and reached by DC no more.
+    /// Allows another GID to be chosen, and closes the DCT.
     pub(crate) fn unpin_address(&self) {
         *self.advertised_gid.lock() = None;
         if let Some(dc) = &self.dc {
@@ -287,11 +316,13 @@ impl Fabric {
         }
     }
 
-    /// Is reached by DC, too, from now on, if the RNIC has it.
+    /// Opens the DCT at the local port. Does nothing if the RNIC has no DC.
     ///
     /// # Errors
     ///
-    /// `EIO`, `ENOMEM`.
+    /// - `EIO`: the hardware rejected the DCT.
+    /// - `ENOMEM`: out of memory.
+    /// - Any error of the port and GID queries.
     pub(crate) fn open_dct(&self) -> Result {
         match &self.dc {
             Some(dc) => dc.open_dct(self.local_port()?),
@@ -299,7 +330,7 @@ impl Fabric {
         }
     }
 
-    /// The port by which we send.
+    /// Returns the port, GID index and MTU of this node.
     fn local_port(&self) -> Result<PortConfig> {
         let state = self.device().query_port(self.resources.port)?;
         Ok(PortConfig {
@@ -309,7 +340,7 @@ impl Fabric {
         })
     }
 
-    /// The way from our port to itself.
+    /// Returns a route from the local port to itself.
     fn loopback_route(&self) -> Result<AddressHandle> {
         let (pd, port) = (self.resources.pd.clone(), self.resources.port);
         let state = self.device().query_port(port)?;
@@ -321,7 +352,7 @@ impl Fabric {
         AddressHandle::new(pd, port, state.link_layer, gid_index, destination)
     }
 
-    /// Finds the way to a peer; sleeps for as long as the network takes to resolve the neighbour.
+    /// Resolves the route to a peer. Sleeps while the network resolves the neighbor.
     fn resolve_route(&self, peer: &Peer) -> Result<AddressHandle> {
         let (pd, port) = (self.resources.pd.clone(), self.resources.port);
         let link = self.device().query_port(port)?.link_layer;
@@ -329,11 +360,12 @@ impl Fabric {
         AddressHandle::new(pd, port, link, gid_index, peer.control_address.destination)
     }
 
-    /// The way to a peer; sleeps for as long as it takes to find it.
+    /// Returns the cached route to a peer, or resolves one. Sleeps while the network resolves the neighbor.
     ///
     /// # Errors
     ///
-    /// As for [`AddressHandle::new`].
+    /// - `ENOMEM`: out of memory.
+    /// - Any error of the port query, or of [`AddressHandle::new`].
     pub(crate) fn route_or_resolve(&self, peer: &Peer) -> Result<Arc<AddressHandle>> {
         match peer.route() {
             Some(route) => Ok(route),
@@ -341,7 +373,7 @@ impl Fabric {
         }
     }
 
-    /// Where peers find our control queue pair, and whether the port is active.
+    /// Returns the address of the control QP for the view, and `true` if the port is active.
     pub(crate) fn control_address(&self) -> Result<(bindings::kite_address, bool)> {
         let state = self.device().query_port(self.resources.port)?;
         let gid = self.gid(state.link_layer).map_or([0; 16], |(_, gid)| gid);
@@ -360,21 +392,21 @@ impl Fabric {
         Ok((address, state.active))
     }
 
-    /// Whether the port is active.
+    /// Returns `true` if the port is active.
     pub(crate) fn is_port_active(&self) -> bool {
         self.device().is_port_active(self.resources.port)
     }
 
-    /// The channel of that number.
+    /// Returns the endpoint with this ID.
     fn endpoint(&self, id: u32) -> Option<Arc<Endpoint>> {
         self.endpoints.lock().get(id as usize).map(Into::into)
     }
 
-    /// The peer of that number.
+    /// Returns the peer with this node number.
     ///
     /// # Errors
     ///
-    /// `EHOSTDOWN` if it is not in the view.
+    /// - `EHOSTDOWN`: the node is not in the view.
     pub(crate) fn peer(&self, node: u32) -> Result<Arc<Peer>> {
         let peers = self.peers.lock();
         let index = peers
@@ -383,11 +415,11 @@ impl Fabric {
         Ok(peers[index].clone())
     }
 
-    /// The peer of that number, in that life.
+    /// Returns the peer with this node number and incarnation.
     ///
     /// # Errors
     ///
-    /// `EHOSTDOWN` if it is not in the view, or lives again.
+    /// - `EHOSTDOWN`: the node is not in the view, or has another incarnation.
     pub(crate) fn peer_by_instance(&self, instance: NodeInstance) -> Result<Arc<Peer>> {
         let peer = self.peer(instance.node)?;
         if peer.instance() == instance {
@@ -397,24 +429,29 @@ impl Fabric {
         }
     }
 
-    /// As [`Self::peer_in`], or this node itself.
+    /// Like [`Self::peer_by_instance`], but also finds this node.
     ///
     /// # Errors
     ///
-    /// `EHOSTDOWN` if it is not in the view, or lives again.
+    /// - `EHOSTDOWN`: the node is not in the view, or has another incarnation.
     pub(crate) fn peer_or_self(&self, instance: NodeInstance) -> Result<Arc<Peer>> {
         let self_peer = self.self_peer.lock().clone();
         let self_peer = self_peer.filter(|self_peer| self_peer.instance() == instance);
         self_peer.map_or_else(|| self.peer_by_instance(instance), Ok)
     }
 
-    /// This node is that from now on, or in no view.
+    /// Sets the peer that stands for this node. `None` if this node is in no view.
     pub(crate) fn set_self_peer(&self, self_peer: Option<Arc<Peer>>) {
         let old = core::mem::replace(&mut *self.self_peer.lock(), self_peer);
         drop(old);
     }
 
-    /// The queue pairs to a peer that failed and were not replaced yet.
+    /// Returns the QPs to a peer that failed and have no successor yet. Returns an empty list if the peer is
+    /// not in the view.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn stale_qps(&self, instance: NodeInstance) -> Result<KVec<StaleQp>> {
         let mut stale_qps = KVec::new();
         if let Ok(peer) = self.peer_by_instance(instance) {
@@ -435,14 +472,18 @@ impl Fabric {
         Ok(stale_qps)
     }
 
-    /// Parts of reads and writes that one connection may have under way now: what is free of the slots, shared by
-    /// as many connections as a peer has, or one. So peers that do not answer leave some to others: those of `n`
-    /// connections leave (1 - 1/(K + 1))^n of all.
+    /// Returns the maximum number of segments that one connection may have in flight now: the free data slots
+    /// divided by K, at least 1. The quota reserves slots for other peers if some peers do not respond: after
+    /// `n` stuck connections, (1 - 1/(K + 1))^n of all slots remain.
     pub(crate) fn inflight_quota(&self) -> u32 {
         (self.send_engine().free_slots() / NonZeroU32::from(self.config.conns_per_peer)).max(1)
     }
 
-    /// All peers, in order of their numbers.
+    /// Returns all peers, sorted by node number.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn all_peers(&self) -> Result<KVec<Arc<Peer>>> {
         let mut all = KVec::new();
         while let Some(peer) = self.nth_peer(all.len()) {
@@ -451,11 +492,12 @@ impl Fabric {
         Ok(all)
     }
 
-    /// What peers have of this node, in this life of it.
+    /// Returns the identity that this node presents to its peers, for one incarnation.
     ///
     /// # Errors
     ///
-    /// `EIO` if the port does not say what it can; `ENOMEM`.
+    /// - `EIO`: the port query failed.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn local_identity(
         &self,
         instance: NodeInstance,
@@ -475,33 +517,33 @@ impl Fabric {
         Ok(Arc::new(identity, GFP_KERNEL)?)
     }
 
-    /// The `i`th peer, in order of their numbers.
+    /// Returns the `i`th peer in order of node numbers.
     fn nth_peer(&self, i: usize) -> Option<Arc<Peer>> {
         self.peers.lock().get(i).cloned()
     }
 
-    /// The number of peers.
+    /// Returns the number of peers.
     fn peer_count(&self) -> usize {
         self.peers.lock().len()
     }
 
-    /// A peer that does not answer and was not reported yet.
+    /// Returns a suspected peer that was not reported yet, and marks the suspicion as reported.
     pub(crate) fn next_suspect(&self) -> Option<u32> {
         let peers = self.peers.lock();
         let suspect = peers.iter().find(|peer| peer.consume_suspicion());
         suspect.map(|peer| peer.node())
     }
 
-    /// Puts `peers`, sorted, in place of the present ones, and returns those.
+    /// Replaces the peers by `peers`, which must be sorted by node number. Returns the old ones.
     pub(crate) fn replace_peers(&self, peers: KVec<Arc<Peer>>) -> KVec<Arc<Peer>> {
         let old = core::mem::replace(&mut *self.peers.lock(), peers);
-        // The connector may have been looking through the list.
+        // The connector may have skipped a peer while it iterated by index.
         self.connector_waker.event.complete();
         old
     }
 
-    /// Shuts all connections to `peers`: users get `error`. When this returns none of them can reach our
-    /// memory any more.
+    /// Closes all connections to `peers`: users receive `error`. On return, none of `peers` can access local
+    /// memory. The DCT is rotated too, because a removed node may still run and have the old DCT number.
     pub(crate) fn fence_peers(&self, peers: &[Arc<Peer>], error: Error) {
         peers.iter().for_each(|peer| peer.close(error));
         if let Some(dc) = self.dc.as_ref().filter(|_| !peers.is_empty()) {
@@ -509,7 +551,8 @@ impl Fabric {
         }
     }
 
-    /// Waits until nobody uses the connections to `peers`, which are shut, and drops their queue pairs.
+    /// Waits until the connections to `peers` have no users, and destroys their QPs. The connections must be
+    /// closed.
     pub(crate) fn drain_peers(&self, peers: &[Arc<Peer>]) {
         self.demote_peers(peers);
         for conn in peers.iter().flat_map(|peer| peer.conns()) {
@@ -522,20 +565,20 @@ impl Fabric {
     }
 
     fn destroy_endpoint(&self, endpoint: Arc<Endpoint>) {
-        // It is in ERR. What came by it is to be heard: in some drivers the reset forgets it, in others it
-        // still completes what was coming.
+        // The QP is in ERR. Process its received messages before the reset: some drivers discard them in the
+        // reset, others complete them after it.
         self.drain_recv_cq();
-        // Somebody may hold the channel a little longer; its queue pair is out of use now.
+        // The endpoint may have other references for a short time. RESET takes the QP out of use now.
         if let Err(error) = endpoint.qp().modify_to_reset() {
             pr_err!("a queue pair does not stop: {error:?}\n");
         }
         self.drain_recv_cq();
-        // Let go of what the lock's section returns only after it, since the last reference sleeps.
+        // Drop the endpoint after the spin lock is released: dropping the last reference sleeps.
         let removed = self.endpoints.lock().remove(endpoint.id() as usize);
         drop(removed);
     }
 
-    /// Makes a channel for a connection that has a place.
+    /// Creates and registers an endpoint. The connection must hold an [`endpoint::RecvCqReservation`].
     fn create_endpoint(&self, peer: NodeInstance) -> Result<Arc<Endpoint>> {
         let id = self.next_endpoint_id.fetch_add(1u32, Relaxed);
         let endpoint = Arc::new(Endpoint::new_rc(&self.resources, id, peer)?, GFP_KERNEL)?;
@@ -546,14 +589,15 @@ impl Fabric {
         Ok(endpoint)
     }
 
-    /// Reports that the control queue pair failed: a neighbour or an address went while it sent.
+    /// Reports that the control QP failed, for example because a neighbor or an address disappeared during a
+    /// send. The connector restarts the QP.
     fn report_control_qp_failure(&self) {
         self.control_qp_failed.store(true, Release);
         self.connector_waker.event.complete();
     }
 
-    /// Starts the control queue pair anew if it failed. Only the connector calls this, which alone sends
-    /// by it.
+    /// Restarts the control QP if it failed. Called by the connector only, which is also the only sender on
+    /// the control QP.
     fn restart_control_qp(&self) {
         if !self.control_qp_failed.xchg(false, Full) {
             return;
@@ -572,7 +616,13 @@ impl Fabric {
         }
     }
 
-    /// Sends a datagram to the peer's control queue pair, and waits until it has left.
+    /// Sends a datagram to the control QP of a peer, and waits for the send completion.
+    ///
+    /// # Errors
+    ///
+    /// - `EHOSTUNREACH`: the route is not resolved.
+    /// - `EIO`: the send failed. The connector restarts the control QP.
+    /// - Any error of acquiring a slot or of posting.
     fn send_setup(&self, peer: &Peer, setup: &SetupDatagram) -> Result {
         let route = peer.route().ok_or_else(errno::hostunreach)?;
         let mut bytes = [0; 128];
@@ -592,8 +642,8 @@ impl Fabric {
             CONTROL_QKEY,
         );
         slot.account_post(1);
-        // SAFETY: The request names the claim's buffer, and we wait below for its end, before which
-        // `route` is not dropped.
+        // SAFETY: The request addresses the buffer of `slot` only. `slot.wait` below waits for its
+        // completion, and `route` is dropped after that.
         unsafe { self.control_endpoint.qp().post_datagram(&wr) }
             .inspect_err(|_| slot.unaccount_post())?;
         match slot.wait(|recovery| self.recover_control_qp(recovery)) {

@@ -1,6 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Making, mapping and giving back regions, on behalf of a session.
+//! Allocation, registration, mapping, unmapping and freeing of regions on behalf of a session.
+//!
+//! # Operation
+//!
+//! [`MemoryService::alloc`] borrows chunks from the nodes to stripe over, in the largest size that all nodes
+//! have. The region is then added to the table of its home, which is this node, the name is registered at its
+//! owner, and the region is mapped. [`MemoryService::map_by_name`] looks the name up and maps the region.
+//!
+//! # Recovery
+//!
+//! Chunks borrowed for an allocation that fails are returned. A mapping is in the table before the home adds
+//! the mapper, so an invalidation cannot miss it. A closed mapping stays in the table until it is drained
+//! ([`DetachedMapping`]).
 
 use super::{
     home::{placement::Placement, reclaim::WorkPriority, Region, RegionReservation, RegionSpec},
@@ -25,21 +37,21 @@ use kite_core::{
     wire::{ChunkLocation, ControlReply, ControlRequest, RegionInfo},
 };
 
-/// Most bytes of the table of a region's chunks: enough for 46 TiB in chunks of 4 MiB.
+/// Maximum size of the chunk table of a region: enough for 46 TiB in chunks of 4 MiB.
 const MAX_CHUNK_TABLE_BYTES: usize = 256 << 20;
 
-/// Bytes that any node zeroes in a millisecond: 256 MiB in a second.
+/// Minimum rate at which a node zeroes memory, in bytes per millisecond: 256 MiB per second.
 const ZEROED_BYTES_PER_MS: u64 = (256 << 20) / 1000;
 
-/// How long the zeroing of `len` bytes may take, in ms. A lender goes on for as long as it is waited for.
+/// Returns the time allowed for zeroing `len` bytes, in ms. The lender continues only while the caller waits.
 fn zeroing_ms(len: u64) -> u32 {
     u32::try_from(len / ZEROED_BYTES_PER_MS).unwrap_or(u32::MAX)
 }
 
-/// What a user asks for.
+/// Parameters of a region to allocate or register.
 pub(crate) struct AllocRequest<'a> {
     pub(crate) len: u64,
-    /// The nodes to stripe over; none means this one.
+    /// Nodes to stripe over. If empty, this node lends all chunks.
     pub(crate) nodes: &'a [u32],
     pub(crate) name: Option<Name>,
     pub(crate) owner: u32,
@@ -57,8 +69,8 @@ impl AllocRequest<'_> {
     }
 }
 
-/// A mapping that was given back. Until this is dropped its home can ask whether anything of it is still
-/// under way.
+/// Mapping whose handle was closed. Until this is dropped, the mapping stays in the table, and the home can
+/// query whether the mapping is drained.
 pub(super) struct DetachedMapping {
     memory_service: Arc<MemoryService>,
     mapping: Arc<Mapping>,
@@ -79,11 +91,11 @@ impl Drop for DetachedMapping {
 }
 
 impl MemoryService {
-    /// Allocates a region, and maps it with all rights.
+    /// Allocates a region and maps it with all rights.
     ///
     /// # Errors
     ///
-    /// As `struct kite_alloc` in `include/uapi/kite.h` says.
+    /// See `struct kite_alloc` in `include/uapi/kite.h`.
     pub(crate) fn alloc(
         self: &Arc<Self>,
         request: &AllocRequest<'_>,
@@ -94,11 +106,11 @@ impl MemoryService {
         self.publish_region(local_node, &region, request, event_counter)
     }
 
-    /// Makes a region of memory that is there, and maps it with all rights.
+    /// Makes a region from pinned memory and maps it with all rights.
     ///
     /// # Errors
     ///
-    /// As `struct kite_register` in `include/uapi/kite.h` says.
+    /// See `struct kite_register` in `include/uapi/kite.h`.
     pub(crate) fn register(
         self: &Arc<Self>,
         pinned: &Arc<PinnedPages>,
@@ -110,7 +122,7 @@ impl MemoryService {
         self.publish_region(local_node, &region, request, event_counter)
     }
 
-    /// Enters a region that was made, and maps it.
+    /// Adds a region to the table, registers its name, and maps it.
     fn publish_region(
         self: &Arc<Self>,
         local_node: u32,
@@ -141,7 +153,7 @@ impl MemoryService {
         mapped
     }
 
-    /// Makes a region of memory that is there, in the largest chunks in which it is contiguous.
+    /// Builds a region from pinned memory, with the largest chunk size in which the memory is contiguous.
     fn build_from_pinned(
         self: &Arc<Self>,
         local_node: u32,
@@ -180,14 +192,14 @@ impl MemoryService {
         match placed {
             Ok(placement) => Ok(reservation.fill(region, request.region_spec(layout), placement)),
             Err(error) => {
-                // Nobody else has heard of it.
+                // No other node has used the loan yet, so the memory can be released at once.
                 self.loans.release((local_node, loan))?;
                 Err(error)
             }
         }
     }
 
-    /// Allocates the memory of a region, in the largest chunks that every node has.
+    /// Builds a region from borrowed memory, with the largest chunk size that all nodes can lend.
     fn build_from_loans(
         self: &Arc<Self>,
         local_node: u32,
@@ -221,7 +233,7 @@ impl MemoryService {
         }
     }
 
-    /// Leases the chunks of a region from its nodes, round robin.
+    /// Borrows the chunks of a region from `nodes`, round robin.
     fn borrow_all(
         self: &Arc<Self>,
         region: u64,
@@ -258,7 +270,7 @@ impl MemoryService {
         Ok((chunks, loans))
     }
 
-    /// Gives leases back of which no region is made because of `error`. Returns what there is to say of it.
+    /// Returns loans after a failed allocation. Returns the error to report.
     fn return_loans(
         self: &Arc<Self>,
         loans: KVec<NodeScopedId>,
@@ -271,7 +283,7 @@ impl MemoryService {
                 .expect_done()
         };
         let returned = if error == ENOMEM {
-            // Smaller chunks, which are tried next, want the same memory.
+            // Wait for the release: the next attempt, with smaller chunks, needs the same memory.
             loans.iter().try_for_each(release)
         } else {
             Err(error)
@@ -284,7 +296,7 @@ impl MemoryService {
         returned.err().unwrap_or(error)
     }
 
-    /// A table of the chunks' places, charged to the caller.
+    /// Allocates the table of the chunk locations, charged to the caller.
     fn alloc_chunk_table(layout: &Layout) -> Result<KVVec<ChunkLocation>> {
         let count = layout.chunk_count() as usize;
         if count > MAX_CHUNK_TABLE_BYTES / size_of::<ChunkLocation>() {
@@ -297,11 +309,15 @@ impl MemoryService {
         )?)
     }
 
-    /// Leases chunks of that size for a region; `place` is told where each is.
+    /// Borrows chunks of size `1 << shift` for a region. `on_chunk` receives the index and the location of
+    /// each chunk.
     ///
     /// # Errors
     ///
-    /// Those of `place`; as for [`Self::ask`].
+    /// Those of `on_chunk` and of [`Self::request_with_retry`].
+    ///
+    /// - `EHOSTDOWN`: the lender restarted or left the view meanwhile.
+    /// - `EIO`: the reply is malformed.
     pub(super) fn borrow(
         self: &Arc<Self>,
         (shift, stripe): (u8, StripeShare),
@@ -344,7 +360,7 @@ impl MemoryService {
                 deadline,
             )?;
         }
-        // If it is in the same life now, it was all the while.
+        // Incarnations are never reused: the lender has not restarted since the first request.
         if self.cluster.is_member(instance) {
             Ok(())
         } else {
@@ -352,7 +368,7 @@ impl MemoryService {
         }
     }
 
-    /// Enters the region's name, if it has one, at the node that keeps it.
+    /// Registers the region's name, if any, at the name owner.
     fn register_name(self: &Arc<Self>, region: &Region, deadline: Deadline) -> Result {
         let Some(name) = region.spec.name else {
             return Ok(());
@@ -368,7 +384,7 @@ impl MemoryService {
                 self.request(name_owner, &request, deadline)?.expect_done()
             })?;
             region.set_name_registered();
-            // From here on a change of view tells the name to whoever keeps it then.
+            // From now on, each view change sends the name to the new name owner. Repeat if one was missed.
             if self.cluster.epoch() == epoch {
                 return Ok(());
             }
@@ -379,7 +395,7 @@ impl MemoryService {
     ///
     /// # Errors
     ///
-    /// As `struct kite_map` in `include/uapi/kite.h` says.
+    /// See `struct kite_map` in `include/uapi/kite.h`.
     pub(crate) fn map_by_name(
         self: &Arc<Self>,
         name: Name,
@@ -401,8 +417,8 @@ impl MemoryService {
         self.map_region(home, region, uid, rights, event_counter, deadline)
     }
 
-    /// Maps a region. The mapping is entered before the home knows of it, so that the home's word of the
-    /// region's end cannot miss it.
+    /// Maps a region. The mapping is added to the table before the home adds the mapper, so that an
+    /// invalidation by the home finds the mapping.
     pub(crate) fn map_region(
         self: &Arc<Self>,
         home: u32,
@@ -417,7 +433,7 @@ impl MemoryService {
         self.mappings.insert(mapping.clone())?;
         self.stats.open_handles.add(1);
         let resolved = self.fetch_chunk_map(&mapping, uid, rights, deadline);
-        // Else it may be another's that has the same number.
+        // After a restart of the home, the id may belong to another region.
         let is_member = || self.cluster.is_member(instance).then_some(());
         match resolved.and_then(|()| is_member().ok_or_else(errno::hostdown)) {
             Ok(()) => Ok(mapping),
@@ -428,7 +444,7 @@ impl MemoryService {
         }
     }
 
-    /// Learns a region's layout and the places of its chunks.
+    /// Maps the region at the home, and installs the layout and the chunk locations.
     fn fetch_chunk_map(
         self: &Arc<Self>,
         mapping: &Mapping,
@@ -454,14 +470,14 @@ impl MemoryService {
             let version = mapping.chunk_map_version();
             match self.fetch_chunk_locations((home, region), &layout, deadline) {
                 Ok(chunks) => mapping.install_chunks(layout, version, chunks),
-                // What is not where it was said to be may have moved.
+                // The region may have moved: a chunk was not at the location that the home sent.
                 Err(_) if mapping.chunk_map_version() != version => Err(EAGAIN),
                 Err(error) => Err(error),
             }
         })
     }
 
-    /// Asks a home for the places of all chunks of a region.
+    /// Requests the locations of all chunks of a region from the home.
     fn fetch_chunk_locations(
         self: &Arc<Self>,
         (home, region): NodeScopedId,
@@ -494,7 +510,12 @@ impl MemoryService {
         Ok(chunks)
     }
 
-    /// Where a chunk of `size` bytes of a region is, of which another node told the place.
+    /// Resolves a chunk location sent by another node. The chunk has `size` bytes.
+    ///
+    /// # Errors
+    ///
+    /// - `EIO`: the address is invalid.
+    /// - `EHOSTDOWN`: this node does not lend the chunk any longer, or has left the cluster.
     pub(super) fn resolve_chunk(
         &self,
         region: NodeScopedId,
@@ -510,13 +531,14 @@ impl MemoryService {
         found.map(MappedChunk::Local).ok_or_else(errno::hostdown)
     }
 
-    /// Gives a mapping back. Accesses under way finish first; the home is told in the background.
+    /// Closes a mapping. Waits for accesses in progress. The home is notified in the background.
     pub(crate) fn unmap(self: &Arc<Self>, mapping: &Arc<Mapping>) {
         let detached = self.detach_mapping(mapping);
         self.unmap_deferred(mapping, detached);
     }
 
-    /// As [`Self::unmap`], but the home is told at once if it answers in time.
+    /// Closes a mapping as [`Self::unmap`] does, but notifies the home synchronously if the mapping is
+    /// drained and the home replies before the deadline.
     pub(crate) fn unmap_within(self: &Arc<Self>, mapping: &Arc<Mapping>, deadline: Deadline) {
         let detached = self.detach_mapping(mapping);
         let request = ControlRequest::UnmapRegion {
@@ -552,8 +574,7 @@ impl MemoryService {
         );
     }
 
-    /// Gives back the only mapping of a region whose home is this node and which goes with it, in the
-    /// background.
+    /// Closes the only mapping of an anonymous region of this node. The region is freed in the background.
     pub(crate) fn release_anonymous(self: &Arc<Self>, mapping: &Arc<Mapping>) {
         let detached = self.detach_mapping(mapping);
         let freed = self.regions.get(mapping.region).and_then(|region| {
@@ -566,7 +587,7 @@ impl MemoryService {
         if let Err(error) = freed {
             pr_debug!("an anonymous region is gone already: {error:?}\n");
         }
-        // Until then the region may ask.
+        // Until the mapping is drained, freeing the region queries it.
         self.defer_until_drained(
             mapping.home,
             WorkPriority::Background,
@@ -577,11 +598,15 @@ impl MemoryService {
         );
     }
 
-    /// Frees the region behind a mapping, and gives the mapping back.
+    /// Frees the region of a mapping and closes the mapping.
     ///
     /// # Errors
     ///
-    /// `EACCES`, `EHOSTDOWN`, `ESTALE`, `ETIMEDOUT`.
+    /// - `EACCES`: the mapping lacks mastership.
+    /// - `EBADF`: the handle was closed.
+    /// - `EHOSTDOWN`: the home died.
+    /// - `ESTALE`: the region was freed.
+    /// - `ETIMEDOUT`: the home did not finish in time.
     pub(crate) fn free(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result {
         drop(mapping.access()?);
         let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
@@ -595,7 +620,7 @@ impl MemoryService {
             .and_then(|answer| answer.expect_done())
             .map_err(|error| {
                 mapping.restore_event();
-                // The home does not know a mapping that is being given back.
+                // The mapping was removed at the home: another thread has closed the handle.
                 if error == ENOENT {
                     EBADF
                 } else {
@@ -616,12 +641,16 @@ impl MemoryService {
         }
     }
 
-    /// Calls `f` with up to `limit` named regions of `node` (0 for this one) from `cursor` on, and
-    /// returns where to go on.
+    /// Calls `f` with up to `limit` named regions of `node` (0: this node), starting at `cursor`. Returns the
+    /// cursor at which to continue.
     ///
     /// # Errors
     ///
-    /// Those of `f`, `EHOSTDOWN`, `EHOSTUNREACH`, `ETIMEDOUT`.
+    /// Those of `f`, and:
+    ///
+    /// - `EHOSTDOWN`: the node is not in the view.
+    /// - `EHOSTUNREACH`: the node cannot be reached.
+    /// - `ETIMEDOUT`: the node did not reply in time.
     pub(crate) fn list_regions(
         self: &Arc<Self>,
         node: u32,

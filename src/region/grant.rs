@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Granting and revoking rights to a region (LITE, section 4: a master grants them, mastership too).
+//! Granting and revoking rights to a region (LITE, section 4: masters grant rights, including mastership).
 //!
-//! The home keeps who has which. Handles of those who lost a right that they were mapped with end, as if
-//! they had been given back; who revokes waits until nothing is done by them any more.
+//! # Operation
+//!
+//! The home stores the rights per user. If a user loses a right, the home invalidates the user's mappings
+//! that have this right: the handles end with `EACCES`. The revoking caller waits until no access through
+//! these mappings can take effect any longer.
+//!
+//! # Recovery
+//!
+//! Mappings of a dead node count as revoked only after all members have synchronized the view without that
+//! node.
 
 use super::{
     home::{
@@ -24,7 +32,7 @@ use kite_core::{
     wire::{ControlRequest, InvalidateReason},
 };
 
-/// Who is to have which rights.
+/// Rights to set for one grantee.
 #[derive(Clone, Copy)]
 pub(crate) struct GrantRequest {
     pub(crate) grantee: Grantee,
@@ -33,11 +41,11 @@ pub(crate) struct GrantRequest {
 }
 
 impl MemoryService {
-    /// Changes the rights to a mapped region.
+    /// Sets the rights of a grantee to a mapped region, and waits until revoked mappings have ended.
     ///
     /// # Errors
     ///
-    /// As `struct kite_grant` in `include/uapi/kite.h` says.
+    /// See `struct kite_grant` in `include/uapi/kite.h`.
     pub(crate) fn grant_rights(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -74,7 +82,7 @@ impl MemoryService {
         });
         result.map_err(|error| {
             if error == ENOENT {
-                // If the handle was given back meanwhile, that is the reason.
+                // If the handle was closed meanwhile, report that cause.
                 mapping.access().err().unwrap_or_else(errno::stale)
             } else {
                 error
@@ -82,7 +90,8 @@ impl MemoryService {
         })
     }
 
-    /// At the home: does so for one who has it mapped; if for a peer's request of that number, once.
+    /// Sets rights at the home on behalf of a mapper. A request of a peer is executed exactly once by its
+    /// sequence number.
     pub(super) fn set_rights(
         self: &Arc<Self>,
         mapper: (u32, u64),
@@ -92,7 +101,7 @@ impl MemoryService {
         requester: Option<(&Peer, u64)>,
     ) -> Result {
         let region = self.regions.get(region)?;
-        // Before others of the peer wait for us.
+        // Allocate before `execute_once`, whose lock other requests of the peer wait for.
         let reservation = region.reserve_acl_entry()?;
         let sequence = requester.map(|(peer, sequence)| (peer.instance(), sequence));
         let apply = || region.grant(mapper, sequence, (grantee, rights), reservation);
@@ -111,20 +120,22 @@ impl MemoryService {
         Ok(())
     }
 
-    /// Whether all handles have ended whose rights were revoked, and those of dead nodes too.
+    /// Checks that all revoked mappings have ended, including those of dead nodes.
     ///
     /// # Errors
     ///
-    /// `EINPROGRESS` if not; `ENOENT` if there is no such region.
+    /// - `EINPROGRESS`: a revoked mapping remains, or not all members have synchronized the current view.
+    /// - `ENOENT`: the region does not exist.
     pub(super) fn serve_revoke_status(&self, region: u64) -> Result {
         let has_revoked = self.regions.get(region)?.has_revoked_mappers();
-        // Of a node that is out of the view nobody is revoking, and others may not have heard yet.
+        // Mappings of removed nodes are not counted, but members that have not synchronized the view may
+        // still serve such a node.
         let is_complete = !has_revoked && self.cluster.synced_epoch().is_some();
         is_complete.then_some(()).ok_or_else(errno::inprogress)
     }
 
-    /// Ends the handles of a node whose rights were revoked, in the background. Others in the line do not wait
-    /// for those that cannot be ended yet.
+    /// Invalidates the revoked mappings of a node on its workqueue. If some cannot end yet, the work requeues
+    /// itself, so other work of the queue is not delayed.
     fn invalidate_revoked_deferred(self: &Arc<Self>, node: u32, region: Arc<Region>) {
         if region.next_revoked_of(node, 0).is_none() {
             return;
@@ -140,7 +151,7 @@ impl MemoryService {
                         mapping,
                         InvalidateReason::Revoked,
                     );
-                    // What a dead node leaves behind ends when all have heard of its death.
+                    // Mappings of a dead node end when all members have synchronized the view.
                     if invalidated && memory_service.cluster.is_member(instance) {
                         region.unmap(instance.node, mapping);
                     }

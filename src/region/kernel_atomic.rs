@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Atomic operations on registered memory that RNICs are asked for, and do not have for kernels.
+//! Kernel-executed atomic operations on registered memory (MRs), for RNICs that do not offer RDMA atomics to
+//! kernels.
 //!
-//! mlx5 has them for peers by DC alone, so a node without DC asks the kernel of the other node, and is asked. That one
-//! has its RNIC do them, or its processor if that cannot. As with words of regions ([`super::map::atomic`]) none is done
-//! twice.
+//! mlx5 offers atomics to peers over DC only, so a node without DC requests the operation from the peer's
+//! kernel. The peer lets its RNIC execute the operation, or its CPU if the RNIC cannot. As for words of
+//! regions ([`super::map::atomic`]), no operation is executed twice.
 
 use super::MemoryService;
 use crate::{fabric::mr::table::mr_access_errno, sys::deadline::Deadline};
@@ -16,7 +17,7 @@ use kite_core::{
     wire::ControlRequest,
 };
 
-/// A word of registered memory, and who is to change it.
+/// Word of an MR, and the user on whose behalf the word is changed.
 #[derive(Clone, Copy)]
 pub(crate) struct MrWord {
     pub(crate) mr_key: u32,
@@ -25,13 +26,18 @@ pub(crate) struct MrWord {
 }
 
 impl MemoryService {
-    /// Has a node change a word. Returns what it was.
+    /// Requests an atomic operation from the node that owns the MR. Returns the old value.
     ///
     /// # Errors
     ///
-    /// - `ENOENT` if there is no such memory; `EACCES`, `ERANGE`.
-    /// - `ENXIO` if its RNIC has atomic operations, but not for ours.
-    /// - `ETIMEDOUT`, `EINTR`, when it may have been done; `EHOSTDOWN`; `EHOSTUNREACH`; `ENOMEM`.
+    /// - `ENOENT`: the MR does not exist.
+    /// - `EACCES`: the user may not change the word.
+    /// - `ERANGE`: the word is not in the MR.
+    /// - `ENXIO`: the owner's RNIC has atomics, but not for this RNIC.
+    /// - `ETIMEDOUT`, `EINTR`: the outcome is unknown.
+    /// - `EHOSTDOWN`: the owner left the view.
+    /// - `EHOSTUNREACH`: the owner cannot be reached.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn atomic_via_owner(
         self: &Arc<Self>,
         instance: NodeInstance,
@@ -52,11 +58,11 @@ impl MemoryService {
         answer.old_value()
     }
 
-    /// Changes a word of memory that a process here has registered, for a peer. Returns what it was.
+    /// Executes an atomic operation on an MR of a local process for a peer. Returns the old value.
     ///
     /// # Errors
     ///
-    /// As for [`Self::change`].
+    /// See [`Self::atomic_via_owner`].
     pub(super) fn serve_mr_atomic(
         &self,
         node: u32,

@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Standing in line for the locks of a region, and at its barriers (LITE, section 7.2).
+//! Locks and barriers of regions, as used by this node (LITE, section 7.2).
 //!
-//! The home gives out tickets ([`super::home::lock_table`]) and says at once what it can; who has to wait is told when
-//! the time has come. A request whose fate is not known is taken back, in the background if need be, so
-//! nobody holds a lock without knowing it: the tests of `kite_core::sync::lock` try out what can happen. The
-//! tickets of a node that died end when no other node can be reached by it any more, since until then it may
-//! believe that it has its locks.
+//! # Operation
+//!
+//! The home keeps the wait queues ([`super::home::lock_table`]) and replies at once: granted, queued or
+//! denied. A queued waiter polls adaptively and then sleeps until the home sends `NotifyGranted`. Each
+//! request of a node has a ticket, whose number is the sequence number of the request.
+//!
+//! # Recovery
+//!
+//! - A lock request with unknown outcome is cancelled, in the background if need be. So no node owns a lock
+//!   without having received the grant. The tests of `kite_core::sync::lock` cover the interleavings.
+//! - Waiters of a dead node are removed only after all members have synchronized the view without that node.
+//!   Until then, the dead node may still act as owner.
+//!
+//! # Locking
+//!
+//! `LocalWaiters::table` (spinlock) protects the table of local waiters. Entries are allocated before and
+//! freed after the critical section, and no other lock is taken in it. `LocalWaiter::reply_word` is stored
+//! with release order before the completion is signaled, and read with acquire order.
 
 use super::{
     home::{
@@ -48,13 +61,14 @@ use kite_core::{
     wire::{ControlReply, ControlRequest},
 };
 
-/// How long who gave up waits for the home to know, so that he does not meet himself in line.
+/// Maximum time in ms that a cancelling caller waits for the home. Otherwise the next request of the caller
+/// could queue behind the cancelled one.
 const RELEASE_INLINE_MS: u32 = 500;
 
-/// Time between looks whether the region is still there.
+/// Interval in ms at which a waiter checks that the region still exists.
 const WAIT_SLICE_MS: u32 = 50;
 
-/// What a user wants of a region besides its memory.
+/// Acquisition of a lock or arrival at a barrier of a region.
 pub(crate) struct SyncRequest {
     /// Number of the lock or barrier.
     pub(crate) sync_id: u64,
@@ -63,10 +77,10 @@ pub(crate) struct SyncRequest {
     pub(crate) deadline: Deadline,
 }
 
-/// A ticket of this node.
+/// Ticket of this node: identifies one waiter or owner at the home.
 #[derive(Clone, Copy)]
 pub(crate) struct Ticket {
-    /// The lives in which it was given out.
+    /// Incarnations of both nodes when the ticket was created.
     local_instance: NodeInstance,
     home_instance: NodeInstance,
     region: u64,
@@ -75,10 +89,11 @@ pub(crate) struct Ticket {
     kind: AcquireKind,
 }
 
-/// Who waits for word of a ticket.
+/// Thread that waits for the reply to a ticket.
 #[pin_data]
 struct LocalWaiter {
-    /// A word of [`Said`], or 0.
+    /// Encoded [`AcquireReply`], or 0 before the reply. Written by the thread that processes the
+    /// notification.
     reply_word: Atomic<u64>,
     #[pin]
     completion: CountingCompletion,
@@ -91,7 +106,7 @@ impl LocalWaiter {
     }
 }
 
-/// The tickets of this node of which somebody waits to hear, by their homes.
+/// Local waiters by home and ticket number.
 #[pin_data]
 pub(super) struct LocalWaiters {
     #[pin]
@@ -99,7 +114,7 @@ pub(super) struct LocalWaiters {
     spin: AdaptiveSpin,
 }
 
-/// Somebody waits, until this is dropped.
+/// Registration of a local waiter. Dropping it removes the waiter.
 struct WaiterGuard<'a> {
     waiters: &'a LocalWaiters,
     key: (NodeInstance, u64),
@@ -107,7 +122,7 @@ struct WaiterGuard<'a> {
 }
 
 impl LocalWaiters {
-    /// None.
+    /// Creates an empty table.
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             table <- new_spinlock!(RBTree::new()),
@@ -147,11 +162,11 @@ impl Drop for WaiterGuard<'_> {
 }
 
 impl MemoryService {
-    /// Takes a lock of a mapped region, or passes a barrier; says which, and by which ticket.
+    /// Acquires a lock of a mapped region, or passes a barrier. Returns the ticket and the reply.
     ///
     /// # Errors
     ///
-    /// As `struct kite_lock` and `struct kite_barrier` in `include/uapi/kite.h` say.
+    /// See `struct kite_lock` and `struct kite_barrier` in `include/uapi/kite.h`.
     pub(crate) fn acquire_sync(
         self: &Arc<Self>,
         mapping: &Mapping,
@@ -181,7 +196,8 @@ impl MemoryService {
         sync_request: &SyncRequest,
     ) -> Result<(Ticket, AcquireReply)> {
         let home = self.cluster.instance_of(mapping.home)?;
-        // In which the region is, if it is not lost by now.
+        // Check after reading the incarnation: if the mapping is valid, the region is at this incarnation of
+        // the home.
         drop(mapping.access()?);
         mapping.note_waiter();
         let seq_guard = self.reserve_seq(home, sync_request.deadline)?;
@@ -218,7 +234,7 @@ impl MemoryService {
         }
     }
 
-    /// A number for a request that another node must not do twice; nothing if it is this one.
+    /// Reserves a sequence number for an exactly-once request. Returns `None` if this node is the home.
     fn reserve_seq(&self, home: NodeInstance, deadline: Deadline) -> Result<Option<SequenceGuard>> {
         if self.cluster.local_node()? == home.node {
             return Ok(None);
@@ -227,7 +243,7 @@ impl MemoryService {
         retry_until(deadline, || peer.assign_sequence(0)).map(Some)
     }
 
-    /// Asks the home for a ticket. If it is not known what came of it, it is taken back.
+    /// Requests a ticket from the home. Cancels the ticket if the outcome is unknown.
     fn request_ticket(
         self: &Arc<Self>,
         ticket: &Ticket,
@@ -258,11 +274,11 @@ impl MemoryService {
             ControlReply::OldValue { word } => AcquireReply::from_word(word).ok_or(EIO),
             _ => Err(EIO),
         });
-        // Its number is not used again before that is certain.
+        // Keep the sequence number reserved until the ticket is certainly cancelled.
         reply.inspect_err(|_| self.cancel_ticket(ticket, Some(seq_guard)))
     }
 
-    /// Waits until the ticket has what it is for. If that does not happen, it is given up.
+    /// Waits until the ticket is granted. Cancels the ticket on error.
     fn wait_granted(
         self: &Arc<Self>,
         mapping: &Mapping,
@@ -284,7 +300,7 @@ impl MemoryService {
             let signal = woken.map(drop).or_else(|_| deadline.handle_signal());
             let valid = mapping.access().map(drop).and(signal);
             let in_time = valid.and_then(|()| deadline.check());
-            // The word may have come meanwhile.
+            // The reply may have arrived meanwhile, in which case the ticket is granted.
             if let (Err(error), None) = (in_time, waiter.reply()) {
                 self.cancel_ticket(ticket, None);
                 return Err(error);
@@ -292,7 +308,8 @@ impl MemoryService {
         }
     }
 
-    /// Ends a ticket of which it may not be known whether it is there, soon if not at once.
+    /// Cancels a ticket that may or may not exist at the home. Falls back to the background if the home does
+    /// not reply.
     pub(crate) fn cancel_ticket(
         self: &Arc<Self>,
         ticket: &Ticket,
@@ -308,12 +325,15 @@ impl MemoryService {
         }
     }
 
-    /// Gives a lock back that was taken by `mapping`, when nothing that was written by it can come late.
+    /// Releases a lock that was acquired through `mapping`, after all earlier writes of the mapping have
+    /// taken effect. If the home does not reply before the deadline, the release continues in the background.
     ///
     /// # Errors
     ///
-    /// `ESTALE` if the region was freed, `EACCES` if the rights were revoked, `EHOSTDOWN` if its home died, or
-    /// this node did. If it takes longer than until the deadline, it is done in the background.
+    /// - `ESTALE`: the region was freed.
+    /// - `EACCES`: the rights were revoked.
+    /// - `EHOSTDOWN`: the home died, or this node left the cluster.
+    /// - `EBADF`: the handle was closed.
     pub(crate) fn unlock(
         self: &Arc<Self>,
         ticket: &Ticket,
@@ -321,7 +341,7 @@ impl MemoryService {
         mapping: &Arc<Mapping>,
         deadline: Deadline,
     ) -> Result {
-        // If that has ended, so has the lock.
+        // A mapping that has ended owns no locks any longer.
         drop(mapping.access()?);
         let drained = retry_until(deadline, || self.check_drained(mapping));
         match drained.and_then(|()| self.release_ticket(ticket, reason, deadline)) {
@@ -340,12 +360,12 @@ impl MemoryService {
         drained.then_some(()).ok_or(EAGAIN)
     }
 
-    /// Ends a ticket.
+    /// Removes a ticket at the home.
     ///
     /// # Errors
     ///
-    /// Those for which [`is_over`] holds if there is nothing to end any more; others if it is not known
-    /// whether it has ended.
+    /// Errors for which [`is_gone_error`] returns `true` mean that the ticket does not exist any longer.
+    /// After any other error the outcome is unknown.
     fn release_ticket(
         self: &Arc<Self>,
         ticket: &Ticket,
@@ -365,12 +385,12 @@ impl MemoryService {
         }
     }
 
-    /// The home of a ticket, if both nodes are in the life in which it was given out: in another its number
-    /// is another's. Nothing if it is this node.
+    /// Returns the peer that is the home of the ticket, or `None` if this node is the home.
     ///
     /// # Errors
     ///
-    /// `EHOSTDOWN` if they are not.
+    /// - `EHOSTDOWN`: either node is not in the incarnation of the ticket any longer. Another incarnation
+    ///   could use the same number for another ticket.
     fn home_peer(&self, ticket: &Ticket) -> Result<Option<Arc<Peer>>> {
         if ticket.home_instance == ticket.local_instance {
             let is_member = self.cluster.is_member(ticket.home_instance);
@@ -381,7 +401,8 @@ impl MemoryService {
         same.then_some(Some(peer)).ok_or_else(errno::hostdown)
     }
 
-    /// Ends a ticket in the background, when the mapping is quiet. Its number is kept until then.
+    /// Removes a ticket in the background, once the mapping is drained. The sequence number stays reserved
+    /// until then.
     fn release_ticket_deferred(
         self: &Arc<Self>,
         ticket: Ticket,
@@ -424,8 +445,8 @@ impl MemoryService {
     }
 }
 
-/// Whether an error says that there is nothing to end any more: the region was freed, or the life of the node
-/// asked is over, or ours.
+/// Returns `true` if an error means that there is nothing left to remove: the region was freed, or either
+/// node is not in the same incarnation any longer.
 pub(super) fn is_gone_error(error: Error) -> bool {
     error == ENOENT || error == errno::hostdown() || error == errno::hostunreach()
 }
@@ -455,7 +476,7 @@ impl Ticket {
 
 fn denied_error(errno: u16) -> Error {
     let error = Error::from_errno(-c_int::from(errno));
-    // The region is being freed.
+    // The home returns `ENOENT` while the region is being freed.
     if error == ENOENT {
         errno::stale()
     } else {
@@ -463,9 +484,9 @@ fn denied_error(errno: u16) -> Error {
     }
 }
 
-/// At the home.
+/// Requests served by the home.
 impl MemoryService {
-    /// Gives out a ticket; if to a peer, once.
+    /// Adds a waiter and returns its reply. A request of a peer is executed exactly once.
     pub(super) fn serve_enqueue_waiter(
         self: &Arc<Self>,
         region: u64,
@@ -473,7 +494,8 @@ impl MemoryService {
         peer: Option<&Peer>,
     ) -> Result<AcquireReply> {
         let found = self.regions.get(region);
-        // Before others of the peer wait for us: whose memory it is may have to wait for some.
+        // Allocate before `execute_once`, whose lock other requests of the peer wait for. The allocation may
+        // sleep at the limit of the owner's cgroup.
         let reservation = match &found {
             Ok(region) => region
                 .reserve_waiter()
@@ -498,7 +520,7 @@ impl MemoryService {
         Ok(reply)
     }
 
-    /// Ends a ticket of a peer, and sees to it that it comes into being no more.
+    /// Removes the waiter of a peer's ticket, and rejects a delayed request for the same ticket.
     pub(super) fn serve_remove_waiter(
         self: &Arc<Self>,
         node: u32,
@@ -507,7 +529,7 @@ impl MemoryService {
         reason: ReleaseReason,
     ) -> Result {
         let peer = self.fabric().peer(node)?;
-        // It may be too late for that too: then it was answered.
+        // If the request was executed before, this has no effect, and the waiter is removed below.
         let _ = peer.execute_once(ticket, || Ok(AcquireReply::Cancelled.to_word()));
         let instance = peer.instance();
         self.remove_waiter_at_home(region, queue_key, WaiterId { instance, ticket }, reason)
@@ -526,14 +548,14 @@ impl MemoryService {
         Ok(())
     }
 
-    /// Takes word from a home: what a ticket waited for has come.
+    /// Processes the notification of a home that a ticket was granted or a barrier was passed.
     pub(super) fn serve_granted(&self, home: u32, ticket: u64, reply: AcquireReply) -> Result {
         let home = self.cluster.instance_of(home)?;
         self.waiters.complete(home, ticket, reply);
         Ok(())
     }
 
-    /// Tells, in the background, those whose tickets have what they waited for: of one line, or of all.
+    /// Notifies in the background all nodes with newly granted tickets, of one wait queue or of all.
     pub(super) fn notify_granted(
         self: &Arc<Self>,
         region: &Arc<Region>,
@@ -550,7 +572,8 @@ impl MemoryService {
         }
     }
 
-    /// Tells a node, which may be this one, until it has heard or its life is over.
+    /// Sends a notification to a node, which may be this node, until the node acknowledges or leaves the
+    /// view.
     fn notify_reliably(self: &Arc<Self>, instance: NodeInstance, ticket: u64, reply: AcquireReply) {
         if self.cluster.local_node() == Ok(instance.node) {
             return self.waiters.complete(instance, ticket, reply);
@@ -566,9 +589,10 @@ impl MemoryService {
         }
     }
 
-    /// Ends the tickets of nodes that are out of the view, once all have heard that they are.
+    /// Removes the waiters of nodes that left the view, once all members have synchronized that view.
     pub(super) fn remove_dead_waiters(self: &Arc<Self>) {
-        // Most tickets of a line are often of one node, and who is forgotten stays so.
+        // Cache the last result: successive waiters often belong to one node, and a fully removed instance
+        // stays removed.
         let last = Cell::new(None);
         let is_forgotten = |instance| match last.get() {
             Some((cached_instance, forgotten)) if cached_instance == instance => forgotten,

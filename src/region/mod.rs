@@ -1,15 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Local memory regions (LMRs): memory of any nodes, by name, used through handles (LITE, section 4).
+//! Local memory regions (LMRs): named memory that any set of nodes lends, used through handles (LITE, section
+//! 4).
 //!
-//! A node plays up to four parts in a region: it *lends* memory to it ([`lease`]), it is its *home*
-//! ([`region`]), it *keeps* its name ([`crate::cluster`]), and it has it *mapped* ([`mapping`]). They
-//! talk by the requests of `kite_core::wire`; a node that plays several talks to itself in the same
-//! way ([`Lmr::ask`]).
+//! # Operation
 //!
-//! To answer a request no other node is ever asked ([`serve`]). What needs others, such as freeing a
-//! region, is done by errands that nobody waits for with a lock or a credit held ([`errands`], [`reclaim`],
-//! [`view`]).
+//! A node has up to four roles for a region. As *lender* it lends memory ([`lend::loan`]). As *home* it
+//! manages the region ([`home`]). As *name owner* it resolves the name ([`crate::cluster`]). As *mapper* it
+//! accesses the region ([`map`]). The roles exchange the control requests of `kite_core::wire`. A node with
+//! several roles calls [`MemoryService::serve`] directly ([`MemoryService::request_with_retry`]).
+//!
+//! # Recovery
+//!
+//! Serving a request never waits for another node ([`serve`]). Work that needs other nodes, such as freeing a
+//! region, runs on workqueues ([`workqueues`], [`home::reclaim`], [`view_change`]). No thread waits for that
+//! work while it holds a lock or a credit.
+//!
+//! # Locking
+//!
+//! - `view_change_lock` (mutex) serializes view changes and leaving. The holder flushes `request_queue` and
+//!   destroys workqueues, so no work item may take the lock.
+//! - The tables have their own locks, described in their modules.
 
 pub(crate) mod alloc;
 pub(crate) mod grant;
@@ -66,16 +77,16 @@ use kite_core::{
     },
 };
 
-/// How long control requests may take that the caller set no deadline for.
+/// Timeout of control requests for which the caller sets no deadline, in ms.
 pub(crate) const CONTROL_TIMEOUT_MS: u32 = 10_000;
 
-/// Requests answered at a time.
+/// Maximum number of requests served concurrently.
 const REQUESTS_MAX_ACTIVE: c_int = 32;
 
-/// Regions of a node that move at a time.
+/// Maximum number of regions of this node that move concurrently.
 const MOVES_MAX_ACTIVE: c_int = 8;
 
-/// The memory service of one RNIC.
+/// Memory service of one RNIC.
 #[pin_data]
 pub(crate) struct MemoryService {
     #[pin]
@@ -88,41 +99,43 @@ pub(crate) struct MemoryService {
     mappings: MappingTable,
     #[pin]
     waiters: LocalWaiters,
-    /// Source of numbers for regions, leases and mappings.
+    /// Next number for a region, loan or mapping.
     next_id: Atomic<u64>,
     #[pin]
     active_pushes: ActivePushes,
-    /// Held while the view changes.
+    /// Serializes view changes and leaving the cluster.
     #[pin]
     view_change_lock: Mutex<()>,
-    /// Answers requests; nothing on it waits for another node.
+    /// Serves requests. No item on this queue waits for another node.
     request_queue: OwnedQueue,
-    /// Moves regions of ours.
+    /// Moves regions whose home is this node.
     move_queue: OwnedQueue,
-    /// Work that asks other nodes, and that somebody waits for.
+    /// Requests to other nodes for which a caller waits.
     #[pin]
     foreground_queues: PeerWorkqueues,
-    /// Such work for who waits for a lock or at a barrier.
+    /// Requests to other nodes for locks and barriers.
     #[pin]
     lock_queues: PeerWorkqueues,
-    /// Such work that nobody waits for.
+    /// Requests to other nodes for which no caller waits.
     #[pin]
     background_queues: PeerWorkqueues,
-    /// Tells names: nobody's wish for memory or names is granted before, so it waits behind no other work.
+    /// Announcements of names and addresses. No member grants memory or names before these arrive, so they
+    /// have separate queues.
     #[pin]
     announce_queues: PeerWorkqueues,
     pub(crate) stats: Arc<Stats>,
 }
 
-/// The answer to a request.
+/// Encoded reply to a control request.
 pub(crate) struct ReplyMessage(KVec<u8>);
 
 impl ReplyMessage {
-    /// What it says.
+    /// Decodes the reply.
     ///
     /// # Errors
     ///
-    /// That of the node asked, if it failed; `EIO` if the answer is malformed.
+    /// - `EIO`: the reply is malformed.
+    /// - Other errors: the serving node failed the request with this error.
     pub(crate) fn decode(&self) -> Result<ControlReply<'_>> {
         match wire::decode_control(&self.0) {
             Ok((_, ControlBody::Reply(ControlReply::Failed { errno }))) => {
@@ -133,11 +146,11 @@ impl ReplyMessage {
         }
     }
 
-    /// Of a request that is either done or refused.
+    /// Checks the reply to a request without result.
     ///
     /// # Errors
     ///
-    /// As for [`Self::reply`].
+    /// See [`Self::decode`].
     fn expect_done(&self) -> Result {
         match self.decode()? {
             ControlReply::Done => Ok(()),
@@ -145,11 +158,11 @@ impl ReplyMessage {
         }
     }
 
-    /// What a word was that was to be changed.
+    /// Returns the old value from the reply to an atomic operation.
     ///
     /// # Errors
     ///
-    /// As for [`Self::reply`].
+    /// See [`Self::decode`].
     fn old_value(&self) -> Result<u64> {
         match self.decode()? {
             ControlReply::OldValue { word } => Ok(word),
@@ -157,11 +170,12 @@ impl ReplyMessage {
         }
     }
 
-    /// Where the directory is of who was told a target.
+    /// Returns the address and the number of buckets of the directory replica that stored the address of this
+    /// node.
     ///
     /// # Errors
     ///
-    /// As for [`Self::reply`].
+    /// See [`Self::decode`].
     fn directory_addr(&self) -> Result<(u64, u32)> {
         match self.decode()? {
             ControlReply::DirectoryAddr {
@@ -174,7 +188,7 @@ impl ReplyMessage {
 }
 
 impl MemoryService {
-    /// Makes the service.
+    /// Creates the service.
     pub(crate) fn new(fabric: Arc<Fabric>, limits: LendLimits) -> Result<Arc<Self>> {
         let (device, stats) = (fabric.device(), fabric.stats.clone());
         Arc::pin_init(
@@ -185,7 +199,9 @@ impl MemoryService {
                 mappings <- MappingTable::new(),
                 waiters <- LocalWaiters::new(),
                 active_pushes <- ActivePushes::new(),
-                // Numbers of a former life of this node must not be taken for those of this one.
+                // Start at a random number: numbers of an earlier incarnation of this node must not be
+                // reused.
+                //
                 // SAFETY: The function has no preconditions.
                 next_id: Atomic::new(u64::from(unsafe { bindings::get_random_u32() } >> 1) << 32 | 1),
                 view_change_lock <- new_mutex!(()),
@@ -205,7 +221,7 @@ impl MemoryService {
         &self.cluster.fabric
     }
 
-    /// All lines of work that asks other nodes.
+    /// Returns the workqueues of all kinds.
     fn all_workqueues(&self) -> [&PeerWorkqueues; 4] {
         [
             &self.lock_queues,
@@ -219,11 +235,13 @@ impl MemoryService {
         self.next_id.fetch_add(1u64, Relaxed)
     }
 
-    /// Asks `node`, which may be this one, until it says something else than that it cannot answer yet.
+    /// Sends a request to `node`, which may be this node, and repeats it while the node replies `EAGAIN` or
+    /// `EINPROGRESS`.
     ///
     /// # Errors
     ///
-    /// That of the answer, if it is a failure; those of [`Fabric::call`] and [`Self::settle`].
+    /// Those of [`Self::request`] and [`retry_until`], and the error of the reply if the node failed the
+    /// request.
     pub(crate) fn request_with_retry(
         self: &Arc<Self>,
         node: u32,
@@ -237,13 +255,17 @@ impl MemoryService {
         })
     }
 
-    /// Asks another node, in this life of it, for what it must not do twice. `request` is given the number of
-    /// the request (`kite_core::proto::once`), which is of that kind: 0, or [`wire::PUSH`]. Where it is not known what came of it, that is cancelled in the
-    /// background, and `asking` dropped after that: nothing is done any more by a mapping that has ended.
+    /// Sends a request to one incarnation of another node, which executes it at most once. `request` receives
+    /// the sequence number (`kite_core::proto::once`), whose sequence space is `kind`: 0 or
+    /// [`PUSH_SEQUENCE_FLAG`].
+    ///
+    /// If the outcome is unknown, the request is cancelled in the background, and `request_guard` is dropped
+    /// afterwards. So no request of a mapping takes effect after the mapping has drained.
     ///
     /// # Errors
     ///
-    /// As for [`Fabric::call_peer`]; that the answer is a failure is seen by [`Answer::reply`].
+    /// See [`Fabric::send_control_request_to`]. If the node failed the request, [`ReplyMessage::decode`]
+    /// returns the error.
     fn request_exactly_once<'a, A: Send + 'static>(
         self: &Arc<Self>,
         request_guard: A,
@@ -264,13 +286,13 @@ impl MemoryService {
         answer.inspect_err(|_| self.cancel_deferred(seq_guard, request_guard))
     }
 
-    /// Sees to it that a request of which nobody knows whether it was done is not done any more.
+    /// Cancels a request with unknown outcome in the background, until the request can no longer be executed.
     fn cancel_deferred<A: Send + 'static>(
         self: &Arc<Self>,
         seq_guard: SequenceGuard,
         request_guard: A,
     ) {
-        // Those who wait for locks do not wait for what waits for a third node.
+        // Cancelling a push may wait for a third node and must not delay lock requests.
         let priority = match seq_guard.sequence & PUSH_SEQUENCE_FLAG {
             0 => WorkPriority::Lock,
             _ => WorkPriority::Background,
@@ -282,7 +304,7 @@ impl MemoryService {
                 if memory_service.request_cancel(&seq_guard) {
                     return drop(request_guard);
                 }
-                // Others in the line do not wait for what is being done.
+                // Requeue, so that other work of the queue does not wait for a request in execution.
                 fsleep(Delta::from_millis(DRAIN_POLL_MS));
                 if memory_service.cluster.is_member(instance) {
                     memory_service.cancel_deferred(seq_guard, request_guard);
@@ -291,7 +313,7 @@ impl MemoryService {
         );
     }
 
-    /// Asks once for a request not to be done any more. Returns whether nothing is done any more.
+    /// Sends one cancellation. Returns `true` if the request is not executed any longer.
     fn request_cancel(&self, seq_guard: &SequenceGuard) -> bool {
         let request = ControlRequest::CancelRequest {
             sequence: seq_guard.sequence,
@@ -302,18 +324,20 @@ impl MemoryService {
             Deadline::after_ms(CONTROL_TIMEOUT_MS),
         ) {
             Ok(answer) => answer.decode().err() != Some(errno::inprogress()),
-            // Either life is over, when all that is known of it says so.
+            // A view without the peer's incarnation means that no packet of the request is delivered any
+            // longer.
             Err(error) => {
                 is_gone_error(error) && !self.cluster.is_member(seq_guard.peer.instance())
             }
         }
     }
 
-    /// Asks a peer, for as long as its life and ours last.
+    /// Sends a request to a peer. Fails when either node restarts or leaves.
     ///
     /// # Errors
     ///
-    /// As for [`Fabric::call_peer`]; that the answer is a failure is seen by [`Answer::reply`].
+    /// See [`Fabric::send_control_request_to`]. If the node failed the request, [`ReplyMessage::decode`]
+    /// returns the error.
     fn request_peer(
         &self,
         peer: &Arc<Peer>,
@@ -327,12 +351,13 @@ impl MemoryService {
         answer.map(ReplyMessage)
     }
 
-    /// Asks `node`, which may be this one.
+    /// Sends a request to `node`, which may be this node.
     ///
     /// # Errors
     ///
-    /// As for [`Fabric::call`], and `EAGAIN` while the node is joining; that the answer is a failure is
-    /// seen by [`Answer::reply`].
+    /// - `EAGAIN`: the node is joining.
+    /// - Other errors: see [`Fabric::send_control_request`]. If the node failed the request,
+    ///   [`ReplyMessage::decode`] returns the error.
     fn request(
         self: &Arc<Self>,
         node: u32,
@@ -345,7 +370,7 @@ impl MemoryService {
                 .fabric()
                 .send_control_request(node, request, epoch, deadline);
             return answer.map(ReplyMessage).map_err(|error| {
-                // In the view and not yet, or not again, a peer.
+                // The node is in the view, but not a peer yet or again.
                 let joining = error == errno::hostdown() && self.cluster.instance_of(node).is_ok();
                 if joining {
                     EAGAIN

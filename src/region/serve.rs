@@ -1,8 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Answers to the requests of other nodes, and of this one.
+//! Serves the control requests of other nodes and of this node.
 //!
-//! Every request is meant to be made twice with the effect of once, and none waits for another node.
+//! # Operation
+//!
+//! Requests of peers are copied and served on `request_queue`. All requests are idempotent or executed
+//! exactly once by sequence number, since a requester repeats a request until the reply arrives. No request
+//! waits for another node.
+//!
+//! # Recovery
+//!
+//! A request that cannot be served yet fails with `EAGAIN` or `EINPROGRESS`, and the requester repeats it.
+//! The epoch in the header detects that requester and server act on different views.
+//!
+//! # Locking
+//!
+//! Exactly-once requests run inside [`Peer::execute_once`], which holds the peer's reply cache (mutex).
+//! Nested inside are the mutexes of the region, the mappings, the chunk maps and the loans that a request
+//! uses.
 
 use super::{
     home::{
@@ -33,12 +48,12 @@ use kite_core::{
     },
 };
 
-/// An error as the answer to what must not be done twice.
+/// Encodes an error as the cached result of an exactly-once request.
 pub(super) fn errno_of(error: Error) -> u64 {
     error.to_errno().unsigned_abs().into()
 }
 
-/// The error that such an answer is, if it is not 0.
+/// Decodes the cached result of an exactly-once request; 0 means success.
 pub(super) fn result_from_errno(answer: u64) -> Result {
     match answer {
         0 => Ok(()),
@@ -47,8 +62,8 @@ pub(super) fn result_from_errno(answer: u64) -> Result {
 }
 
 impl MemoryService {
-    /// Has a message of a peer answered on the workqueue, a request whose form has been checked. `serve`
-    /// writes the answer to a request of a node, and returns its length.
+    /// Queues a peer's request, whose format was checked, to `request_queue`. `serve` encodes the reply to a
+    /// request of a node and returns its length.
     pub(crate) fn serve_deferred(
         self: &Arc<Self>,
         from: Arc<Peer>,
@@ -65,14 +80,14 @@ impl MemoryService {
                 memory_service.serve_message(&peer, &header, &copy, serve)
             })
         });
-        // If not, the peer asks again or gives up.
+        // On failure, the peer repeats the request or times out.
         if queued.is_err() {
             from.complete_request(&header);
         }
     }
 
-    /// Answers a message. A change of view waits for those under way ([`Self::set_view`]), so that nothing
-    /// is done for a node after what is left of it was cleared.
+    /// Serves a request and sends the reply. A view change waits for requests being served
+    /// ([`Self::set_view`]). So nothing is done for a removed node after its state was cleared.
     fn serve_message(
         &self,
         from: &Peer,
@@ -90,8 +105,8 @@ impl MemoryService {
         }
     }
 
-    /// Does what a node in this life asks for; returns the answer, unless there is no memory for it or
-    /// the node is gone.
+    /// Serves a request of one incarnation of a node. Returns the reply, or `None` if out of memory, or if
+    /// the node is not a member any longer.
     fn build_reply(
         &self,
         from: NodeInstance,
@@ -113,7 +128,7 @@ impl MemoryService {
 }
 
 impl MemoryService {
-    /// Answers a request of `node`; returns the length of the answer in `out`.
+    /// Serves a request of `node`. Encodes the reply into `out` and returns its length.
     pub(crate) fn serve(
         self: &Arc<Self>,
         node: u32,
@@ -164,7 +179,7 @@ impl MemoryService {
         }
     }
 
-    /// Writes the answer to the request of that header; returns its length.
+    /// Encodes the reply to the request with this header. Returns its length.
     pub(crate) fn encode_reply(
         &self,
         header: &ControlHeader,
@@ -181,7 +196,7 @@ impl MemoryService {
         }
     }
 
-    /// Answers requests whose answer is not a list.
+    /// Serves the requests whose reply is not a list.
     fn dispatch(
         self: &Arc<Self>,
         node: u32,
@@ -278,7 +293,7 @@ impl MemoryService {
             ControlRequest::RevokeStatus { region } => self.serve_revoke_status(region)?,
             ControlRequest::CancelRequest { sequence } => {
                 let canceled = self.fabric().peer(node)?.execute_once(sequence, || Ok(0));
-                // It may be too late for that too: then it was answered.
+                // Any other result means that the request is completed and will not be executed later.
                 if canceled == Err(errno::inprogress()) {
                     return Err(errno::inprogress());
                 }
@@ -398,11 +413,11 @@ impl MemoryService {
         Ok(ControlReply::Done)
     }
 
-    /// Whether a node has a region of this one mapped with these rights.
+    /// Checks that a node has mapped a region of this node with these rights.
     ///
     /// # Errors
     ///
-    /// As for [`Region::check`].
+    /// See [`Region::check_rights`].
     pub(crate) fn check_mapper_rights(
         &self,
         region: u64,
@@ -415,26 +430,34 @@ impl MemoryService {
             .check_rights(node, mapping, rights)
     }
 
-    /// `EAGAIN` if who asks knows of a node's end that we do not: that node may still reach memory.
+    /// Checks that this node has applied all views that the requester has applied.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN`: the requester may have removed a node that can still access memory through this node.
     fn check_own_view(&self, header: &ControlHeader) -> Result {
         let is_reached = header.epoch <= self.cluster.epoch();
         is_reached.then_some(()).ok_or(EAGAIN)
     }
 
-    /// `EINPROGRESS` if we know of a node's end that who asks does not: what was sent to that node may come late, and
-    /// it may not know either.
+    /// Checks that the requester has applied all views that this node has applied.
+    ///
+    /// # Errors
+    ///
+    /// - `EINPROGRESS`: this node has removed a node that the requester may still count as member. Packets
+    ///   sent to the removed node may arrive late, and the removed node may not have been notified either.
     pub(super) fn check_requester_view(&self, header: &ControlHeader) -> Result {
         let is_reached = header.epoch >= self.cluster.epoch();
         is_reached.then_some(()).ok_or_else(errno::inprogress)
     }
 
-    /// Ends a mapping of a region of `node`: nothing of ours reaches the region's memory any more, nor does what
-    /// the lenders were asked for.
+    /// Invalidates a mapping of a region whose home is `node`. On success, no access of this node reaches the
+    /// region's memory any longer, and no request to the lenders is outstanding.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if that is not certain yet. A lender of which we know that it is out of the view must not be
-    /// asked for its memory by a home that does not know.
+    /// - `EAGAIN`: not certain yet. Also returned while the home has an older view than this node: the home
+    ///   must not request memory back from a lender that only this node has removed from its view.
     fn serve_invalidate(
         &self,
         node: u32,
@@ -465,7 +488,7 @@ impl MemoryService {
         self.cluster.local_node() != Ok(node)
     }
 
-    /// Lends memory, which may take long, unless the caller is gone before it is all there.
+    /// Lends memory, unless the requester gives up before the allocation completes. May take long.
     fn serve_alloc(
         &self,
         key: NodeScopedId,
@@ -480,14 +503,16 @@ impl MemoryService {
             .lend(key, region, layout, self.is_other_node(node), check_live)
     }
 
-    /// Whether `node` still wants memory for its call, made in the view of `epoch`, and may have it: ours is
-    /// freed when we leave the cluster, and none is lent to ourselves after that.
+    /// Checks that `node` still waits for its request, received in the view of `epoch`, and may get memory.
+    /// Loans to this node are freed when this node leaves the cluster, and none may be made after that.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if the view has changed. That waits for us, and `node` may ask again.
-    /// - `EINTR` if nobody waits for the memory any more.
-    /// - `EHOSTDOWN`, `EHOSTUNREACH`.
+    /// - `EAGAIN`: the view has changed. The view change waits for this request, and `node` may repeat the
+    ///   request.
+    /// - `EINTR`: the requester has given up.
+    /// - `EHOSTDOWN`: this node, or `node`, is not in the view.
+    /// - `EHOSTUNREACH`: `node` cannot be reached.
     fn check_call_live(&self, node: u32, request_id: u64, epoch: u64) -> Result {
         let is_live = if self.cluster.local_node()? == node {
             !fatal_signal_pending()
@@ -533,7 +558,7 @@ impl MemoryService {
         Ok(list.finish())
     }
 
-    /// Up to `limit` named regions of this node, from number `cursor` on.
+    /// Encodes up to `limit` named regions of this node, starting at number `cursor`.
     fn write_region_list(
         &self,
         reply_header: &ControlHeader,
@@ -571,7 +596,11 @@ impl MemoryService {
         })
     }
 
-    /// `EAGAIN` unless this node keeps `name` and has heard of all names.
+    /// Checks that this node owns `name`, and has received all names of the current view.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN`: not yet, or another node is the owner.
     fn check_name_owner(&self, name: &Name) -> Result {
         let is_owner = self.cluster.name_owner(name)? == self.cluster.local_node()?;
         if is_owner && self.cluster.synced_epoch().is_some() {
@@ -589,7 +618,7 @@ impl MemoryService {
         Err(ENOENT)
     }
 
-    /// Takes names that `node` is the home of, and that this node keeps as of `epoch`.
+    /// Registers names of regions whose home is `node` and whose name owner is this node as of `epoch`.
     fn serve_sync_names(
         self: &Arc<Self>,
         node: u32,
@@ -618,23 +647,24 @@ impl MemoryService {
         Ok(())
     }
 
-    /// Whether what a node tells for the view of `epoch` is about the present one.
+    /// Returns `true` if `epoch` is the epoch of the current view.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it is about a later one.
+    /// - `EAGAIN`: `epoch` belongs to a later view.
     fn is_current_epoch(&self, epoch: u64) -> Result<bool> {
         if epoch > self.cluster.epoch() {
-            // Our daemon has not told us yet.
+            // The local daemon has not set that view yet.
             return Err(EAGAIN);
         }
-        // An older one was repeated late. For the present view the node tells, or has told, anew.
+        // An older epoch means a delayed repetition. The sender sends its names for the current view
+        // separately.
         Ok(epoch == self.cluster.epoch())
     }
 
-    /// A peer acts on the view of `epoch`, and has no names to tell for it.
+    /// Processes a peer's announcement of the view of `epoch` without names.
     pub(crate) fn on_view_announced(self: &Arc<Self>, from: &Peer, epoch: u64) {
-        // If our daemon has not told us of that one yet, the peer tells again.
+        // If the local daemon has not set that view yet, the peer repeats the announcement.
         let own_epoch = self.cluster.epoch();
         if self.cluster.on_member_synced(from.instance(), epoch) {
             let memory_service = self.clone();
@@ -644,7 +674,8 @@ impl MemoryService {
         self.fabric().ack_view(from, epoch, own_epoch);
     }
 
-    /// Ends what waited for all to have heard of a view: memory that was lent to the dead, and their locks.
+    /// Frees the quarantined loans and the waiters of dead nodes, if all members have synchronized the
+    /// current view.
     pub(super) fn on_view_synced(self: &Arc<Self>) {
         if let Some(epoch) = self.cluster.synced_epoch() {
             self.loans.free_quarantined(epoch);
@@ -652,7 +683,12 @@ impl MemoryService {
         }
     }
 
-    /// Begins to free a region, or says how far it is: `EINPROGRESS` until nobody can reach its memory.
+    /// Starts freeing a region, or returns its progress.
+    ///
+    /// # Errors
+    ///
+    /// - `EINPROGRESS`: the region's memory may still be accessed. The requester must repeat the request.
+    /// - Other errors: see [`Region::start_free`].
     fn serve_free(self: &Arc<Self>, node: u32, region: u64, mapping: u64) -> Result {
         let Ok(region) = self.regions.get(region) else {
             return Ok(());

@@ -1,9 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a change of view, and leaving the cluster, mean for memory.
+//! View changes and leaving the cluster, as they affect regions, loans and names.
 //!
-//! First what is left of the nodes that are gone is cleared; then those that came are admitted; and
-//! then, in the background, every node is told the names of ours that it keeps from now on.
+//! # Operation
+//!
+//! A view change first clears the state of removed nodes and then admits new ones. In the background, this
+//! node then sends each member the names that the member owns from now on, and publishes its directory entry
+//! at the directory replicas.
+//!
+//! # Recovery
+//!
+//! The loans of a dead home stay in quarantine until all members have synchronized the view. Names are sent
+//! to a member only after packets sent in earlier views can no longer reach the member. So a synchronized
+//! view implies that the memory can be freed.
+//!
+//! # Locking
+//!
+//! `view_change_lock` (mutex) is held by [`MemoryService::set_view`] and [`MemoryService::leave`]. The holder
+//! sleeps: it flushes workqueues and waits for accesses.
 
 use super::{
     home::reclaim::{retry_alloc, DRAIN_POLL_MS, RETRY_MS},
@@ -28,11 +42,11 @@ use kite_core::{
 };
 
 impl MemoryService {
-    /// Changes the view. When this returns, those who left can no longer reach our memory.
+    /// Changes the view. On return, removed nodes can no longer reach the memory of this node.
     ///
     /// # Errors
     ///
-    /// As for [`crate::cluster::Cluster::change`].
+    /// See [`crate::cluster::Cluster::prepare_view`].
     pub(crate) fn set_view(
         self: &Arc<Self>,
         epoch: u64,
@@ -40,7 +54,7 @@ impl MemoryService {
     ) -> Result {
         let _changing = self.view_change_lock.lock();
         if self.cluster.epoch() == 0 {
-            // A request of the former life may have entered one late.
+            // A request served in the previous incarnation may have registered a name late.
             self.cluster.names.retain(|_, _| false);
         }
         let changed = self.change_view(epoch, members);
@@ -70,7 +84,7 @@ impl MemoryService {
         Ok(())
     }
 
-    /// Has a node told something in the background.
+    /// Runs `f` on the announcement queue of a node.
     fn announce_deferred(
         self: &Arc<Self>,
         member: NodeInstance,
@@ -82,13 +96,14 @@ impl MemoryService {
             .queue_work(member, is_member, move || f(&memory_service));
     }
 
-    /// Tells a node, if it keeps the directory, by what this one is reached.
+    /// Publishes the directory entry of this node (DC address, or without DC the location of the MR table) at a
+    /// member, if the member is a directory replica.
     fn publish_dc_address(self: &Arc<Self>, member: NodeInstance, epoch: u64) {
         let is_current =
             || self.cluster.epoch() == epoch && self.cluster.has_directory_replica(member);
         while is_current() {
             let Ok(entry) = self.cluster.local_directory_entry(epoch) else {
-                // Made again and again. Names wait in the same line, so others come first.
+                // The DCT could not be created yet. Requeue: names in the same queue must not wait.
                 fsleep(Delta::from_millis(RETRY_MS));
                 return self.announce_deferred(member, move |memory_service| {
                     memory_service.publish_dc_address(member, epoch)
@@ -101,14 +116,14 @@ impl MemoryService {
             let answer = self.request(member.node, &request, deadline);
             match answer.map(|answer| answer.directory_addr()) {
                 Ok(Ok((addr, buckets))) => return self.cluster.add_replica(member, addr, buckets),
-                // Its bucket is full.
+                // The bucket is full.
                 Ok(Err(error)) if error == ENOMEM => return,
                 _ => fsleep(Delta::from_millis(RETRY_MS)),
             }
         }
     }
 
-    /// What is left of a node that is gone.
+    /// Clears the state that belongs to a removed node: mappings, loans, mappers and names.
     fn on_member_removed(&self, node: u32, epoch: u64) {
         self.mappings.for_each(|mapping| {
             if mapping.home == node {
@@ -122,8 +137,9 @@ impl MemoryService {
         self.cluster.names.retain(|_, entry| entry.home != node);
     }
 
-    /// Tells all nodes, this one included, the names of ours that they keep from now on. Those that keep none are told
-    /// by datagrams, unless what they were sent before may come late: so they need not be connected to this node.
+    /// Sends all members, including this node, the names that each owns from now on. A member that owns no
+    /// name receives a datagram instead, and so needs no connection to this node. The exception is a member
+    /// to which packets of a failed QP may still arrive.
     fn sync_names(self: &Arc<Self>, local_instance: NodeInstance, epoch: u64) {
         while self
             .active_pushes
@@ -156,7 +172,7 @@ impl MemoryService {
         }
     }
 
-    /// Which of these keep a name of ours, if they are the members.
+    /// Returns for each member whether the member owns a name of this node.
     fn members_owning_names(&self, members: &[bindings::kite_member]) -> Result<KVVec<bool>> {
         let mut owns = KVVec::from_elem(false, members.len(), GFP_KERNEL)?;
         let nodes = || members.iter().map(|member| member.node);
@@ -185,7 +201,7 @@ impl MemoryService {
         }
     }
 
-    /// Enters our own names of which this node is the keeper now.
+    /// Registers the names of this node's regions that this node owns now.
     fn register_own_names(&self, local_node: u32) {
         for region in self.regions.iter() {
             let Some(name) = region.published_name() else {
@@ -200,7 +216,7 @@ impl MemoryService {
                     pr_warn!("the name {name:?} is another node's now\n");
                 }
                 if region.published_name().is_none() {
-                    // Freed meanwhile, perhaps before it was entered.
+                    // The region was freed meanwhile, perhaps before the name was registered.
                     self.cluster.names.unregister(&name, entry);
                 }
             }
@@ -238,8 +254,8 @@ impl MemoryService {
         }
     }
 
-    /// Waits until nothing can come late to `to` that was sent before the view of `epoch`. When all have told
-    /// `to` of that view, it frees what it lent to homes that died.
+    /// Waits until packets sent before the view of `epoch` can no longer reach `member`. When `member` has
+    /// received the names of all nodes for that view, `member` frees memory lent to dead homes.
     fn wait_peer_drained(&self, member: NodeInstance, epoch: u64) {
         while !self.is_peer_drained(member) {
             if self.cluster.epoch() != epoch || !self.cluster.is_member(member) {
@@ -249,15 +265,14 @@ impl MemoryService {
         }
     }
 
-    /// Whether nothing can come late to `to` by a connection that failed so far.
+    /// Returns `true` if no packet of a QP that has failed so far can still reach `member`.
     fn is_peer_drained(&self, member: NodeInstance) -> bool {
         let failures = retry_alloc(|| self.fabric().stale_qps(member));
         failures.iter().all(StaleQp::is_fenced)
     }
 
-    /// Insists on telling names, written piece by piece, unless there is another view to tell them for.
-    /// That may take long, and regions that were freed meanwhile may have taken their names back before
-    /// they were told: so it is done once more.
+    /// Sends encoded names, and repeats while the epoch is current. Regions freed meanwhile may have
+    /// unregistered their names before the names arrived. So these names are unregistered again.
     fn send_encoded_names(self: &Arc<Self>, member: NodeInstance, epoch: u64, bytes: &[u8]) {
         let Ok((_, ControlBody::Request(request))) = decode_control(bytes) else {
             return;
@@ -280,7 +295,7 @@ impl MemoryService {
         }
     }
 
-    /// Leaves the cluster: what we hold of others ends, and what others hold of us.
+    /// Leaves the cluster. Ends the mappings of this node, and frees its regions, loans and names.
     pub(crate) fn leave(self: &Arc<Self>) {
         let _changing = self.view_change_lock.lock();
         drop(self.cluster.leave());
@@ -300,8 +315,8 @@ impl MemoryService {
         }
     }
 
-    /// Waits for the answers to all requests so far. What is left of them has no effect, after
-    /// [`Self::leave`].
+    /// Waits until all requests received so far are served. After [`Self::leave`] the remaining ones have no
+    /// effect.
     pub(crate) fn flush_requests(&self) {
         self.request_queue.flush();
     }

@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What this node has to do with others in the background: a line of errands for each node of the view,
-//! and for each kind of them.
+//! Deferred requests to other nodes: one ordered workqueue per node of the view and per kind of work.
 //!
-//! An errand insists until its node has answered or is out of the view, so a node that cannot be reached
-//! holds up what is in its line, and nothing else. One that has to wait for a third node goes to the end of
-//! its line instead. A line is a workqueue of its own: it runs one errand
-//! at a time, in order. It begins with the first errand, and ends with the node's life: what is left in it finds the
-//! node gone.
+//! # Operation
 //!
-//! What waits in a line is charged to whoever caused it, as are the handles and regions it comes from, so
-//! nobody fills the memory with it.
+//! A work item retries until its node replies or leaves the view. So an unreachable node delays only its own
+//! queue. An item that must wait for a third node requeues itself instead. A queue is created with the first
+//! item and destroyed when the node leaves the view. Items that are queued at that time run, and find the
+//! node removed.
+//!
+//! Items come from handles and regions, which are charged to the cgroup that caused them. Items are charged,
+//! too, if the cgroup has room. So a program cannot fill the memory with pending items.
+//!
+//! # Locking
+//!
+//! `PeerWorkqueues::queues` (mutex) protects the map of queues. Items are allocated and dropped, and queues
+//! are destroyed, without the mutex: dropping an item may queue further items.
 
 use super::home::reclaim::retry_alloc;
 use crate::sys::workqueue::{ClosureWork, OwnedQueue};
@@ -22,7 +27,7 @@ use kernel::{
 };
 use kite_core::view::NodeInstance;
 
-/// The lines.
+/// Workqueues of one kind, by node.
 #[pin_data]
 pub(super) struct PeerWorkqueues {
     name: &'static CStr,
@@ -31,19 +36,19 @@ pub(super) struct PeerWorkqueues {
 }
 
 impl PeerWorkqueues {
-    /// No lines yet; their workqueues will have this name.
+    /// Creates an empty set. All its workqueues have this name.
     pub(super) fn new(name: &'static CStr) -> impl PinInit<Self> {
         pin_init!(Self { name, queues <- new_mutex!(RBTree::new()) })
     }
 
-    /// Ends the lines of nodes that are gone, and waits for what is in them.
+    /// Destroys the queues of removed nodes, and waits for their items.
     pub(super) fn destroy_removed(&self, is_removed: impl Fn(NodeInstance) -> bool) {
         while let Some(queue) = self.remove_one(&is_removed) {
             drop(queue);
         }
     }
 
-    /// Takes a line out, to be dropped without the lock: an errand may add others to the end.
+    /// Removes one queue. The caller must drop the queue without the lock: its items may queue further items.
     fn remove_one(
         &self,
         is_removed: impl Fn(NodeInstance) -> bool,
@@ -56,15 +61,15 @@ impl PeerWorkqueues {
         queues.remove_node(&removed)
     }
 
-    /// Adds an errand to the line of a node. If the node is not there, of which `is_there` holds before
-    /// [`Self::close`] is told otherwise, it is dropped.
+    /// Queues work for a node. If the node has no queue and `is_member` returns `false`, the work is dropped.
+    /// `is_member` must return `false` before [`Self::destroy_removed`] is called for the node.
     pub(super) fn queue_work(
         &self,
         peer: NodeInstance,
         is_member: impl FnOnce() -> bool,
         f: impl FnOnce() + Send + 'static,
     ) {
-        // Before the lock is taken, and so dropped after it: that may add others.
+        // Created before the lock is taken, so dropped after its release: dropping may queue further work.
         let work = ClosureWork::new(f);
         self.ensure_queue(peer, is_member);
         let queues = self.queues.lock();
@@ -73,7 +78,8 @@ impl PeerWorkqueues {
         }
     }
 
-    /// Begins the line of a node that has none, so that who adds to it need not wait for that.
+    /// Creates the queue of a node if missing, so that a later [`Self::queue_work`] does not wait for the
+    /// creation.
     pub(super) fn ensure_queue(&self, peer: NodeInstance, is_member: impl FnOnce() -> bool) {
         if self.queues.lock().get(&peer).is_some() {
             return;

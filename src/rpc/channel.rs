@@ -1,10 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a node that calls has with one that serves: a ring in each direction.
+//! Channel between a calling node and a service: one ring in each direction.
 //!
-//! `kite_core::ring` decides who may use which part of a ring. Here it meets memory and wire: a message is
-//! written to its place, again if need be, and if its sender gives up, a void one is in its stead. So each
-//! place is filled at last, and its reader frees it.
+//! # Operation
+//!
+//! [`kite_core::ring`] decides which end may use which part of a ring. This module adds the memory and the
+//! writes. A sender reserves a slot, encodes the message and writes the message to the slot. Each header
+//! carries the consumed position (head) of the ring in the other direction. If a quarter of a ring was freed
+//! without such a header, a deferred write publishes the head in unit 0.
+//!
+//! # Recovery
+//!
+//! A failed message is written again to the same slot. The consumer detects the duplicate by its position. If
+//! the sender gives up, a deferred write fills the slot with a void message. So every reserved slot is
+//! eventually filled, and the consumer can free the slot.
+//!
+//! # Locking
+//!
+//! - `tx_credits` (spinlock): producer state and admission. `tx_credits_cv` waits with this lock.
+//! - `rx_ring` (spinlock): consumer state and pending calls.
+//! - `rendezvous_queue` (spinlock): calls that have left the ring but not their sender's memory.
+//! - `deferred_replies` (mutex): statuses to be sent by the deferred worker.
+//! - `user_count` (mutex): handles of this node that use the channel.
+//!
+//! None of these locks is taken while another of them is held. `rx_ring` and `rendezvous_queue` nest inside
+//! `RpcService::clients`. Writes run without any of these locks.
+//!
+//! `publish_scheduled` is set by the thread that schedules a publication. The worker clears the flag before
+//! it reads the head. So a slot freed after that read schedules another publication.
 
 use super::{
     backoff,
@@ -51,13 +74,14 @@ use kite_core::{
     },
 };
 
-/// The ring at the other end.
+/// Ring at the other end, which this end writes.
 struct TxRing {
     mapping: Arc<Mapping>,
-    /// Its number there.
+    /// Ring ID at the other end.
     ring_id: u16,
     capacity: u32,
-    /// How messages get there, if it is at another node: all by one way, so that they come in order.
+    /// Connection to the other node, or `None` if the ring is local. All messages use one connection, so they
+    /// arrive in order.
     ordered_conn: Option<OrderedConn>,
 }
 
@@ -71,7 +95,7 @@ impl TxRing {
     }
 }
 
-/// The room that is left at the other end, and whose turn it is to take it.
+/// Free space of the ring at the other end, and its admission order.
 struct TxCredits {
     producer: RingProducer<KVec<u8>>,
     admission: FairAdmission,
@@ -85,7 +109,8 @@ impl TxCredits {
         }
     }
 
-    /// A place for so many bytes, for who does not wait.
+    /// Reserves a slot of `bytes` bytes without waiting. Returns `None` if the ring is full, or if a sleeping
+    /// sender is next.
     fn try_reserve(&mut self, bytes: usize) -> Option<RingSlot> {
         if !self.admission.can_admit_poller() {
             return None;
@@ -96,82 +121,82 @@ impl TxCredits {
     }
 }
 
-/// Where a message goes.
+/// Write address of a ring slot.
 pub(super) struct RingSlotAddr {
     slot: u16,
-    /// Of the places of the ring.
+    /// Version of the ring's chunk map, from which `path` was computed.
     map_version: u32,
     pub(super) path: WritePath,
 }
 
 pub(super) enum WritePath {
-    /// To this node itself.
+    /// The ring is on this node.
     Local(Arc<LentChunk>),
     Remote(ImmWrite),
 }
 
-/// A call that a server takes.
+/// Call that was taken from a channel.
 pub(super) enum DequeuedCall {
-    /// It is in the ring until it is freed.
+    /// The data are in the ring until the slot is freed.
     Inline(MsgHeader),
     Rendezvous(RendezvousCall),
 }
 
-/// What came of a call.
+/// Result of a call that is sent without data.
 #[derive(Clone, Copy)]
 pub(super) struct DeferredReply {
     pub(super) call_id: u64,
-    /// An errno, or 0.
+    /// Errno as a positive number, or 0.
     pub(super) errno: u32,
 }
 
-/// What has come to this end.
+/// Ring at this end, which the other end writes.
 struct RxRing {
     consumer: RingConsumer<KVec<u8>>,
-    /// Calls that nobody has taken yet, by their units.
+    /// First units of the received calls that no server has taken, in order of arrival.
     pending: UnitFifo<KVec<u16>>,
 }
 
-/// One end of a link.
+/// One end of a channel.
 #[pin_data]
 pub(crate) struct RpcChannel {
-    /// Number of the ring at this end.
+    /// ID of the ring at this end.
     pub(crate) ring_id: u16,
-    /// The node at the other end, which may be this one.
+    /// Node at the other end, which may be this one.
     pub(crate) peer: NodeInstance,
-    /// The region that is called.
+    /// Region that is called.
     pub(crate) region: u64,
-    /// Whom calls are for, if this end is its.
+    /// Service that receives the calls. `None` at the calling end.
     service: Option<Arc<RpcService>>,
     rx_mapping: Arc<Mapping>,
     rx_capacity: u32,
     tx_ring: SetOnce<TxRing>,
     #[pin]
     tx_credits: SpinLock<TxCredits>,
-    /// Signalled when there may be more room at the other end.
+    /// Signaled when slots of the ring at the other end become free.
     #[pin]
     tx_credits_cv: CondVar,
     #[pin]
     rx_ring: SpinLock<RxRing>,
-    /// Of long calls that have come to this end.
+    /// Received rendezvous calls that have left the ring.
     #[pin]
     pub(super) rendezvous_queue: SpinLock<RendezvousQueue>,
-    /// Whether the other end is being told how far this one has come.
+    /// Set while a publication of the consumer head is scheduled.
     publish_scheduled: AtomicFlag,
-    /// Calls of which the other end is being told what came of them, without data.
+    /// Results to be sent to the other end by a deferred worker.
     #[pin]
     deferred_replies: Mutex<KVec<DeferredReply>>,
-    /// Relays of callers at the other end.
+    /// Cached mappings of rendezvous buffers at the other end.
     #[pin]
     pub(crate) mapping_cache: MappingCache,
-    /// Handles that call by this link.
+    /// Handles that use the channel for calls. The last one closes the channel.
     #[pin]
     pub(super) user_count: Mutex<usize>,
-    /// Of those who wait for replies.
+    /// Adaptive spin of the threads that wait for replies.
     pub(super) reply_spin: AdaptiveSpin,
 }
 
-/// The one chunk of a ring at this node.
+/// Returns the only chunk of a ring at this node.
 fn local_chunk(mapping: &Mapping) -> Result<Arc<LentChunk>> {
     match mapping.access_chunks()?.chunks.first() {
         Some(MappedChunk::Local(chunk)) => Ok(chunk.clone()),
@@ -179,11 +204,12 @@ fn local_chunk(mapping: &Mapping) -> Result<Arc<LentChunk>> {
     }
 }
 
-/// Units of the ring in a mapped region.
+/// Returns the capacity, in units, of the ring in a mapped region.
 ///
 /// # Errors
 ///
-/// `ENOMEM` if the region is in pieces, as there was no memory in one; `EIO` if it is no ring.
+/// - `ENOMEM`: the region has several chunks, since no contiguous memory was free.
+/// - `EIO`: the length is not that of a ring.
 fn ring_capacity(mapping: &Mapping) -> Result<u32> {
     let layout = mapping.layout()?;
     if layout.chunk_count() != 1 {
@@ -193,7 +219,7 @@ fn ring_capacity(mapping: &Mapping) -> Result<u32> {
 }
 
 impl RpcChannel {
-    /// An end with its own ring in `inbound`, a region of this node.
+    /// Creates an end whose own ring is `rx_mapping`, a region of this node.
     pub(super) fn new(
         ring_id: u16,
         peer: NodeInstance,
@@ -238,7 +264,7 @@ impl RpcChannel {
         )
     }
 
-    /// Says where the ring at the other end is, once.
+    /// Sets the ring at the other end. Called once.
     pub(super) fn set_tx_ring(
         &self,
         fabric: &Fabric,
@@ -261,13 +287,13 @@ impl RpcChannel {
         Ok(())
     }
 
-    /// The ring at this end, and that at the other if it is known.
+    /// Returns the mappings of the ring at this end and, if set, of the ring at the other end.
     pub(super) fn ring_mappings(&self) -> (&Arc<Mapping>, Option<&Arc<Mapping>>) {
         let tx_ring = self.tx_ring.as_ref();
         (&self.rx_mapping, tx_ring.map(|tx_ring| &tx_ring.mapping))
     }
 
-    /// The ring at the other end, as its node names it.
+    /// Returns region and ID of the ring at the other end, or `None` before [`Self::set_tx_ring`].
     pub(super) fn peer_ring(&self) -> Option<RingInfo> {
         self.tx_ring.as_ref().map(|tx_ring| RingInfo {
             region: tx_ring.mapping.region,
@@ -275,7 +301,7 @@ impl RpcChannel {
         })
     }
 
-    /// Whom calls are for, if this end is its.
+    /// Returns the service that receives the calls, or `None` at the calling end.
     pub(super) fn service(&self) -> Option<Arc<RpcService>> {
         self.service.clone()
     }
@@ -284,32 +310,36 @@ impl RpcChannel {
         self.tx_ring.as_ref().ok_or(EIO)
     }
 
-    /// Whether both ends are still there.
+    /// Checks that both ends are open.
     ///
     /// # Errors
     ///
-    /// Why they are not: `ESTALE` if the other end closed its ring, `EHOSTDOWN` if its node died.
+    /// - `ESTALE`: the other end closed its ring.
+    /// - `EHOSTDOWN`: the other node died.
+    /// - `EIO`: the ring at the other end is not set yet.
     pub(crate) fn check_open(&self) -> Result {
         self.tx_ring()?.mapping.access().map(drop)
     }
 
-    /// The memory of the ring at this end.
+    /// Returns the memory of the ring at this end.
     pub(crate) fn rx_memory(&self) -> Result<Arc<LentChunk>> {
         local_chunk(&self.rx_mapping)
     }
 
-    /// Where the data of a message at this end are.
+    /// Returns the offset of a received message's data in the ring at this end.
     pub(crate) fn data_offset(&self, reservation: &RingSlot) -> usize {
         reservation.offset(self.rx_capacity) as usize + MSG_HEADER_SIZE
     }
 
-    /// Writes a message to the other end. After an error it may have been taken, or may yet be.
+    /// Writes a message to the other end. After an error, the other end may still receive the message.
     ///
     /// # Errors
     ///
-    /// - As for [`Self::check`].
-    /// - `ETIMEDOUT`, also while the ring is full; `EINTR` if the deadline is interruptible.
-    /// - `EIO` if the RNIC or the peer refused; `ENOMEM`.
+    /// - See [`Self::check_open`].
+    /// - `ETIMEDOUT`: the deadline expired, possibly while the ring was full.
+    /// - `EINTR`: a signal arrived, and the deadline is interruptible.
+    /// - `EIO`: the RNIC or the peer rejected the write.
+    /// - `ENOMEM`: no memory.
     pub(crate) fn send(
         self: &Arc<Self>,
         rpc: &Arc<Rpc>,
@@ -320,11 +350,12 @@ impl RpcChannel {
         self.send_reserved(rpc, message, reservation, deadline)
     }
 
-    /// As [`Self::send`], but waits for no room.
+    /// Writes a message to the other end, without waiting for a free slot. See [`Self::send`].
     ///
     /// # Errors
     ///
-    /// As there, and `EAGAIN`.
+    /// - `EAGAIN`: the ring is full.
+    /// - Errors of [`Self::send`].
     pub(super) fn try_send(self: &Arc<Self>, rpc: &Arc<Rpc>, message: &mut RpcMessage) -> Result {
         let reservation = self.tx_credits.lock().try_reserve(message.bytes.len());
         let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
@@ -347,7 +378,7 @@ impl RpcChannel {
         sent
     }
 
-    /// Gives a message its place.
+    /// Assigns a slot to a message and encodes its header. Returns the write address.
     pub(super) fn encode_at(
         &self,
         message: &mut RpcMessage,
@@ -360,11 +391,11 @@ impl RpcChannel {
         written.map(|_| slot_addr).ok_or(EIO)
     }
 
-    /// A place for a message, if there is one now.
+    /// Reserves a slot for a message, without waiting. Returns `None` if none is free.
     ///
     /// # Errors
     ///
-    /// As for [`Self::check`], if there is none.
+    /// If no slot is free, see [`Self::check_open`].
     pub(super) fn try_reserve(&self, message: &RpcMessage) -> Result<Option<RingSlot>> {
         let reservation = self.tx_credits.lock().try_reserve(message.bytes.len());
         if reservation.is_none() {
@@ -373,7 +404,7 @@ impl RpcChannel {
         Ok(reservation)
     }
 
-    /// A place for a message; waits while there is none.
+    /// Reserves a slot for a message. Waits while none is free.
     fn reserve(&self, rpc: &Rpc, len: usize, deadline: Deadline) -> Result<RingSlot> {
         let mut credits = self.tx_credits.lock();
         loop {
@@ -398,7 +429,7 @@ impl RpcChannel {
         }
     }
 
-    /// Where unit `unit` of the ring at the other end is.
+    /// Returns the write address of unit `slot` of the ring at the other end.
     fn slot_addr(&self, slot: u16) -> Result<RingSlotAddr> {
         let tx_ring = self.tx_ring()?;
         let chunk_map = tx_ring.mapping.access_chunks()?;
@@ -442,12 +473,12 @@ impl RpcChannel {
         }
     }
 
-    /// Posts a message that has its place at another node, without waiting; or returns nothing if it would have
-    /// to wait first.
+    /// Posts a message that has a slot at another node, without waiting. Returns `None` if posting would have
+    /// to wait.
     ///
     /// # Errors
     ///
-    /// As for [`Self::send`].
+    /// See [`Self::send`].
     pub(super) fn post(
         &self,
         rpc: &Rpc,
@@ -469,11 +500,11 @@ impl RpcChannel {
         }
     }
 
-    /// Writes a message that has its place, and waits.
+    /// Writes a message that has a slot, and waits for the completion.
     ///
     /// # Errors
     ///
-    /// As for [`Self::send`].
+    /// See [`Self::send`].
     pub(super) fn write_message(
         &self,
         rpc: &Arc<Rpc>,
@@ -484,21 +515,21 @@ impl RpcChannel {
         self.write(rpc, slot_addr, message.content(), deadline)
     }
 
-    /// Nothing is written to a place any more.
+    /// Marks a slot as written: no write to the slot is in flight.
     pub(super) fn complete_write(&self, reservation: &RingSlot) {
         if self.tx_credits.lock().producer.complete(reservation) {
             self.tx_credits_cv.notify_all();
         }
     }
 
-    /// The other end has freed its ring up to `head`.
+    /// Handles a head update: the other end has freed its ring up to `head`.
     fn on_peer_head(&self, head: u64) {
         if self.tx_credits.lock().producer.on_credit(head) {
             self.tx_credits_cv.notify_all();
         }
     }
 
-    /// Fills a place with nothing in the background, as its message was given up.
+    /// Fills the slot of an abandoned message with a void message, on a workqueue.
     pub(super) fn write_void_deferred(
         self: &Arc<Self>,
         rpc: &Arc<Rpc>,
@@ -527,12 +558,12 @@ impl RpcChannel {
             });
     }
 
-    /// A message, or news of how far the other end has come, is in the ring at this end. If this end is
-    /// closed nobody wants it.
+    /// Handles an immediate: the ring at this end contains a new message or, for unit 0, a new head. If this
+    /// end is closed, the immediate is dropped.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is malformed.
+    /// - `EINVAL`: the message is malformed.
     pub(super) fn on_immediate(self: &Arc<Self>, rpc: &Arc<Rpc>, slot: u16) -> Result {
         let Ok(ring) = self.rx_memory() else {
             rpc.memory_service.stats.unmatched_completions.add(1);
@@ -552,13 +583,13 @@ impl RpcChannel {
         }
         match (header.msg_type, &self.service) {
             (MsgType::Call | MsgType::Oneway, Some(service)) => {
-                // There is room: each has a unit of its own.
+                // Cannot fail: each call has a unit of its own.
                 let _ = self.rx_ring.lock().pending.push(slot);
                 service.notify_arrival();
             }
             (MsgType::Reply, None) => {
                 if rpc.calls.on_reply(self, &header, &ring) {
-                    // Nobody waits for it: the poller looks.
+                    // No thread sleeps on the reply. The poller thread checks for it.
                     rpc.memory_service
                         .cluster
                         .fabric
@@ -573,7 +604,7 @@ impl RpcChannel {
         Ok(())
     }
 
-    /// The line of the message at a unit of the ring at this end.
+    /// Reads the header of the message at a unit of the ring at this end.
     fn read_header(&self, ring: &LentChunk, slot: u16) -> Result<MsgHeader> {
         let mut bytes = [0; MSG_HEADER_SIZE];
         ring.read(usize::from(slot) * UNIT_BYTES, &mut bytes)?;
@@ -582,7 +613,7 @@ impl RpcChannel {
         is_at_slot.then_some(header).ok_or(EINVAL)
     }
 
-    /// Adds a call to tell of. Returns whether it is the first, and somebody has to see to them.
+    /// Queues a result. Returns `true` if the queue was empty, so that the caller must schedule the worker.
     pub(super) fn queue_deferred_reply(&self, reply: DeferredReply) -> Result<bool> {
         let mut replies = self.deferred_replies.lock();
         let is_first = replies.is_empty();
@@ -590,17 +621,17 @@ impl RpcChannel {
         Ok(is_first)
     }
 
-    /// The call to tell of next.
+    /// Returns the first queued result.
     pub(super) fn first_deferred_reply(&self) -> Option<DeferredReply> {
         self.deferred_replies.lock().first().copied()
     }
 
-    /// The other end was told of that, or is gone.
+    /// Removes the first queued result: it was sent, or the channel is closed.
     pub(super) fn pop_deferred_reply(&self) {
         let _ = self.deferred_replies.lock().remove(0);
     }
 
-    /// The relays of a message at this end.
+    /// Reads the rendezvous buffers of a message at this end.
     pub(super) fn read_rendezvous_bufs(
         &self,
         ring: &LentChunk,
@@ -612,19 +643,20 @@ impl RpcChannel {
         Ok(RendezvousBufs::decode(header, bytes))
     }
 
-    /// Whether a call waits that can be taken.
+    /// Returns `true` if a call can be taken now.
     pub(super) fn has_ready_call(&self) -> bool {
         let in_ring = !self.rx_ring.lock().pending.is_empty();
         in_ring || self.rendezvous_queue.lock().has_fetchable()
     }
 
-    /// Whether a call waits.
+    /// Returns `true` if a call is queued, including parked ones that must not be fetched now.
     pub(super) fn has_pending_call(&self) -> bool {
         self.has_ready_call() || self.rendezvous_queue.lock().has_parked()
     }
 
-    /// Takes the call that has waited longest, but for long ones that are not to be fetched now, or not by whoever
-    /// asks.
+    /// Takes the next call. The oldest parked call and the oldest call in the ring come first in turns.
+    /// Skips rendezvous calls that must not be fetched now. If `allow_rendezvous` is `false`, skips all of
+    /// them, and parks those in the ring.
     pub(super) fn dequeue(
         self: &Arc<Self>,
         rpc: &Arc<Rpc>,
@@ -651,7 +683,7 @@ impl RpcChannel {
             if !header.has_data_buffer() {
                 return Some(DequeuedCall::Inline(header));
             }
-            // What is in the ring was checked when it came.
+            // Cannot fail: the message was checked on arrival.
             let bufs = self
                 .read_rendezvous_bufs(&ring, &header)
                 .unwrap_or_default();
@@ -664,7 +696,8 @@ impl RpcChannel {
                 }
                 Err(RendezvousQueueFull) => {
                     self.requeue(&header);
-                    // Who ends a fetch looks whether something waits.
+                    // The end of a fetch notifies the service if calls remain in the ring. A fetch that has
+                    // ended before the requeue may have missed this call: retry.
                     if self.rendezvous_queue.lock().is_full() {
                         return None;
                     }
@@ -673,28 +706,28 @@ impl RpcChannel {
         }
     }
 
-    /// The line of the call that has waited longest in the ring, and the ring.
+    /// Takes the oldest call from the ring. Returns its header and the ring.
     fn pop(&self) -> Option<(MsgHeader, Arc<LentChunk>)> {
         let slot = self.rx_ring.lock().pending.pop()?;
         let ring = self.rx_memory().ok()?;
-        // What has come stays as it is until it is freed, or becomes void.
+        // Until the slot is freed, its message is unchanged or replaced by a void one.
         let header = self.read_header(&ring, slot).ok()?;
         Some((header, ring))
     }
 
-    /// Takes a call that nobody is to have.
+    /// Takes the next call in order to drop it.
     pub(super) fn discard_next(&self) -> Option<MsgHeader> {
         let parked = self.rendezvous_queue.lock().pop_parked();
         parked.or_else(|| self.pop().map(|(header, _)| header))
     }
 
-    /// Puts a call back that was taken, and is still in the ring.
+    /// Returns a call to the front of the queue. Its message is still in the ring.
     pub(super) fn requeue(&self, header: &MsgHeader) {
         let slot = header.slot.unit_index(self.rx_capacity) as u16;
         let _ = self.rx_ring.lock().pending.push_front(slot);
     }
 
-    /// Frees the place of a message that has come, and tells the other end, now and then.
+    /// Frees the slot of a received message. Schedules a publication of the head if one is due.
     pub(crate) fn free_slots(self: &Arc<Self>, rpc: &Arc<Rpc>, reservation: &RingSlot) {
         let mut rx_ring = self.rx_ring.lock();
         rx_ring.consumer.free(reservation);
@@ -709,7 +742,7 @@ impl RpcChannel {
         }
     }
 
-    /// Tells the other end how far this one has come.
+    /// Publishes the consumer head to the other end. Retries until the write succeeds or the channel closes.
     fn publish_head(&self, rpc: &Arc<Rpc>) {
         self.publish_scheduled.xchg(false, Full);
         let Ok(slot_addr) = self.slot_addr(0) else {

@@ -1,16 +1,37 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Calls and messages to whoever serves a region (LITE, section 5).
+//! RPC and one-way messages to the server of a region (LITE, section 5).
 //!
-//! A session at the home of a region *serves* it ([`service`]); whoever has it mapped with the right to write
-//! may call. Name, rights and life of a service are those of its region. A node that calls has one [`link`]
-//! to a service for all its processes: a ring for calls at the home, and one for replies at the caller, each
-//! of them a region that the other maps. So the rules of regions see to it that nothing is written to a ring
-//! that is gone.
+//! # Operation
 //!
-//! A message is one write with an immediate, of which the poller of the receiver hears. Calls wait in their
-//! ring until a server takes them, and hold up nobody but who calls the same service from the same node;
-//! replies are taken from theirs at once ([`call`]). Data that are too [`long`] for a ring go by relays.
+//! A session at the home of a region *serves* the region ([`server`]). Every holder of a mapping with the
+//! write right may call. Name, rights and lifetime of a service are those of its region.
+//!
+//! A calling node has one [`channel`] per service, shared by all its processes. A channel has two rings: one
+//! for calls at the home, and one for replies at the caller. Each ring is a region that the other node maps.
+//! So the revocation of regions guarantees that no message is written to a freed ring.
+//!
+//! A message is one RDMA WRITE with immediate. The immediate notifies the receive poller of the destination.
+//! A call stays in its ring until a server takes the call. It delays only calls from the same node to the
+//! same service. The poller takes a reply from its ring at once ([`client`]). Data that do not fit into a
+//! ring message are transferred through [`rendezvous`] buffers.
+//!
+//! # Recovery
+//!
+//! - A failed write is repeated in the same slot. If the sender gives up, a void message fills the slot.
+//! - The last server of a service ends: calls that no server has answered fail with `ECONNRESET`.
+//! - A member is removed: [`Rpc::disconnect_removed_members`] detaches its clients from all services.
+//! - This node leaves the cluster: [`Rpc::leave`] closes all services and disconnects their clients.
+//!
+//! # Locking
+//!
+//! - `services` (mutex): the map of services. Nests outside `RpcService::servers` and `RpcService::state`.
+//! - `client_channels` (mutex): the map of channels to services. Nests with no other lock.
+//! - `channels` (XArray lock, spinning): the map from ring IDs to channels. Nests with no other lock.
+//! - `next_ring_id` (relaxed atomic) only proposes an ID. `register_channel` checks the ID under `channels`.
+//!
+//! [`Rpc::on_immediate`] runs in the receive poller or, for a local ring, in the sender. Its callees may take
+//! mutexes and allocate memory, but wait for no other node.
 
 pub(crate) mod channel;
 pub(crate) mod client;
@@ -39,26 +60,26 @@ use kite_core::{
     wire::ring::{Immediate, MsgHeader, RendezvousBufs, MSG_HEADER_SIZE},
 };
 
-/// The user that kernels act as towards each other.
+/// User ID of the kernels in requests to each other.
 pub(crate) const ROOT_UID: u32 = 0;
 
-/// Time between looks whether the other end of a link is still there.
+/// Maximum time, in ms, between checks that the other end of a channel is open.
 pub(crate) const WAIT_SLICE_MS: u32 = 50;
 
-/// Time between attempts at what has to be done.
+/// Delay, in ms, before a failed background write is retried.
 const RETRY_MS: i64 = 100;
 
-/// A message that has its data and is yet to get its place.
+/// Message with its data. A slot is assigned later.
 pub(crate) struct RpcMessage {
     pub(crate) header: MsgHeader,
-    /// Room for the line, and the data.
+    /// Header space, followed by the payload.
     bytes: KVec<u8>,
-    /// Somebody of high priority waits for it.
+    /// Set if a sender of high priority waits for the message.
     pub(crate) high_priority: bool,
 }
 
 impl RpcMessage {
-    /// What is to be written.
+    /// Returns the bytes to write, with their priority.
     fn content(&self) -> ImmPayload<'_> {
         ImmPayload {
             bytes: &self.bytes,
@@ -66,21 +87,22 @@ impl RpcMessage {
         }
     }
 
-    /// A message without relays, whose data are written by `fill`.
+    /// Creates a message without rendezvous buffers. `fill` writes the data.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; those of `fill`.
+    /// - `ENOMEM`: no memory.
+    /// - Errors of `fill`.
     pub(crate) fn new(header: MsgHeader, fill: impl FnOnce(&mut [u8]) -> Result) -> Result<Self> {
         Self::new_with_bufs(GFP_KERNEL, header, RendezvousBufs::default(), fill)
     }
 
-    /// A message with the relays that its line needs, in memory of that kind. The data that are in the message
-    /// itself, if any are, are written by `fill`.
+    /// Creates a message with the rendezvous buffers that `header` needs, allocated with `flags`. `fill`
+    /// writes the inline data, which may be empty.
     ///
     /// # Errors
     ///
-    /// As for [`Self::new`].
+    /// See [`Self::new`].
     pub(crate) fn new_with_bufs(
         flags: Flags,
         header: MsgHeader,
@@ -99,28 +121,29 @@ impl RpcMessage {
     }
 }
 
-/// The calls and services of one RNIC.
+/// RPC services and calls of one RNIC.
 #[pin_data]
 pub(crate) struct Rpc {
-    /// Links by the number of the ring at this node, for immediates.
+    /// Channels by local ring ID, to dispatch immediates.
     #[pin]
     channels: XArray<Arc<RpcChannel>>,
     next_ring_id: Atomic<u32>,
-    /// Links to services, by the home and the region.
+    /// Channels to services, by home and region.
     #[pin]
     client_channels: Mutex<RBTree<(NodeInstance, u64), Arc<RpcChannel>>>,
-    /// What this node serves, by region.
+    /// Services of this node, by region.
     #[pin]
     services: Mutex<RBTree<u64, Arc<RpcService>>>,
     #[pin]
     calls: RpcCalls,
-    /// Hears of rings and relays that end, and nobody listens to it: who uses one looks.
+    /// Event counter for rings and rendezvous buffers. Its events are ignored, since each user checks the
+    /// mapping.
     pub(crate) ignored_events: Arc<EventCounter>,
     pub(crate) memory_service: Arc<MemoryService>,
 }
 
 impl Rpc {
-    /// Nothing served or called.
+    /// Creates the state, without services or channels.
     pub(crate) fn new(memory_service: Arc<MemoryService>) -> Result<Arc<Self>> {
         Arc::pin_init(
             try_pin_init!(Self {
@@ -136,11 +159,12 @@ impl Rpc {
         )
     }
 
-    /// Numbers a link that `make` makes, so that immediates find it.
+    /// Assigns a ring ID to the channel that `make` creates, and registers the channel for immediates.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, also if there are too many; those of `make`.
+    /// - `ENOMEM`: no memory, or all 65536 ring IDs are in use.
+    /// - Errors of `make`.
     fn register_channel(
         &self,
         make: impl Fn(u16) -> Result<Arc<RpcChannel>>,
@@ -160,18 +184,18 @@ impl Rpc {
         Err(ENOMEM)
     }
 
-    /// The link of that number.
+    /// Returns the channel with a local ring ID.
     fn channel_by_ring(&self, ring_id: u16) -> Option<Arc<RpcChannel>> {
         self.channels.lock().get(ring_id.into()).map(Into::into)
     }
 
-    /// Makes immediates find the link no more.
+    /// Unregisters the channel. Later immediates for its ring are dropped.
     fn unregister_channel(&self, channel: &RpcChannel) {
         let removed = self.channels.lock().remove(channel.ring_id.into());
         drop(removed);
     }
 
-    /// A peer, or this node itself, wrote to a ring of ours.
+    /// Handles an immediate from a peer or from this node, which has written to a local ring.
     pub(crate) fn on_immediate(self: &Arc<Self>, from: NodeInstance, immediate: Immediate) {
         let channel = self.channel_by_ring(immediate.ring_id);
         let Some(channel) = channel.filter(|channel| channel.peer == from) else {
@@ -182,7 +206,7 @@ impl Rpc {
         }
     }
 
-    /// The view changed: ends what was between this node and those who left.
+    /// Handles a view change: detaches the clients of nodes that are no longer members.
     pub(crate) fn disconnect_removed_members(self: &Arc<Self>) {
         let mut next = 0;
         while let Some(service) = self.service_at_or_after(next) {
@@ -193,7 +217,7 @@ impl Rpc {
         }
     }
 
-    /// Leaves the cluster: all services end, and what we have of others.
+    /// Leaves the cluster: leaves the memory service, closes all services and disconnects their clients.
     pub(crate) fn leave(self: &Arc<Self>) {
         self.memory_service.leave();
         while let Some(service) = self.service_at_or_after(0) {
@@ -211,7 +235,7 @@ impl Rpc {
     }
 }
 
-/// Lets time pass before something is tried again.
+/// Sleeps for [`RETRY_MS`] before a retry.
 fn backoff() {
     fsleep(Delta::from_millis(RETRY_MS));
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What requests ask for, from the structures of `include/uapi/kite.h` that system calls and queues have in common.
+//! Parsers for the structures of `include/uapi/kite.h` that system calls and I/O queues share.
 //!
-//! Each is checked whole; what the values mean is for the session to check.
+//! Each parser checks flags and reserved fields. The session checks handles, rights, offsets and lengths.
 
 use super::{call::RpcRequest, source::Requester, uapi, Session};
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 };
 use kernel::prelude::*;
 
-/// What has to be zero.
+/// Checks that a reserved field is zero.
 pub(super) fn check_reserved(reserved: u32) -> Result {
     if reserved == 0 {
         Ok(())
@@ -22,7 +22,7 @@ pub(super) fn check_reserved(reserved: u32) -> Result {
     }
 }
 
-/// The deadline of a request; 0 is the module's default.
+/// Returns the deadline for a timeout in milliseconds. 0 selects the default of the module.
 pub(super) fn deadline(timeout_ms: u32) -> Deadline {
     Deadline::after_ms(match timeout_ms {
         0 => crate::params::default_timeout_ms(),
@@ -30,7 +30,7 @@ pub(super) fn deadline(timeout_ms: u32) -> Deadline {
     })
 }
 
-/// What a read or write asks for, and its memory.
+/// Parses a read or write. Returns the request and its local buffer.
 pub(super) fn parse_access(
     caller: Requester<'_>,
     direction: Direction,
@@ -46,7 +46,7 @@ pub(super) fn parse_access(
     Ok((access, caller.buffer_at(rw.addr)?))
 }
 
-/// What setting bytes asks for.
+/// Parses a fill.
 pub(super) fn parse_fill(set: &bindings::kite_fill) -> Result<FillRequest> {
     Ok(FillRequest {
         offset: set.offset,
@@ -56,7 +56,7 @@ pub(super) fn parse_fill(set: &bindings::kite_fill) -> Result<FillRequest> {
     })
 }
 
-/// Bytes to copy: handles and offsets.
+/// Arguments of a copy. `from` and `to` are pairs of handle and offset.
 pub(super) struct CopyArgs {
     pub(super) from: (u64, u64),
     to: (u64, u64),
@@ -64,7 +64,7 @@ pub(super) struct CopyArgs {
     pub(super) deadline: Deadline,
 }
 
-/// What copying asks for.
+/// Parses a copy.
 pub(super) fn parse_copy(copy: &bindings::kite_copy) -> Result<CopyArgs> {
     check_reserved(copy.reserved)?;
     Ok(CopyArgs {
@@ -76,13 +76,13 @@ pub(super) fn parse_copy(copy: &bindings::kite_copy) -> Result<CopyArgs> {
 }
 
 impl CopyArgs {
-    /// Copies them.
+    /// Executes the copy.
     pub(super) fn run(&self, session: &Session) -> Result {
         session.copy(self.from, self.to, self.len, self.deadline)
     }
 }
 
-/// What an atomic operation asks for.
+/// Parses an atomic operation.
 pub(super) fn parse_atomic_update(a: &bindings::kite_atomic) -> Result<AtomicRequest> {
     Ok(AtomicRequest {
         offset: a.offset,
@@ -91,7 +91,7 @@ pub(super) fn parse_atomic_update(a: &bindings::kite_atomic) -> Result<AtomicReq
     })
 }
 
-/// What a call or message asks for.
+/// Parses an RPC or a one-way message.
 pub(super) fn parse_call(caller: Requester<'_>, call: &bindings::kite_call) -> Result<RpcRequest> {
     let wants_reply = match call.flags {
         0 => true,
@@ -111,17 +111,18 @@ pub(super) fn parse_call(caller: Requester<'_>, call: &bindings::kite_call) -> R
     })
 }
 
-/// A receive by a queue.
+/// Arguments of a receive submitted through an I/O queue.
 pub(super) struct ReceiveArgs {
     pub(super) handle: u64,
-    /// Where it is told what came, and behind that the data go.
+    /// Buffer for `struct kite_recv_header`. The data follow the header.
     pub(super) header: Buffer,
     pub(super) data: Buffer,
     pub(super) max_len: u64,
     pub(super) deadline: Deadline,
 }
 
-/// What a receive by a queue asks for. There is memory where it is told what came.
+/// Parses a receive submitted through an I/O queue. Zeroes the header, which proves that the header's memory
+/// is writable.
 pub(super) fn parse_receive(
     caller: Requester<'_>,
     r: &bindings::kite_receive,
@@ -140,15 +141,15 @@ pub(super) fn parse_receive(
     })
 }
 
-/// An answer to a call.
+/// Arguments of a reply.
 pub(super) struct ReplyArgs {
     call_id: u64,
-    /// Where its data are, and how many; nothing if there is to be none.
+    /// Buffer and length of the reply data. `None` aborts the call.
     data: Option<(Buffer, u64)>,
     pub(super) deadline: Deadline,
 }
 
-/// What answering asks for.
+/// Parses a reply.
 pub(super) fn parse_reply(
     caller: Requester<'_>,
     reply: &bindings::kite_reply,
@@ -166,12 +167,13 @@ pub(super) fn parse_reply(
 }
 
 impl ReplyArgs {
-    /// Bytes of its data.
+    /// Returns the length of the reply data in bytes.
     pub(super) fn len(&self) -> u64 {
         self.data.as_ref().map_or(0, |(_, len)| *len)
     }
 
-    /// As [`Self::run`], but nobody else can answer if it fails, unless somebody does.
+    /// Like [`Self::run`], but aborts the call on failure. `EBADF` is the exception: the call does not exist,
+    /// or another thread is replying.
     pub(super) fn run_or_abandon(&self, session: &Session) -> Result {
         let result = self.run(session);
         if result.is_err_and(|error| error != EBADF) {
@@ -180,12 +182,12 @@ impl ReplyArgs {
         result
     }
 
-    /// Tells the caller that nobody will answer.
+    /// Aborts the call: the caller receives an error.
     pub(super) fn abandon(&self, session: &Session) {
         let _ = session.abandon_call(self.call_id);
     }
 
-    /// Answers it.
+    /// Sends the reply, or aborts the call.
     pub(super) fn run(&self, session: &Session) -> Result {
         match &self.data {
             Some((memory, len)) => session.reply(self.call_id, memory, *len, self.deadline),

@@ -229,7 +229,7 @@ fn alloc(session: &Session, mut alloc: bindings::kite_alloc) -> Result<bindings:
         nodes: &nodes,
         name: parse_name(&alloc.name)?,
         owner: source::current_euid(),
-        other_rights: parse_rights(alloc.others)?,
+        other_rights: parse_rights(alloc.other_rights)?,
     };
     alloc.handle = session.alloc(&request)?;
     Ok(alloc)
@@ -245,7 +245,7 @@ fn register(
         nodes: &[],
         name: parse_name(&memory.name)?,
         owner: source::current_euid(),
-        other_rights: parse_rights(memory.others)?,
+        other_rights: parse_rights(memory.other_rights)?,
     };
     let base = usize::try_from(memory.addr).map_err(|_| EFAULT)?;
     let len = usize::try_from(memory.len).map_err(|_| EFAULT)?;
@@ -368,7 +368,7 @@ fn lock(session: &Session, mut lock: bindings::kite_lock) -> Result<bindings::ki
     let request = super::lock::parse_lock_request(lock.number, lock.flags, deadline)?;
     let acquired = session.lock(lock.handle, &request)?;
     lock.lock = acquired.lock_id;
-    lock.died = acquired.owner_died.into();
+    lock.owner_died = acquired.owner_died.into();
     Ok(lock)
 }
 
@@ -428,8 +428,8 @@ fn list_regions(
             name: *entry.name.as_field(),
             len: entry.len,
             owner: entry.owner_uid,
-            others: entry.other_rights.bits(),
-            mappers: entry.mapping_count,
+            other_rights: entry.other_rights.bits(),
+            open_handles: entry.mapping_count,
             home,
         };
         Ok(entries.push(entry, GFP_KERNEL)?)
@@ -465,8 +465,8 @@ fn register_mr(
     session: &Session,
     mut memory: bindings::kite_reg_mr,
 ) -> Result<bindings::kite_reg_mr> {
-    let others = parse_rights(memory.others)?;
-    memory.key = session.register_user_mr(memory.addr, memory.len, others)?;
+    let other_rights = parse_rights(memory.other_rights)?;
+    memory.key = session.register_user_mr(memory.addr, memory.len, other_rights)?;
     Ok(memory)
 }
 

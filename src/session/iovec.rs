@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Parts of a region, and the memory that goes with each: a vectored read or write.
+//! Segments of a vectored read or write: ranges of a region, each with a local buffer.
 
 use crate::{region::map::io::RegionRange, sys::buffer::Buffer};
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*};
 
-/// The segments of one request.
+/// Segments of one vectored request.
 pub(super) struct IoVec {
     ranges: KVVec<RegionRange>,
-    /// [`Memory::Several`]: as many, each as long as its span.
+    /// [`Buffer::Vectored`] with one buffer per range, each as long as its range.
     buffer: Buffer,
     total_len: usize,
 }
 
 impl IoVec {
-    /// None yet, with room for `count`.
+    /// Returns an empty list with capacity for `count` segments.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(super) fn with_capacity(count: usize) -> Result<Self> {
         Ok(Self {
             ranges: KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
@@ -27,11 +27,12 @@ impl IoVec {
         })
     }
 
-    /// Adds one.
+    /// Appends a segment.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if all have more bytes than there are addresses, `ENOMEM`.
+    /// - `EINVAL`: the total length exceeds the address space.
+    /// - `ENOMEM`: out of memory.
     pub(super) fn push(&mut self, range: RegionRange, memory: Buffer) -> Result {
         let len = usize::try_from(range.len).map_err(|_| EINVAL)?;
         let total = self.total_len.checked_add(len).ok_or(EINVAL)?;
@@ -43,17 +44,17 @@ impl IoVec {
         Ok(())
     }
 
-    /// What of the region.
+    /// Returns the ranges of the region.
     pub(super) fn ranges(&self) -> &[RegionRange] {
         &self.ranges
     }
 
-    /// What memory.
+    /// Returns the local buffers.
     pub(super) fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// Bytes of all.
+    /// Returns the total length in bytes.
     pub(super) fn len(&self) -> u64 {
         self.total_len as u64
     }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Locks and barriers of a session's regions.
+//! Locks and barriers of regions, as used by a session.
+//!
+//! The home of the region grants locks (see [`crate::region::locks`]). The session records each owned lock in
+//! `held_locks`, by number. Closing a handle releases the locks acquired through the handle.
 
 use super::Session;
 use crate::{
@@ -17,26 +20,26 @@ use kite_core::{
     },
 };
 
-/// A lock that the session has.
+/// Lock owned by the session.
 pub(super) struct HeldLock {
     ticket: Ticket,
-    /// The handle by which it took it.
+    /// Handle through which the lock was acquired.
     handle_id: u64,
 }
 
-/// What was taken of a region's locks.
+/// Result of acquiring a lock.
 pub(crate) struct AcquiredLock {
-    /// The number to unlock it by.
+    /// Number of the lock, for [`Session::unlock`].
     pub(crate) lock_id: u64,
-    /// Whether another died with it.
+    /// `true` if the previous owner died while holding the lock.
     pub(crate) owner_died: bool,
 }
 
-/// A lock as `struct kite_lock` describes it.
+/// Returns the request that `struct kite_lock` describes.
 ///
 /// # Errors
 ///
-/// `EINVAL` if there are other flags.
+/// - `EINVAL`: unknown flags.
 pub(super) fn parse_lock_request(
     sync_id: u64,
     flags: u32,
@@ -54,11 +57,11 @@ pub(super) fn parse_lock_request(
     })
 }
 
-/// How a lock ends that is given back with these flags.
+/// Returns the release reason for the flags of `struct kite_unlock`.
 ///
 /// # Errors
 ///
-/// `EINVAL` if there are others.
+/// - `EINVAL`: unknown flags.
 pub(super) fn parse_release_reason(flags: u32) -> Result<ReleaseReason> {
     match flags {
         0 => Ok(ReleaseReason::Unlocked),
@@ -68,18 +71,18 @@ pub(super) fn parse_release_reason(flags: u32) -> Result<ReleaseReason> {
 }
 
 impl Session {
-    /// Takes a lock.
+    /// Acquires a lock.
     ///
     /// # Errors
     ///
-    /// As `struct kite_lock` in `include/uapi/kite.h` says.
+    /// See `struct kite_lock` in `include/uapi/kite.h`.
     pub(crate) fn lock(&self, handle_id: u64, request: &SyncRequest) -> Result<AcquiredLock> {
         let node = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?;
         let (ticket, reply) = self.acquire_sync(handle_id, request)?;
         let lock_id = self.alloc_id();
         let held = HeldLock { ticket, handle_id };
         self.held_locks.lock().insert(node.into_node(lock_id, held));
-        // If the handle is given back after this look, so is the lock.
+        // If the handle is closed after this check, [`Self::remove_locks`] finds the entry.
         if let Err(error) = self
             .get(handle_id)
             .and_then(|handle| handle.mapping.access().map(drop))
@@ -94,11 +97,12 @@ impl Session {
         })
     }
 
-    /// Passes a barrier as one of `count`. Returns how often it was passed.
+    /// Waits at a barrier of `count` participants. Returns the generation: the number of times the barrier
+    /// was passed.
     ///
     /// # Errors
     ///
-    /// As `struct kite_barrier` in `include/uapi/kite.h` says.
+    /// See `struct kite_barrier` in `include/uapi/kite.h`.
     pub(crate) fn barrier(
         &self,
         handle_id: u64,
@@ -142,15 +146,15 @@ impl Session {
         let result = self
             .enter_memory_service()?
             .acquire_sync(&handle.mapping, request);
-        // If the RNIC went, that is the reason.
+        // After RNIC removal report `ENODEV`, the cause.
         result.or_else(|error| self.enter_memory_service().and(Err(error)))
     }
 
-    /// Gives a lock back.
+    /// Releases a lock.
     ///
     /// # Errors
     ///
-    /// As `struct kite_unlock` in `include/uapi/kite.h` says.
+    /// See `struct kite_unlock` in `include/uapi/kite.h`.
     pub(crate) fn unlock(&self, lock_id: u64, reason: ReleaseReason, deadline: Deadline) -> Result {
         let memory_service = self.enter_memory_service()?;
         let held = self.held_locks.lock().remove(&lock_id).ok_or(EBADF)?;
@@ -158,11 +162,11 @@ impl Session {
         memory_service.unlock(&held.ticket, reason, &handle.mapping, deadline)
     }
 
-    /// Gives a lock back of which nobody was told.
+    /// Releases a lock whose number was never returned to the caller.
     ///
     /// # Errors
     ///
-    /// `ENODEV`.
+    /// - `ENODEV`: the RNIC was removed.
     pub(super) fn cancel_lock(&self, lock_id: u64) -> Result {
         let memory_service = self.enter_memory_service()?;
         let held = self.held_locks.lock().remove(&lock_id);
@@ -172,7 +176,8 @@ impl Session {
         Ok(())
     }
 
-    /// Forgets the locks that were taken by a handle, which end with it.
+    /// Removes the locks acquired through a handle from the table. Closing the handle releases the locks
+    /// themselves.
     pub(super) fn remove_locks(&self, handle_id: u64) {
         let mut locks = self.held_locks.lock();
         let mut next = locks.cursor_front_mut();

@@ -1,10 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What one open file, or one kernel user, owns: handles, events, and perhaps the cluster membership.
+//! Sessions: the state owned by one open file of `/dev/kite` or by one kernel user.
 //!
-//! Dropping a session gives everything back. [`device`] is the file, [`ioctl`] its requests, [`call`] those
-//! that are about calls, of which long ones go by a [`relay`], [`lock`] those about locks and barriers, [`qos`]
-//! those about priorities and limits; [`queue`] is another way to make them.
+//! # Operation
+//!
+//! [`Session::new`] creates an unbound session. [`Session::bind`] ties the session to one RNIC, once.
+//! Requests name objects by numbers: handles, accepted calls, locks, I/O queues, virtual queue pairs (VQPs).
+//! [`device`] holds the file operations and [`ioctl`] the system calls. [`export`] holds the functions for
+//! other kernel modules. [`call`] makes RPCs and [`serve`] receives and answers RPCs. [`rendezvous`]
+//! transfers data that do not fit into a ring. [`lock`] handles locks and barriers, [`qos`] priorities and
+//! limits, [`vqp`] VQPs. [`queue`] submits requests through I/O queues in shared memory, without system
+//! calls.
+//!
+//! # Recovery
+//!
+//! [`Session::close`] releases all objects, and leaves the cluster if the session is the daemon's. Every
+//! request enters the services of the RNIC through a guard. After RNIC removal requests fail with `ENODEV`.
+//!
+//! # Locking
+//!
+//! All locks are mutexes, so a holder may sleep.
+//!
+//! - `handles`: the handle table and `last_reported`. Scans of the table can be long.
+//! - `Handle::rpc_state`: the RPC channel and the RPC service of one handle. Nests outside `served_regions`.
+//! - `served_regions`: the served regions. Nests outside the locks of [`RpcService`].
+//! - `accepted_calls`, `held_locks`: the tables of these names. No other session lock is taken under either.
+//! - `io_queues`: the I/O queues. Nests outside the poll client table of the fabric.
+//! - `vqps`: VQPs, listeners, and MR keys. Nests outside the VQP table, the MR table, and the poll client
+//!   table of the fabric.
+//!
+//! The poller thread runs its clients with the poll client table locked. Code on that path therefore only
+//! tries to lock `handles`, `rpc_state` (to find objects) and `vqps`.
+//!
+//! `next_id` only has to yield unique numbers, so its increments are relaxed. The full-barrier store to
+//! `is_daemon` pairs with the acquire load in [`Session::is_daemon`].
 
 pub(crate) mod args;
 pub(crate) mod call;
@@ -65,44 +94,44 @@ use kernel::{
 };
 use kite_core::{atomic::WORD_BYTES, name::Name, rights::Rights};
 
-/// A handle of a session. There may be as many as the memory allows that is granted to the user's cgroup.
+/// Handle of a session. The number of handles is limited only by the memory limit of the user's cgroup.
 #[pin_data]
 struct Handle {
     id: u64,
     mapping: Arc<Mapping>,
     rights: Rights,
-    /// The region ends with the handle.
+    /// `true` if closing the handle frees the region.
     anonymous: bool,
     #[pin]
     rpc_state: Mutex<HandleRpcState>,
 }
 
-/// What a handle is used for besides its region's memory.
+/// RPC state of a handle.
 #[derive(Default)]
 struct HandleRpcState {
-    /// The way to whoever serves the region.
+    /// Channel to the server of the region, once attached.
     channel: Option<Arc<RpcChannel>>,
-    /// The region as served by this session.
+    /// RPC service of the region, if this session serves the region.
     service: Option<Arc<RpcService>>,
-    /// The handle was given back.
+    /// `true` once the handle is unmapped or its region is freed.
     closed: bool,
 }
 
-/// A call that was taken.
+/// Received call without a reply.
 struct AcceptedCall {
     pending_reply: Arc<PendingReply>,
-    /// The handle by which it was.
+    /// Handle through which the call was received.
     handle_id: u64,
-    /// Somebody is bringing its answer on the way.
+    /// `true` while a thread sends the reply.
     is_being_answered: bool,
 }
 
 impl Handle {
-    /// The mapping, to read or write.
+    /// Returns the mapping for reads or writes.
     ///
     /// # Errors
     ///
-    /// `EACCES` if the handle was mapped without that right.
+    /// - `EACCES`: the handle was mapped without the right to read or to write.
     fn mapping_for(&self, direction: Direction) -> Result<Arc<Mapping>> {
         let required = match direction {
             Direction::Read => Rights::READ,
@@ -113,7 +142,8 @@ impl Handle {
     }
 }
 
-/// To who has no handle yet, a region that is freed the moment it was found is one that is not there.
+/// Converts `ESTALE` to `ENOENT`, for callers without a handle: a region freed during the lookup counts as
+/// missing.
 fn stale_to_noent(error: Error) -> Error {
     if error == errno::stale() {
         ENOENT
@@ -122,27 +152,29 @@ fn stale_to_noent(error: Error) -> Error {
     }
 }
 
-/// A session.
+/// Session: the objects of one open file or kernel user on one RNIC.
 #[pin_data]
 pub(crate) struct Session {
     rnic: SetOnce<Arc<Rnic>>,
-    /// Who it is to others on the RNIC.
+    /// Identity of the session for priorities and limits.
     tenant: SetOnce<Pin<KBox<Tenant>>>,
-    /// A mutex, as there may be very many to look through for [`Self::next_stale`] or a count.
+    /// Handles, by number. A mutex: scans by [`Self::next_stale_handle`] and [`Self::handle_count`] can be
+    /// long.
     #[pin]
     handles: Mutex<RBTree<u64, Arc<Handle>>>,
-    /// The handle reported last: the search for the next one goes on there.
+    /// Number of the last handle reported as stale: the next search starts behind this handle. Accessed under
+    /// `handles`.
     last_reported: Atomic<u64>,
     next_id: Atomic<u64>,
-    /// Calls that it has taken and not answered, by their numbers.
+    /// Received calls without a reply, by number.
     #[pin]
     accepted_calls: Mutex<RBTree<u64, AcceptedCall>>,
     #[pin]
     buffer_pool: crate::session::rendezvous::pool::RendezvousBufferPool,
-    /// What it serves, by handle.
+    /// Services of the regions that this session serves, with the numbers of their handles.
     #[pin]
     served_regions: Mutex<KVec<(u64, Arc<RpcService>)>>,
-    /// Locks that it has, by their numbers.
+    /// Locks that this session owns, by number.
     #[pin]
     held_locks: Mutex<RBTree<u64, HeldLock>>,
     #[pin]
@@ -150,12 +182,12 @@ pub(crate) struct Session {
     #[pin]
     vqps: Mutex<vqp::SessionVqps>,
     pub(crate) events: Arc<EventCounter>,
-    /// Whether closing the session leaves the cluster.
+    /// 1 if closing the session leaves the cluster, else 0.
     is_daemon: Atomic<u32>,
 }
 
 impl Session {
-    /// Makes a session that is bound to nothing.
+    /// Returns a session that is not bound to an RNIC.
     pub(crate) fn new() -> Result<Arc<Self>> {
         let events = EventCounter::new()?;
         Arc::pin_init(
@@ -178,11 +210,13 @@ impl Session {
         )
     }
 
-    /// Ties the session to an RNIC, for somebody who may have limits, or for the kernel.
+    /// Binds the session to an RNIC. `creds` determine the limits that apply; `None` stands for the kernel.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if it is tied already, `ENODEV` if the RNIC is gone, `ENOMEM`.
+    /// - `EBUSY`: the session is already bound.
+    /// - `ENODEV`: the RNIC was removed.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn bind(&self, rnic: Arc<Rnic>, creds: Option<TenantCreds>) -> Result {
         let tenant = Tenant::new(
             rnic.enter_rpc()?.memory_service.cluster.fabric.qos.clone(),
@@ -197,20 +231,20 @@ impl Session {
         Ok(())
     }
 
-    /// The RNIC.
+    /// Returns the RNIC.
     ///
     /// # Errors
     ///
-    /// `ENOTCONN` if the session is not bound.
+    /// - `ENOTCONN`: the session is not bound.
     pub(crate) fn rnic(&self) -> Result<&Arc<Rnic>> {
         self.rnic.as_ref().ok_or_else(errno::notconn)
     }
 
-    /// Who it is to others on the RNIC.
+    /// Returns the identity of the session for priorities and limits.
     ///
     /// # Errors
     ///
-    /// `ENOTCONN` if the session is not bound.
+    /// - `ENOTCONN`: the session is not bound.
     fn tenant(&self) -> Result<&Tenant> {
         let tenant = self.tenant.as_ref();
         tenant.map(|tenant| &**tenant).ok_or_else(errno::notconn)
@@ -232,7 +266,7 @@ impl Session {
         self.enter_services().map(VqpTableGuard)
     }
 
-    /// A number for a handle, a call, a lock or a queue pair.
+    /// Returns a new number for a handle, call, lock, I/O queue, VQP, or listener.
     fn alloc_id(&self) -> u64 {
         self.next_id.fetch_add(1u64, Relaxed)
     }
@@ -259,7 +293,7 @@ impl Session {
         self.handles.lock().get(&handle_id).cloned().ok_or(EBADF)
     }
 
-    /// As [`Self::get`], but does not wait for who looks through many handles: `EAGAIN`.
+    /// Like [`Self::get`], but does not wait for a scan of the table: fails with `EAGAIN` instead.
     fn try_get(&self, handle_id: u64) -> Result<Arc<Handle>> {
         let handles = self.handles.try_lock().ok_or(EAGAIN)?;
         handles.get(&handle_id).cloned().ok_or(EBADF)
@@ -271,14 +305,14 @@ impl Session {
         Ok(handle)
     }
 
-    /// Allocates a region, and returns a handle with all rights.
+    /// Allocates a region. Returns a handle with all rights.
     pub(crate) fn alloc(&self, request: &AllocRequest<'_>) -> Result<u64> {
         let memory_service = self.enter_memory_service()?;
         let mapping = memory_service.alloc(request, self.events.clone())?;
         self.insert_region_handle(&memory_service, &mapping, request)
     }
 
-    /// Makes a region of memory that is there, and returns a handle with all rights.
+    /// Creates a region from existing pinned memory. Returns a handle with all rights.
     pub(crate) fn register(&self, pinned: PinnedPages, request: &AllocRequest<'_>) -> Result<u64> {
         let pinned = Arc::new(pinned, GFP_KERNEL_ACCOUNT)?;
         let memory_service = self.enter_memory_service()?;
@@ -286,7 +320,7 @@ impl Session {
         self.insert_region_handle(&memory_service, &mapping, request)
     }
 
-    /// A handle for a region that was just made.
+    /// Inserts a handle for a new region, and returns the number of the handle.
     fn insert_region_handle(
         &self,
         memory_service: &Arc<MemoryService>,
@@ -296,12 +330,12 @@ impl Session {
         let anonymous = request.name.is_none();
         self.insert_handle(mapping.clone(), Rights::ALL, anonymous)
             .inspect_err(|_| {
-                // Without a handle nobody could ever free it.
+                // A region without a handle could never be freed.
                 memory_service.release_anonymous(mapping);
             })
     }
 
-    /// Maps a region, and returns a handle and the region's length.
+    /// Maps a region by name. Returns a handle and the length of the region in bytes.
     pub(crate) fn map(&self, name: Name, uid: u32, rights: Rights) -> Result<(u64, u64)> {
         let memory_service = self.enter_memory_service()?;
         let mapping = memory_service.map_by_name(name, uid, rights, self.events.clone());
@@ -316,15 +350,15 @@ impl Session {
         }
     }
 
-    /// Gives a handle back.
+    /// Closes a handle.
     pub(crate) fn unmap(&self, handle_id: u64) -> Result {
         let rpc = self.enter_rpc()?;
         self.remove_handle(handle_id)
             .map(|handle| self.close_handle(&rpc, &handle))
     }
 
-    /// Gives a handle back that is in the table no more. Nothing reaches the region by it when this
-    /// returns, but for what its lenders were asked for; others are told in the background, after that.
+    /// Closes a handle that was removed from the table. On return no access through the handle is in flight,
+    /// except requests already sent to lenders. Other nodes are notified in the background, after the return.
     fn close_handle(&self, rpc: &Arc<Rpc>, handle: &Handle) {
         self.close_rpc_state(rpc, handle);
         self.remove_locks(handle.id);
@@ -336,7 +370,7 @@ impl Session {
         }
     }
 
-    /// Frees a region, and gives the handle back.
+    /// Frees a region, and closes the handle.
     pub(crate) fn free(&self, handle_id: u64) -> Result {
         let rpc = self.enter_rpc()?;
         let handle = self.get(handle_id)?;
@@ -350,7 +384,7 @@ impl Session {
         Ok(())
     }
 
-    /// Changes the rights to a region.
+    /// Changes access rights to a region.
     pub(crate) fn grant(&self, handle_id: u64, grant: &GrantRequest) -> Result {
         let handle = self.get(handle_id)?;
         if !handle.rights.contains(Rights::MASTER) {
@@ -360,7 +394,7 @@ impl Session {
             .grant_rights(&handle.mapping, grant)
     }
 
-    /// Moves a region to other nodes; none is this one.
+    /// Migrates a region to `nodes`. An empty list stands for this node.
     pub(crate) fn move_region(&self, handle_id: u64, nodes: &[u32], deadline: Deadline) -> Result {
         let handle = self.get(handle_id)?;
         if !handle.rights.contains(Rights::MASTER) {
@@ -371,7 +405,7 @@ impl Session {
             .move_region(&handle.mapping, nodes, deadline)
     }
 
-    /// Reads or writes.
+    /// Reads or writes a range of a region.
     pub(crate) fn access(&self, handle_id: u64, access: &AccessRequest, memory: &Buffer) -> Result {
         let stats = &self.rnic()?.stats;
         let mapping = self.get(handle_id)?.mapping_for(access.direction)?;
@@ -384,7 +418,7 @@ impl Session {
         )
     }
 
-    /// Reads or writes several parts of a region.
+    /// Reads or writes several ranges of a region.
     fn access_segments(
         &self,
         handle_id: u64,
@@ -411,11 +445,12 @@ impl Session {
         result
     }
 
-    /// Begins to read or write, without waiting.
+    /// Starts a read or write without blocking.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it would have to wait; else as for [`Self::access`].
+    /// - `EAGAIN`: the access would block.
+    /// - Otherwise see [`Self::access`].
     fn submit_access(
         &self,
         handle_id: u64,
@@ -428,7 +463,7 @@ impl Session {
         access.submit(&memory_service, &mapping, memory, context)
     }
 
-    /// Sets bytes.
+    /// Fills a range of a region with one byte value.
     pub(crate) fn fill(&self, handle_id: u64, fill: &FillRequest) -> Result {
         let handle = self.get(handle_id)?;
         if !handle.rights.contains(Rights::WRITE) {
@@ -443,7 +478,7 @@ impl Session {
         )
     }
 
-    /// Copies from an offset of one region to that of another.
+    /// Copies `len` bytes between regions. `from` and `to` are pairs of handle and offset.
     pub(crate) fn copy(
         &self,
         from: (u64, u64),
@@ -472,7 +507,7 @@ impl Session {
         request.run(|| self.enter_memory_service(), stats)
     }
 
-    /// Changes a word. Returns what it was.
+    /// Executes an atomic operation on a word. Returns the previous value.
     pub(crate) fn atomic_update(&self, handle_id: u64, request: &AtomicRequest) -> Result<u64> {
         let handle = self.get(handle_id)?;
         if !handle.rights.contains(Rights::READ | Rights::WRITE) {
@@ -483,31 +518,31 @@ impl Session {
             .atomic_update(&handle.mapping, request)
     }
 
-    /// Waits until a request of so many bytes may go by the session's priority and limits.
+    /// Waits until the session's priority and limits admit a request of `bytes` bytes.
     fn wait_admitted(&self, bytes: u64, deadline: Deadline) -> Result {
         let stats = &self.rnic()?.stats;
         let admitted = self.tenant()?.admit(bytes, deadline);
         admitted.inspect_err(|_| stats.errors.add(1))
     }
 
-    /// Changes its priority.
+    /// Sets the priority of the session: low or high.
     pub(crate) fn set_low_priority(&self, is_low: bool) -> Result {
         self.tenant().map(|tenant| tenant.set_low_priority(is_low))
     }
 
-    /// Bytes of the region behind a handle, without waiting.
+    /// Returns the length of a region in bytes, without blocking.
     fn region_len(&self, handle_id: u64) -> Result<u64> {
         let mapping = self.try_get(handle_id)?.mapping.clone();
         mapping.layout().map(|layout| layout.len())
     }
 
-    /// The mapping behind a handle, and its rights.
+    /// Returns the mapping and the rights of a handle.
     fn mapping_and_rights(&self, handle_id: u64) -> Result<(Arc<Mapping>, Rights)> {
         self.get(handle_id)
             .map(|handle| (handle.mapping.clone(), handle.rights))
     }
 
-    /// The next event: its kind and value, as `struct kite_event` has them.
+    /// Returns the kind and the value of the next event, as in `struct kite_event`.
     pub(crate) fn next_event(&self) -> Option<(u32, u64)> {
         if let Some(handle) = self.next_stale_handle() {
             return Some((bindings::KITE_EVENT_STALE, handle));
@@ -520,8 +555,8 @@ impl Session {
         Some((bindings::KITE_EVENT_PEER_UNREACHABLE, suspect.into()))
     }
 
-    /// A handle whose mapping ended and that was not reported yet. Many may end at once, so this goes
-    /// round instead of beginning anew each time.
+    /// Returns a handle whose mapping became stale, and which was not reported before. Many mappings can
+    /// become stale at once, so a search resumes behind the last reported handle instead of restarting.
     fn next_stale_handle(&self) -> Option<u64> {
         if !self.events.has_pending() {
             return None;
@@ -534,7 +569,7 @@ impl Session {
         Some(stale)
     }
 
-    /// The first such handle of a higher number than `last`.
+    /// Returns the first stale, unreported handle with a number above `last`.
     fn next_stale_handle_after(handles: &mut RBTree<u64, Arc<Handle>>, last: u64) -> Option<u64> {
         let mut cursor = handles.cursor_lower_bound_mut(&(last + 1))?;
         while !cursor.current().1.mapping.report_event() {
@@ -543,29 +578,30 @@ impl Session {
         Some(*cursor.current().0)
     }
 
-    /// The number of handles.
+    /// Returns the number of handles.
     pub(crate) fn handle_count(&self) -> usize {
         self.handles.lock().keys().count()
     }
 
-    /// Makes the session the one that speaks for the cluster's daemon.
+    /// Marks the session as the daemon's: closing the session leaves the cluster.
     pub(crate) fn mark_as_daemon(&self) {
         self.is_daemon.xchg(1, Full);
     }
 
-    /// Whether it is.
+    /// Returns `true` if the session is the daemon's.
     pub(crate) fn is_daemon(&self) -> bool {
         self.is_daemon.load(Acquire) != 0
     }
 
-    /// Gives everything back.
+    /// Closes the session: destroys all of its objects, and leaves the cluster if the session is the
+    /// daemon's.
     pub(crate) fn close(&self) {
         let Ok(rnic) = self.rnic() else { return };
         self.destroy_queues();
         self.close_vqps();
         rnic.stats.sessions.sub(1);
         let handles = core::mem::replace(&mut *self.handles.lock(), RBTree::new());
-        // They end with their handles.
+        // Closing the handles below releases the locks themselves.
         drop(core::mem::replace(
             &mut *self.held_locks.lock(),
             RBTree::new(),

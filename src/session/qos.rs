@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The requests about priorities and limits.
+//! System calls for priorities and rate limits.
 
 use super::{args::check_reserved, source::check_net_admin, uapi::UserArray, Session};
 use crate::{
@@ -19,11 +19,11 @@ impl Session {
     }
 }
 
-/// Whether a number of the ABI is that of low priority.
+/// Returns `true` if a priority of the ABI is the low priority.
 ///
 /// # Errors
 ///
-/// `EINVAL` if it is none.
+/// - `EINVAL`: unknown priority.
 pub(super) fn parse_priority(priority: u32) -> Result<bool> {
     match priority {
         bindings::KITE_PRIORITY_HIGH => Ok(false),
@@ -65,7 +65,7 @@ pub(super) fn set_limit(session: &Session, args: &bindings::kite_limit) -> Resul
     if args.bytes_used | args.requests_used | args.waits != 0 {
         return Err(EINVAL);
     }
-    let subject = match args.whom {
+    let subject = match args.subject {
         bindings::KITE_LIMIT_USER => {
             LimitSubject::User(u32::try_from(args.id).map_err(|_| EINVAL)?)
         }
@@ -105,7 +105,7 @@ fn limit_to_abi(limit: &TenantLimit) -> bindings::kite_limit {
         LimitSubject::Cgroup(id) => (bindings::KITE_LIMIT_CGROUP, id),
     };
     bindings::kite_limit {
-        whom: subject,
+        subject,
         reserved: 0,
         id,
         bytes: rates.bytes,

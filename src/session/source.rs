@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who makes a request, and whose memory its pointers are to: the current process, or one, or a module, that left
-//! the request in its queue.
+//! Origin of a request, and the memory that its pointers refer to.
+//!
+//! A request comes from the current process, or from an I/O queue of a process or of a kernel module.
 
 use crate::{
     bindings,
@@ -9,45 +10,45 @@ use crate::{
 };
 use kernel::{prelude::*, sync::Arc, task::Kuid};
 
-/// The effective user of the current process, as the initial user namespace numbers it.
+/// Returns the effective UID of the current process, in the initial user namespace.
 pub(super) fn current_euid() -> u32 {
     Kuid::current_euid().into_raw().val
 }
 
-/// Whether the current process may manage the network of this host, and so its RNICs.
+/// Checks that the current process has `CAP_NET_ADMIN`, and so may manage the RNICs of this host.
 ///
 /// # Errors
 ///
-/// `EPERM` if not.
+/// - `EPERM`: the process lacks the capability.
 pub(super) fn check_net_admin() -> Result {
-    // SAFETY: The function has no preconditions.
+    // SAFETY: `capable` has no preconditions.
     let is_capable = unsafe { bindings::capable(bindings::CAP_NET_ADMIN as c_int) };
     is_capable.then_some(()).ok_or(EPERM)
 }
 
-/// The user that the kernel acts as.
+/// UID of requests from the kernel.
 pub(super) const ROOT_UID: u32 = 0;
 
-/// Memory of a process that stays.
+/// Pinned memory of a process, used by the requests of an I/O queue.
 pub(super) struct QueueMemory {
-    /// Its first byte, as the process addresses it.
+    /// User address of the first byte.
     pub(super) user_addr: usize,
     pub(super) pinned: Arc<PinnedPages>,
 }
 
-/// Who makes a request.
+/// Origin of a request.
 #[derive(Clone, Copy)]
 pub(super) enum Requester<'a> {
-    /// The current process.
+    /// Current process.
     CurrentProcess,
-    /// A process that need not be: a user, with this memory.
+    /// Owner of an I/O queue, which need not be the current process: its UID and its pinned memory.
     QueueOwner { uid: u32, memory: &'a QueueMemory },
     /// Another kernel module.
     KernelModule,
 }
 
 impl Requester<'_> {
-    /// The user.
+    /// Returns the UID.
     pub(super) fn uid(&self) -> u32 {
         match self {
             Self::CurrentProcess => current_euid(),
@@ -56,20 +57,22 @@ impl Requester<'_> {
         }
     }
 
-    /// Memory of the caller at an address of the ABI.
+    /// Returns the buffer at an address of the ABI.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if there is no such address.
+    /// - `EFAULT`: the value does not fit into an address.
     pub(super) fn buffer_at(&self, addr: u64) -> Result<Buffer> {
         let addr = usize::try_from(addr).map_err(|_| EFAULT)?;
         Ok(match self {
             Self::CurrentProcess => Buffer::User(addr),
-            // Before the base it is far beyond the end.
+            // An address below the base wraps around to an offset far beyond the end, which every access
+            // rejects.
             Self::QueueOwner { memory, .. } => {
                 Buffer::Pinned(memory.pinned.clone(), addr.wrapping_sub(memory.user_addr))
             }
-            // SAFETY: Modules keep what their submissions point to until these complete (`kite_submit()`).
+            // SAFETY: By the contract of `kite_submit()`, modules keep the memory that a submission points to
+            // valid until the submission completes.
             Self::KernelModule => unsafe {
                 Buffer::from_kernel(addr as *mut u8, usize::MAX - addr)
             },

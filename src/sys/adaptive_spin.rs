@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How long to poll before sleeping.
+//! Adaptive spin time: the time to poll before a thread sleeps.
 //!
-//! To sleep and be woken costs more than most answers take, and to poll for what takes long costs a processor.
-//! So each kind of wait learns from those before: it polls longer once a little longer would have done, and
-//! less once it would not. (KVM halts its processors so; `Documentation/virt/kvm/halt-polling.rst`.)
+//! Sleeping and waking up costs more than most replies take, while polling for a slow reply wastes a
+//! processor. Therefore each kind of wait adapts its spin time to earlier waits. The time doubles if a spin
+//! of the maximum length would have succeeded, and halves if not. KVM uses the same scheme to halt processors
+//! (`Documentation/virt/kvm/halt-polling.rst`).
+//!
+//! The `kernel` crate has no adaptive polling. With such an abstraction this file can be removed. `spin_ns`
+//! is a relaxed atomic without a lock, since a lost update only delays the adaptation.
 
 use super::thread::cond_resched;
 use kernel::{
@@ -12,20 +16,21 @@ use kernel::{
     time::{Instant, Monotonic},
 };
 
-/// The part of the most that a wait polls at least: where both ends sleep, no wait is so short that it would
-/// teach them better.
+/// Divisor that yields the minimum spin time from the maximum.
+///
+/// If both ends of an exchange slept, no wait would be short enough to raise the spin time again.
 const MIN_SPIN_DIVISOR: i64 = 4;
 
-/// Times that others may run while a waiter polls.
+/// Maximum number of reschedules that restart the clock of one spin.
 const MAX_RESCHEDS: u32 = 8;
 
-/// What waits of one kind have taught.
+/// Spin time of one kind of wait.
 pub(crate) struct AdaptiveSpin {
-    /// How long to poll.
+    /// Spin time in nanoseconds.
     spin_ns: Atomic<i64>,
 }
 
-/// A wait that has polled long enough. Its end, when this is dropped, says how long would have been.
+/// Wait whose spin time is over. Dropping the sample ends the wait and adapts the spin time.
 #[must_use]
 pub(crate) struct SpinSample<'a> {
     spin: &'a AdaptiveSpin,
@@ -33,7 +38,7 @@ pub(crate) struct SpinSample<'a> {
 }
 
 impl AdaptiveSpin {
-    /// As much as may be, until it proves to be too much.
+    /// Starts with the maximum spin time, which later waits can reduce.
     pub(crate) fn new() -> Self {
         Self {
             spin_ns: Atomic::new(Self::max_spin_ns()),
@@ -44,12 +49,12 @@ impl AdaptiveSpin {
         i64::from(crate::params::max_poll_us()) * 1_000
     }
 
-    /// Whether somebody who has waited since `start` should poll on.
+    /// Returns `true` if a thread that has waited since `start` must continue to poll at `now`.
     pub(crate) fn should_spin(&self, start: Instant<Monotonic>, now: Instant<Monotonic>) -> bool {
         (now - start).as_nanos() < self.spin_ns.load(Relaxed)
     }
 
-    /// A wait since `start`, of which too little was polled, has ended.
+    /// Adapts the spin time to a wait that began at `start`, was not covered by polling, and has now ended.
     pub(crate) fn record_wait(&self, start: Instant<Monotonic>) {
         let (current_ns, max_ns) = (self.spin_ns.load(Relaxed), Self::max_spin_ns());
         let new_ns = if start.elapsed().as_nanos() <= max_ns {
@@ -60,8 +65,10 @@ impl AdaptiveSpin {
         self.spin_ns.store(new_ns, Relaxed);
     }
 
-    /// Polls `done` for a while. Time that others run meanwhile does not count, within reason: it may be they
-    /// who make it true. Returns nothing if it became true.
+    /// Polls `done` for at most the spin time. Returns `None` if `done` became true.
+    ///
+    /// Time in other tasks after a reschedule does not count, for up to [`MAX_RESCHEDS`] reschedules. One of
+    /// these tasks may be the one that makes `done` true.
     pub(crate) fn spin_until(&self, mut done: impl FnMut() -> bool) -> Option<SpinSample<'_>> {
         let mut start = Instant::now();
         let mut rescheds = 0;

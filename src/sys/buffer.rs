@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The caller's buffer of a read or write: memory of a process, or of another kernel module.
+//! Caller's buffer of a read or write: memory of a process or of another kernel module.
+//!
+//! `kernel::uaccess` covers copies for the current process only. The `kernel` crate wraps neither
+//! `fault_in_readable` nor `fault_in_safe_writeable`, and its iterators over buffers do not cover pinned
+//! pages. With such an iterator this file can be removed.
 
 use super::{
     pages::ContiguousPages,
@@ -13,29 +17,29 @@ use kernel::{
     uaccess::{UserPtr, UserSlice},
 };
 
-/// A buffer.
+/// Buffer of one of four kinds.
 ///
 /// # Invariants
 ///
-/// That of a kernel user is valid for its length for as long as this lives.
+/// The memory of [`KernelBuffer`] is valid for its length for as long as this value lives.
 pub(crate) enum Buffer {
-    /// Of the current process, at this address. Every access checks it.
+    /// Memory of the current process at this address. Every access checks the address.
     User(usize),
-    /// Of a kernel user.
+    /// Memory of another kernel module.
     Kernel(KernelBuffer),
-    /// Of a process that need not be the current one, from this byte of what is pinned on.
+    /// Pinned memory of any process, and the offset in bytes at which the buffer begins there.
     Pinned(Arc<PinnedPages>, usize),
-    /// Several, one after the other, with the place where each begins. What is asked for is within one.
+    /// Consecutive segments, each with its start offset. Every access must lie within one segment.
     Vectored(KVVec<(usize, Buffer)>),
 }
 
-/// A kernel user's buffer; made by [`Memory::kernel`] only.
+/// Buffer of another kernel module, created only by [`Buffer::from_kernel`].
 pub(crate) struct KernelBuffer {
     ptr: *mut u8,
     len: usize,
 }
 
-// SAFETY: The memory is valid on any thread, and only copied to and from.
+// SAFETY: The memory is valid on any thread, and is only copied from and to.
 unsafe impl Send for KernelBuffer {}
 
 impl KernelBuffer {
@@ -48,17 +52,19 @@ impl KernelBuffer {
 }
 
 impl Buffer {
-    /// A buffer of the kernel.
+    /// Creates a buffer from kernel memory.
     ///
     /// # Safety
     ///
-    /// `ptr` must be valid for `len` bytes while the result lives, to be written if it is read into.
+    /// `ptr` must be valid for reads of `len` bytes while the result lives, and for writes if data are read
+    /// into the buffer.
     pub(crate) unsafe fn from_kernel(ptr: *mut u8, len: usize) -> Self {
-        // INVARIANT: By the safety requirements.
+        // INVARIANT: By the safety requirements, the memory is valid for `len` bytes.
         Self::Kernel(KernelBuffer { ptr, len })
     }
 
-    /// What is pinned already, and from which byte of that on it is this buffer.
+    /// Returns the pinned pages and the offset of this buffer in them, or `None` if the buffer is of another
+    /// kind.
     pub(crate) fn as_pinned(&self) -> Option<(&Arc<PinnedPages>, usize)> {
         match self {
             Self::Pinned(pinned, base) => Some((pinned, *base)),
@@ -66,7 +72,7 @@ impl Buffer {
         }
     }
 
-    /// That of several which has byte `at`, and where it is there.
+    /// Returns the segment that contains byte `at`, and the offset of the byte in the segment.
     fn segment_at(segments: &[(usize, Self)], at: usize) -> Result<(&Self, usize)> {
         let next = segments.partition_point(|(start, _)| *start <= at);
         let (start, segment) = segments.get(next.wrapping_sub(1)).ok_or(EFAULT)?;
@@ -77,8 +83,9 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if memory of the process is not present: [`Self::fault_in`] and try again.
-    /// - `EFAULT`; `ERANGE` if they are not all in `pages`.
+    /// - `EAGAIN`: memory of the process is not present. Call [`Self::fault_in`] and try again.
+    /// - `EFAULT`: the range exceeds the buffer.
+    /// - `ERANGE`: the range exceeds `pages`.
     pub(crate) fn try_copy_to_pages(
         &self,
         pages: &ContiguousPages,
@@ -90,13 +97,14 @@ impl Buffer {
             Self::User(base) => pages.try_write_from_user(offset, base.wrapping_add(at), len),
             Self::Kernel(buffer) => {
                 let (from, to) = (buffer.range_ptr(at, len)?, pages.range_ptr(offset, len)?);
-                // SAFETY: By the type invariants, and `span` checked both ranges, which are not one another's.
+                // SAFETY: By the type invariants, the source is valid. `range_ptr` checked both ranges, which
+                // do not overlap.
                 unsafe { core::ptr::copy_nonoverlapping(from, to, len) };
                 Ok(())
             }
             Self::Pinned(pinned, base) => {
                 let range = pages.range_ptr(offset, len)?;
-                // SAFETY: `span` checked the destination.
+                // SAFETY: `range_ptr` checked the destination.
                 unsafe { pinned.read(base.wrapping_add(at), range, len) }
             }
             Self::Vectored(segments) => {
@@ -110,7 +118,7 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// As for [`Self::try_copy_to`].
+    /// See [`Self::try_copy_to_pages`].
     pub(crate) fn try_copy_from_pages(
         &self,
         pages: &ContiguousPages,
@@ -122,13 +130,14 @@ impl Buffer {
             Self::User(base) => pages.try_read_to_user(offset, base.wrapping_add(at), len),
             Self::Kernel(buffer) => {
                 let (from, to) = (pages.range_ptr(offset, len)?, buffer.range_ptr(at, len)?);
-                // SAFETY: As for `try_copy_to`.
+                // SAFETY: By the type invariants, the destination is valid. `range_ptr` checked both ranges,
+                // which do not overlap.
                 unsafe { core::ptr::copy_nonoverlapping(from, to, len) };
                 Ok(())
             }
             Self::Pinned(pinned, base) => {
                 let range = pages.range_ptr(offset, len)?;
-                // SAFETY: `span` checked the source.
+                // SAFETY: `range_ptr` checked the source.
                 unsafe { pinned.write(base.wrapping_add(at), range, len) }
             }
             Self::Vectored(segments) => {
@@ -142,7 +151,7 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// `EFAULT`.
+    /// - `EFAULT`: the range exceeds the buffer, or memory of the process is not accessible.
     pub(crate) fn write_slice(&self, at: usize, bytes: &[u8]) -> Result {
         match self {
             Self::User(base) => {
@@ -153,11 +162,12 @@ impl Buffer {
             }
             Self::Kernel(buffer) => {
                 let range = buffer.range_ptr(at, bytes.len())?;
-                // SAFETY: By the type invariants, and `span` checked the range; `bytes` are somebody else's.
+                // SAFETY: By the type invariants, the destination is valid, and `range_ptr` checked the
+                // range. `bytes` is a separate slice.
                 unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), range, bytes.len()) };
                 Ok(())
             }
-            // SAFETY: A slice may be read.
+            // SAFETY: The slice is valid for reads of its length.
             Self::Pinned(pinned, base) => unsafe {
                 pinned.write(base.wrapping_add(at), bytes.as_ptr(), bytes.len())
             },
@@ -172,7 +182,7 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// `EFAULT`.
+    /// - `EFAULT`: the range exceeds the buffer, or memory of the process is not accessible.
     pub(crate) fn read_slice(&self, at: usize, bytes: &mut [u8]) -> Result {
         match self {
             Self::User(base) => {
@@ -181,11 +191,12 @@ impl Buffer {
             }
             Self::Kernel(buffer) => {
                 let range = buffer.range_ptr(at, bytes.len())?;
-                // SAFETY: By the type invariants, and `span` checked the range; `bytes` are somebody else's.
+                // SAFETY: By the type invariants, the source is valid, and `range_ptr` checked the range.
+                // `bytes` is a separate slice.
                 unsafe { core::ptr::copy_nonoverlapping(range, bytes.as_mut_ptr(), bytes.len()) };
                 Ok(())
             }
-            // SAFETY: A mutable slice may be written.
+            // SAFETY: The mutable slice is valid for writes of its length.
             Self::Pinned(pinned, base) => unsafe {
                 pinned.read(base.wrapping_add(at), bytes.as_mut_ptr(), bytes.len())
             },
@@ -196,12 +207,13 @@ impl Buffer {
         }
     }
 
-    /// Makes `len` bytes, `at` bytes into the buffer, present to be copied from, or to if `writable`. May
-    /// wait for as long as the owner of the memory likes.
+    /// Faults in `len` bytes at `at` in the buffer, for reading, or for writing if `writable`.
+    ///
+    /// The wait is unbounded: a page fault handler in user space (`userfaultfd`) can delay the call.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if there is no such memory.
+    /// - `EFAULT`: the process has no such memory.
     pub(crate) fn fault_in(&self, at: usize, len: usize, writable: bool) -> Result {
         let base = match self {
             Self::User(base) => base,
@@ -212,7 +224,8 @@ impl Buffer {
             }
         };
         let addr = base.wrapping_add(at) as *const c_char;
-        // SAFETY: Any address may be tried, and `current` has an `mm`: it asked for its memory to be used.
+        // SAFETY: Any address may be tried. `current` has an `mm`, because the request came from this
+        // process.
         let not_faulted = unsafe {
             if writable {
                 bindings::fault_in_safe_writeable(addr, len)
@@ -227,11 +240,11 @@ impl Buffer {
         }
     }
 
-    /// As [`Self::fault_in`], to be pinned, which takes more: what is shared since a fork is copied.
+    /// Like [`Self::fault_in`], for a later pin, which needs more: pages shared since a fork are copied.
     ///
     /// # Errors
     ///
-    /// As for [`Pinned::user`].
+    /// See [`PinnedPages::pin_user`].
     pub(crate) fn fault_in_for_pin(&self, at: usize, len: usize, writable: bool) -> Result {
         match self {
             Self::User(base) => {
@@ -246,13 +259,14 @@ impl Buffer {
         }
     }
 
-    /// Pins `len` bytes, `at` bytes into the buffer.
+    /// Pins `len` bytes at `at` in the buffer.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if memory of the process cannot be pinned as it is: [`Self::fault_in_to_pin`] says why
-    ///   not, or try again.
-    /// - `EFAULT`, `ENOMEM` for a kernel user.
+    /// - `EAGAIN`: memory of the process cannot be pinned without a fault. Call [`Self::fault_in_for_pin`],
+    ///   which returns the cause of a permanent failure, and try again.
+    /// - `EFAULT`, `ENOMEM`: memory of another kernel module or pinned memory: the range exceeds the buffer,
+    ///   or out of memory.
     pub(crate) fn try_pin(&self, at: usize, len: usize, writable: bool) -> Result<PinnedPages> {
         match self {
             Self::User(base) => {
@@ -264,8 +278,8 @@ impl Buffer {
                 let (segment, at) = Self::segment_at(segments, at)?;
                 segment.try_pin(at, len, writable)
             }
-            // SAFETY: By the type invariants, and `span` checks the range; the caller of a read or
-            // write waits for its end.
+            // SAFETY: By the type invariants, the memory is valid, and `range_ptr` checks the range. The
+            // caller of a read or write waits for its end, so the memory outlives the result.
             Self::Kernel(buffer) => unsafe {
                 PinnedPages::from_kernel(buffer.range_ptr(at, len)?, len, None)
             },

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory for what was received: its sender knows that it has come, so it must not be lost for want of memory.
+//! Buffers for received messages, with allocations that retry until they succeed.
+//!
+//! The transport has already acknowledged the message to its sender, so running out of memory must not lose
+//! the message. The `kernel` crate has no flag `__GFP_NOFAIL`. With that flag this file can be removed.
 
 use kernel::{
     prelude::*,
     time::{delay::fsleep, Delta},
 };
 
-/// Time between attempts.
+/// Delay between two allocation attempts, in milliseconds.
 const ALLOC_RETRY_MS: i64 = 10;
 
-/// So many bytes, all zero. Waits until there is memory for them.
+/// Allocates `len` zeroed bytes. Sleeps and retries until the allocation succeeds.
 pub(crate) fn alloc_zeroed_nofail(len: usize) -> KVec<u8> {
     loop {
         match KVec::from_elem(0u8, len, GFP_KERNEL) {

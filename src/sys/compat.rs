@@ -2,8 +2,8 @@
 
 //! Differences between the Rust interfaces of the supported kernel series.
 //!
-//! `Kbuild` sets `cfg(kernel_7_3)` for 7.3 and later. Other files use no `cfg` for kernel versions.
-//! An item goes when the last series without the newer interface is dropped.
+//! `Kbuild` sets `cfg(kernel_7_3)` for 7.3 and later. Other files use no `cfg` for kernel versions. An item
+//! can be removed when the last series without the newer interface is dropped.
 
 use kernel::module_param::ModuleParamAccess;
 
@@ -19,7 +19,7 @@ pub(crate) fn read_parameter<T: Copy>(param: &ModuleParamAccess<T>) -> T {
     }
 }
 
-/// Returns the `THIS_MODULE` of kite. Before 7.3 `module!` defined a static of this name.
+/// Returns the `THIS_MODULE` of kite. Before 7.3 the macro `module!` defined a static with the same name.
 pub(crate) const fn this_module() -> *mut kernel::bindings::module {
     #[cfg(kernel_7_3)]
     {
@@ -31,7 +31,7 @@ pub(crate) const fn this_module() -> *mut kernel::bindings::module {
     }
 }
 
-/// Full memory barrier between processors. Since 7.3 `smp_mb` takes the kind of barrier.
+/// Full memory barrier between processors. Since 7.3 `smp_mb` takes the kind of barrier as an argument.
 pub(crate) fn smp_mb() {
     #[cfg(kernel_7_3)]
     {
@@ -43,7 +43,8 @@ pub(crate) fn smp_mb() {
     }
 }
 
-/// Returns a limit of `struct ib_device_attr`. Before 7.3 these were signed.
+/// Returns a limit of `struct ib_device_attr`, or 0 if `value` is negative. The limits were signed before
+/// 7.3.
 pub(crate) fn device_limit(value: impl TryInto<u32>) -> u32 {
     value.try_into().unwrap_or(0)
 }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A wake-up that may come from a hard interrupt and is never lost.
+//! Counting completion: a wake-up that a hard interrupt can send and that is never lost.
 //!
-//! `kernel::sync::CondVar` needs a lock on the side that wakes, which an interrupt cannot take, and
-//! `kernel::sync::Completion` cannot be consumed. This is `struct completion` with both.
+//! `kernel::sync::CondVar` needs a lock on the waking side, which an interrupt handler cannot take.
+//! `kernel::sync::Completion` lacks `complete`, waits with a timeout, interruptible waits, idle waits and
+//! `reinit_completion`. With these methods this file can be removed.
+//!
+//! `struct completion` has an internal raw spinlock, so all methods that wake are callable from any context.
 
 use crate::bindings::{self, inline};
 use kernel::{
@@ -12,7 +15,7 @@ use kernel::{
     types::Opaque,
 };
 
-/// Counts wake-ups; each wait consumes one.
+/// `struct completion` that counts wake-ups. Each wait consumes one wake-up.
 #[pin_data]
 pub(crate) struct CountingCompletion {
     #[pin]
@@ -21,65 +24,66 @@ pub(crate) struct CountingCompletion {
 
 // SAFETY: `struct completion` may be used from any context.
 unsafe impl Send for CountingCompletion {}
-// SAFETY: As above; it is locked inside.
+// SAFETY: See `Send`. `struct completion` has an internal lock.
 unsafe impl Sync for CountingCompletion {}
 
 impl CountingCompletion {
-    /// Makes an event with no wake-up pending.
+    /// Initializes a completion without pending wake-ups.
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            // SAFETY: `init_completion` initialises the slot it is given, which is pinned.
+            // SAFETY: `init_completion` initializes the given slot, which is pinned.
             inner <- Opaque::ffi_init(|slot| unsafe { bindings::init_completion(slot) }),
         })
     }
 
-    /// Wakes one waiter, now or when it comes. May be called from any context.
+    /// Wakes one waiter: a present one, or else the next to wait. Callable from any context.
     pub(crate) fn complete(&self) {
-        // SAFETY: Initialised in `new`.
+        // SAFETY: `inner` was initialized in `new`.
         unsafe { bindings::complete(self.inner.get()) };
     }
 
-    /// Wakes all waiters, now and in future. May be called from any context.
+    /// Wakes all present and future waiters. Callable from any context.
     pub(crate) fn complete_all(&self) {
-        // SAFETY: Initialised in `new`.
+        // SAFETY: `inner` was initialized in `new`.
         unsafe { bindings::complete_all(self.inner.get()) };
     }
 
-    /// Forgets all wake-ups so far: who looks for what they are about from now on needs none of them.
+    /// Discards all pending wake-ups. The caller must afterwards check for the events that these wake-ups
+    /// announced.
     pub(crate) fn reinit(&self) {
-        // SAFETY: Initialised in `new`.
+        // SAFETY: `inner` was initialized in `new`.
         unsafe { inline::kite_reinit_completion(self.inner.get()) };
     }
 
-    /// Waits for as long as it takes, as an idle kernel thread does.
+    /// Waits for a wake-up without a time limit, in state `TASK_IDLE`.
     pub(crate) fn wait_idle(&self) {
-        // SAFETY: Initialised in `new`; the caller may sleep.
+        // SAFETY: `inner` was initialized in `new`. The caller may sleep.
         unsafe {
             bindings::wait_for_completion_state(self.inner.get(), bindings::TASK_IDLE);
         }
     }
 
-    /// Waits at most `ms` milliseconds. Returns whether there was a wake-up.
+    /// Waits at most `ms` milliseconds. Returns `true` if there was a wake-up.
     pub(crate) fn wait_timeout_ms(&self, ms: Msecs) -> bool {
         let jiffies = msecs_to_jiffies(ms);
-        // SAFETY: Initialised in `new`; the caller may sleep.
+        // SAFETY: `inner` was initialized in `new`. The caller may sleep.
         unsafe { bindings::wait_for_completion_timeout(self.inner.get(), jiffies) != 0 }
     }
 
-    /// Waits at most about `us` microseconds, as an idle kernel thread does.
+    /// Waits in state `TASK_IDLE` for at most about `us` microseconds. The timer slack is a quarter of `us`.
     pub(crate) fn wait_timeout_us(&self, us: u32) {
-        // SAFETY: Initialised in `new`; the caller may sleep.
+        // SAFETY: `inner` was initialized in `new`. The caller may sleep.
         unsafe { inline::kite_wait_for_completion_us(self.inner.get(), us) };
     }
 
-    /// As [`Self::wait_timeout`], but a signal ends the wait too.
+    /// Waits at most `ms` milliseconds or until a signal arrives. Returns `true` if there was a wake-up.
     ///
     /// # Errors
     ///
-    /// `EINTR` if a signal is pending.
+    /// - `EINTR`: a signal is pending.
     pub(crate) fn wait_interruptible_timeout_ms(&self, ms: Msecs) -> Result<bool> {
         let jiffies = msecs_to_jiffies(ms);
-        // SAFETY: Initialised in `new`; the caller may sleep.
+        // SAFETY: `inner` was initialized in `new`. The caller may sleep.
         match unsafe {
             bindings::wait_for_completion_interruptible_timeout(self.inner.get(), jiffies)
         } {

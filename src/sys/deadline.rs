@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The moment at which a request gives up.
+//! Deadlines of requests, and retries until a deadline.
+//!
+//! The `kernel` crate wraps neither `fatal_signal_pending` nor a public getter of `Instant`. With both,
+//! [`fatal_signal_pending`] and [`monotonic_ns`] can be removed. [`Deadline`] and [`retry_until`] are kite's
+//! own.
 
 use crate::{
     bindings::{self, inline},
@@ -11,19 +15,19 @@ use kernel::{
     time::{delay::fsleep, Delta, Instant, Monotonic},
 };
 
-/// Whether the current task is being killed: nobody hears any more of what it does.
+/// Returns `true` if the current task is being killed, so no user receives its results.
 pub(crate) fn fatal_signal_pending() -> bool {
     // SAFETY: `current` is valid.
     unsafe { inline::fatal_signal_pending(bindings::get_current()) != 0 }
 }
 
-/// Nanoseconds of monotonic time.
+/// Returns the monotonic time in nanoseconds.
 pub(crate) fn monotonic_ns() -> u64 {
     // SAFETY: The function has no preconditions.
     unsafe { bindings::ktime_get() }.unsigned_abs()
 }
 
-/// A moment in monotonic time.
+/// Point in monotonic time at which a request times out.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline {
     start: Instant<Monotonic>,
@@ -32,7 +36,7 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// `ms` milliseconds from now.
+    /// Returns a deadline `ms` milliseconds from now. Only fatal signals interrupt a wait.
     pub(crate) fn after_ms(ms: u32) -> Self {
         let timeout = Delta::from_millis(i64::from(ms));
         Self {
@@ -42,7 +46,8 @@ impl Deadline {
         }
     }
 
-    /// The same moment, but any signal to the waiting task ends the wait earlier, not only one that kills it.
+    /// Returns the same deadline, but with any signal to the waiting task ending the wait, not only a fatal
+    /// one.
     pub(crate) fn interruptible(self) -> Self {
         Self {
             interruptible: true,
@@ -50,11 +55,12 @@ impl Deadline {
         }
     }
 
-    /// Whether to go on.
+    /// Checks that the request may continue.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT` if it has passed, `EINTR` if there is a signal that may end the wait.
+    /// - `ETIMEDOUT`: the deadline has passed.
+    /// - `EINTR`: a signal that may end the wait is pending.
     pub(crate) fn check(&self) -> Result {
         if self.has_expired() {
             return Err(ETIMEDOUT);
@@ -69,7 +75,7 @@ impl Deadline {
         kernel::current!().signal_pending() && (self.interruptible || fatal_signal_pending())
     }
 
-    /// The same moment, or that in so many milliseconds if it is earlier.
+    /// Returns the earlier of this deadline and `ms` milliseconds from now.
     pub(crate) fn capped_at_ms(self, ms: u32) -> Self {
         if self.remaining_ms() <= ms {
             return self;
@@ -80,11 +86,13 @@ impl Deadline {
         }
     }
 
-    /// What a wait does that a signal cut short.
+    /// Handles a signal that ended a wait early.
+    ///
+    /// Sleeps for 1 ms if the signal must not end the request, because the next wait would return at once.
     ///
     /// # Errors
     ///
-    /// `EINTR` if the signal may end it; else it is delayed a little, as it would return at once again.
+    /// - `EINTR`: the signal may end the wait.
     pub(crate) fn handle_signal(&self) -> Result {
         if self.is_interrupted() {
             return Err(EINTR);
@@ -93,34 +101,37 @@ impl Deadline {
         Ok(())
     }
 
-    /// Whether it has passed.
+    /// Returns `true` if the deadline has passed.
     pub(crate) fn has_expired(&self) -> bool {
         self.has_expired_at(Instant::now())
     }
 
-    /// Whether it has passed by then.
+    /// Returns `true` if the deadline has passed at `now`.
     pub(crate) fn has_expired_at(&self, now: Instant<Monotonic>) -> bool {
         now - self.start >= self.timeout
     }
 
-    /// Milliseconds left, at least 1 so that a wait of so long always ends.
+    /// Returns the remaining milliseconds, at least 1, so a wait with the result as timeout always ends.
     pub(crate) fn remaining_ms(&self) -> u32 {
         let remaining_ms = self.timeout.as_millis() - self.start.elapsed().as_millis();
         u32::try_from(remaining_ms).unwrap_or(0).max(1)
     }
 }
 
-/// Time before something is tried again that could not be done yet: at first, and at most. Much of what is
-/// waited for takes another node a few messages.
+/// Minimum and maximum delay between two attempts, in microseconds. Most conditions change after a few
+/// messages of another node.
 const RETRY_MIN_US: i64 = 50;
 const RETRY_MAX_US: i64 = 2_000;
 
-/// Calls `f` again and again while it says `EAGAIN` or `EINPROGRESS`: the view is settling, a region is moving, or
-/// what was asked for takes its time.
+/// Calls `f` until the result is neither `EAGAIN` nor `EINPROGRESS`, with exponential back-off.
+///
+/// These errors mean that the view is changing, a region is moving, or a request is still in progress.
 ///
 /// # Errors
 ///
-/// Those of `f`, `ETIMEDOUT`, or `EINTR` for a task that is killed.
+/// - `ETIMEDOUT`: the deadline has passed.
+/// - `EINTR`: a signal that may end the wait is pending.
+/// - Any other error of `f`.
 pub(crate) fn retry_until<T>(deadline: Deadline, mut f: impl FnMut() -> Result<T>) -> Result<T> {
     let mut delay_us = RETRY_MIN_US;
     loop {

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How many events wait for a session, and whoever polls for them.
+//! Count of pending events of a session, with a wait queue for `poll`.
+//!
+//! No abstraction is missing: the file combines an atomic counter with [`PollCondVar`]. `pending` is an
+//! atomic, so no lock is needed to raise an event. The `Full` updates pair with the `Acquire` load in
+//! [`EventCounter::has_pending`].
 
 use kernel::{
     new_poll_condvar,
@@ -12,7 +16,7 @@ use kernel::{
     },
 };
 
-/// A count of events. What they are, whoever raised them knows.
+/// Counter of pending events. The code that raises an event keeps the event itself.
 #[pin_data]
 pub(crate) struct EventCounter {
     pending: Atomic<u32>,
@@ -21,25 +25,25 @@ pub(crate) struct EventCounter {
 }
 
 impl EventCounter {
-    /// Makes a watch without events.
+    /// Allocates a counter without pending events.
     pub(crate) fn new() -> Result<Arc<Self>> {
         let init =
             pin_init!(Self { pending: Atomic::new(0u32), poll_condvar <- new_poll_condvar!() });
         Arc::pin_init(init, GFP_KERNEL)
     }
 
-    /// Adds an event.
+    /// Adds one event and wakes all pollers.
     pub(crate) fn raise(&self) {
         self.pending.fetch_add(1u32, Full);
         self.poll_condvar.notify_all();
     }
 
-    /// Takes one event back: it was reported, or it no longer matters.
+    /// Removes one event, because the event was reported or became obsolete.
     pub(crate) fn consume(&self) {
         self.pending.fetch_sub(1u32, Full);
     }
 
-    /// Whether there is an event.
+    /// Returns `true` if at least one event is pending.
     pub(crate) fn has_pending(&self) -> bool {
         self.pending.load(Acquire) != 0
     }

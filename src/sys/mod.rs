@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Safe types over kernel services that the `kernel` crate does not wrap yet.
+//! Safe types over kernel services that the `kernel` crate does not wrap.
 //!
-//! Each file is one service, whose users need no `unsafe` for it.
+//! Each file covers one service, and its users need no `unsafe` code. The header of a file names the missing
+//! abstraction. Once the `kernel` crate has the abstraction, the file can be removed.
 
 pub(crate) mod adaptive_spin;
 pub(crate) mod buffer;

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Physically contiguous memory that the RNIC may read and write at any time: zeroed at first, or that of somebody
-//! else, pinned.
+//! Physically contiguous memory that the RNIC may read and write at any time.
 //!
-//! Because a peer can change the bytes while we look, no reference into the memory is ever made: it
-//! is copied in and out through raw pointers, and what is copied out is checked after the copy.
+//! The memory is either allocated, and then zeroed at first, or part of [`PinnedPages`]. A peer can change
+//! the bytes during an access, so no Rust reference into the memory exists. Data are copied in and out
+//! through raw pointers, and copies are checked after the copy.
+//!
+//! `kernel::page::Page` covers single pages only. The `kernel` crate has no `alloc_pages_exact`, no
+//! `copy_from_user_nofault` and no `si_meminfo`. With these abstractions this file can be removed.
 
 use super::pin::PinnedPages;
 use crate::bindings::{self, inline};
@@ -19,23 +22,24 @@ use kernel::{
 };
 use kite_core::atomic::AtomicOp as Change;
 
-/// Reclaim and compact memory, but fail rather than call the OOM killer: `__GFP_RETRY_MAYFAIL`.
+/// Flag `__GFP_RETRY_MAYFAIL`: reclaim and compact memory, but fail rather than call the OOM killer.
 const GFP_RETRY_MAYFAIL: bindings::gfp_t = 1 << bindings::___GFP_RETRY_MAYFAIL_BIT;
-/// Give up early: `__GFP_NORETRY`.
+/// Flag `__GFP_NORETRY`: fail after a light attempt.
 const GFP_NORETRY: bindings::gfp_t = 1 << bindings::___GFP_NORETRY_BIT;
-/// Blocks up to this many bytes are worth an effort (`PAGE_ALLOC_COSTLY_ORDER`).
+/// Maximum size in bytes of an allocation with [`GFP_RETRY_MAYFAIL`] (`PAGE_ALLOC_COSTLY_ORDER`). Larger
+/// allocations use [`GFP_NORETRY`].
 const COSTLY_ALLOC_BYTES: usize = PAGE_SIZE << 3;
 
-/// Who pays for memory.
+/// Memory cgroup to which an allocation is charged.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemcgCharge {
-    /// The cgroup of the current task.
+    /// Cgroup of the current task.
     Caller,
-    /// The kernel.
+    /// No cgroup.
     Kernel,
 }
 
-/// Changes a word as one step to all processors. Returns what it was.
+/// Applies an atomic operation to a word, atomically to all processors. Returns the old value.
 pub(super) fn apply_atomic(word: &Atomic<u64>, atomic: Change) -> u64 {
     let mut old = word.load(Relaxed);
     while let Some(new) = atomic.apply(old) {
@@ -47,7 +51,7 @@ pub(super) fn apply_atomic(word: &Atomic<u64>, atomic: Change) -> u64 {
     old
 }
 
-/// Bytes of all memory of this machine.
+/// Returns the size of the machine's RAM in bytes.
 pub(crate) fn total_ram_bytes() -> u64 {
     let mut info = bindings::sysinfo::default();
     // SAFETY: `info` may be written.
@@ -55,11 +59,11 @@ pub(crate) fn total_ram_bytes() -> u64 {
     info.totalram as u64 * u64::from(info.mem_unit)
 }
 
-/// Whose pages they are.
+/// Owner of the pages.
 enum PagesOwner {
-    /// Ours, from `alloc_pages_exact`.
+    /// This value, which allocated the pages with `alloc_pages_exact`.
     Allocated,
-    /// Those of a process or module, which are pinned.
+    /// A process or module. The pages are pinned for as long as the reference is held.
     Pinned { _pinned: Arc<PinnedPages> },
 }
 
@@ -67,26 +71,26 @@ enum PagesOwner {
 ///
 /// # Invariants
 ///
-/// `ptr` is the start of `len` bytes (whole pages) in the kernel's linear mapping, that stay for as long as this
-/// lives, as `owner` says.
+/// `ptr` is the start of `len` bytes (whole pages) in the kernel's linear mapping. As `owner` states, the
+/// pages stay allocated for as long as this value lives.
 pub(crate) struct ContiguousPages {
     ptr: NonNull<u8>,
     len: usize,
     owner: PagesOwner,
 }
 
-// SAFETY: The memory is only copied to and from; nothing is tied to a thread.
+// SAFETY: The memory is only copied from and to, and is not tied to a thread.
 unsafe impl Send for ContiguousPages {}
-// SAFETY: As above. Concurrent copies may tear, as with any memory that an RNIC writes to.
+// SAFETY: See `Send`. Concurrent copies may tear, as with any memory that an RNIC writes.
 unsafe impl Sync for ContiguousPages {}
 
 impl ContiguousPages {
-    /// Allocates `len` bytes, rounded up to whole pages, zeroed.
+    /// Allocates `len` zeroed bytes, rounded up to whole pages, at least one page.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, without a warning and without killing anybody for memory: whoever asks for much can be
-    /// told no, and who asked for large contiguous blocks has smaller ones to try.
+    /// - `ENOMEM`: out of memory. The kernel logs no warning and kills no process. The caller can report the
+    ///   error, or try smaller contiguous blocks.
     pub(crate) fn new(len: usize, charge: MemcgCharge) -> Result<Self> {
         let len = len.max(1).next_multiple_of(PAGE_SIZE);
         let base = match charge {
@@ -99,9 +103,9 @@ impl ContiguousPages {
             GFP_RETRY_MAYFAIL
         };
         let flags = base | retry_flags | bindings::__GFP_ZERO | bindings::__GFP_NOWARN;
-        // SAFETY: Any length and these flags are fine; we may sleep.
+        // SAFETY: Any length is allowed with these flags. The caller may sleep.
         let ptr = unsafe { bindings::alloc_pages_exact_noprof(len, flags) };
-        // INVARIANT: We just allocated it.
+        // INVARIANT: The pages were just allocated and belong to this value.
         Ok(Self {
             ptr: NonNull::new(ptr.cast()).ok_or(ENOMEM)?,
             len,
@@ -109,18 +113,18 @@ impl ContiguousPages {
         })
     }
 
-    /// `count` pinned pages from `first` on, which have what they have.
+    /// Returns `count` pinned pages from page `first` on, with their present contents.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if they are not contiguous.
+    /// - `EINVAL`: the pages are not contiguous.
     pub(crate) fn from_pinned(
         pinned: &Arc<PinnedPages>,
         first: usize,
         count: usize,
     ) -> Result<Self> {
         let ptr = pinned.contiguous_addr(first, count).ok_or(EINVAL)?;
-        // INVARIANT: They are contiguous, and pinned for as long as the owner lives.
+        // INVARIANT: The pages are contiguous and stay pinned for as long as `owner` lives.
         Ok(Self {
             ptr,
             len: count * PAGE_SIZE,
@@ -130,19 +134,19 @@ impl ContiguousPages {
         })
     }
 
-    /// Bytes, a multiple of the page size.
+    /// Returns the length in bytes, a multiple of the page size.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Address in the kernel.
+    /// Returns the address in the kernel.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
-    /// The first page.
+    /// Returns the first page.
     pub(crate) fn first_page(&self) -> *mut bindings::page {
-        // SAFETY: The memory is in the kernel's linear mapping, by the type invariants.
+        // SAFETY: By the type invariants, the memory is in the kernel's linear mapping.
         unsafe { inline::kite_virt_to_page(self.as_ptr().cast()) }
     }
 
@@ -150,48 +154,56 @@ impl ContiguousPages {
     ///
     /// # Errors
     ///
-    /// `ERANGE` if they are not all ours.
+    /// - `ERANGE`: the range exceeds the memory.
     pub(super) fn range_ptr(&self, offset: usize, len: usize) -> Result<*mut u8> {
         if offset > self.len || len > self.len - offset {
             return Err(ERANGE);
         }
-        // SAFETY: `offset` is within the allocation, or one past it.
+        // SAFETY: `offset` is within the allocation, or one past its end.
         Ok(unsafe { self.ptr.as_ptr().add(offset) })
     }
 
     /// Copies `src` to `offset`.
+    ///
+    /// # Errors
+    ///
+    /// - `ERANGE`: the range exceeds the memory.
     pub(crate) fn write(&self, offset: usize, src: &[u8]) -> Result {
         let dst = self.range_ptr(offset, src.len())?;
-        // SAFETY: `span` checked the destination, and `src` is a slice of somebody else's.
+        // SAFETY: `range_ptr` checked the destination, and `src` is a separate slice.
         unsafe { core::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len()) };
         Ok(())
     }
 
     /// Copies from `offset` to `dst`.
+    ///
+    /// # Errors
+    ///
+    /// - `ERANGE`: the range exceeds the memory.
     pub(crate) fn read(&self, offset: usize, dst: &mut [u8]) -> Result {
         let src = self.range_ptr(offset, dst.len())?;
-        // SAFETY: `span` checked the source, and `dst` is a slice of somebody else's.
+        // SAFETY: `range_ptr` checked the source, and `dst` is a separate slice.
         unsafe { core::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) };
         Ok(())
     }
 
-    /// Sets `len` bytes at `offset`.
+    /// Sets `len` bytes at `offset` to `byte`.
     ///
     /// # Errors
     ///
-    /// `ERANGE` if they are not all ours.
+    /// - `ERANGE`: the range exceeds the memory.
     pub(crate) fn fill(&self, offset: usize, len: usize, byte: u8) -> Result {
         let dst = self.range_ptr(offset, len)?;
-        // SAFETY: `span` checked the destination.
+        // SAFETY: `range_ptr` checked the destination.
         unsafe { core::ptr::write_bytes(dst, byte, len) };
         Ok(())
     }
 
-    /// Copies `len` bytes at `from_offset` of `from` to `offset`. The two may overlap.
+    /// Copies `len` bytes at `from_offset` of `from` to `offset`. The ranges may overlap.
     ///
     /// # Errors
     ///
-    /// `ERANGE` if they are not all there.
+    /// - `ERANGE`: one of the ranges exceeds its memory.
     pub(crate) fn copy_from(
         &self,
         offset: usize,
@@ -203,35 +215,40 @@ impl ContiguousPages {
             self.range_ptr(offset, len)?,
             from.range_ptr(from_offset, len)?,
         );
-        // SAFETY: `span` checked both places.
+        // SAFETY: `range_ptr` checked both ranges.
         unsafe { core::ptr::copy(src, dst, len) };
         Ok(())
     }
 
-    /// Changes the word at `offset`, a multiple of 8, as one step to all processors. Returns what it was.
+    /// Applies an atomic operation to the word at `offset`, atomically to all processors. Returns the old
+    /// value.
     ///
     /// # Errors
     ///
-    /// `ERANGE` if it is not ours; `EINVAL` if it is no word's place.
+    /// - `ERANGE`: the word exceeds the memory.
+    /// - `EINVAL`: `offset` is not a multiple of 8.
     pub(crate) fn apply_atomic(&self, offset: usize, atomic: Change) -> Result<u64> {
         let word = self.range_ptr(offset, size_of::<u64>())?.cast::<u64>();
         if !word.is_aligned() {
             return Err(EINVAL);
         }
-        // SAFETY: `span` checked the place, which is aligned, and stays for as long as `self`. All other
-        // accesses are raw copies, by RNICs and by us, to or from bytes that may change at any time: of
-        // those that race nothing is expected, and none can make this one tear.
+        // SAFETY:
+        // - `range_ptr` checked the word, which is aligned and stays allocated for as long as `self`.
+        // - All other accesses are raw copies by RNICs and by this module, of bytes that may change at any
+        //   time.
+        // - No code relies on the result of a racing copy, and no copy can tear this operation.
         Ok(apply_atomic(unsafe { Atomic::from_ptr(word) }, atomic))
     }
 
-    /// Copies `len` bytes of the current process at `user` to `offset`, if they are present.
+    /// Copies `len` bytes at `user` of the current process to `offset`, if the memory is present.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if they are not.
+    /// - `EAGAIN`: the memory of the process is not present.
+    /// - `ERANGE`: the range exceeds the memory of `self`.
     pub(crate) fn try_write_from_user(&self, offset: usize, user: usize, len: usize) -> Result {
         let dst = self.range_ptr(offset, len)?.cast();
-        // SAFETY: `span` checked the destination; the source is checked by the call.
+        // SAFETY: `range_ptr` checked the destination. The call checks the source.
         let copied = unsafe { bindings::copy_from_user_nofault(dst, user as *const c_void, len) };
         if copied == 0 {
             Ok(())
@@ -240,14 +257,15 @@ impl ContiguousPages {
         }
     }
 
-    /// Copies `len` bytes at `offset` to the current process at `user`, if its memory is present.
+    /// Copies `len` bytes at `offset` to `user` of the current process, if the memory is present.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it is not.
+    /// - `EAGAIN`: the memory of the process is not present.
+    /// - `ERANGE`: the range exceeds the memory of `self`.
     pub(crate) fn try_read_to_user(&self, offset: usize, user: usize, len: usize) -> Result {
         let src = self.range_ptr(offset, len)?.cast();
-        // SAFETY: `span` checked the source; the destination is checked by the call.
+        // SAFETY: `range_ptr` checked the source. The call checks the destination.
         let copied = unsafe { bindings::copy_to_user_nofault(user as *mut c_void, src, len) };
         if copied == 0 {
             Ok(())
@@ -260,7 +278,8 @@ impl ContiguousPages {
 impl Drop for ContiguousPages {
     fn drop(&mut self) {
         if matches!(self.owner, PagesOwner::Allocated) {
-            // SAFETY: By the type invariants, and `owner`.
+            // SAFETY: By the type invariants and `owner`, this value allocated the pages, which are freed
+            // once.
             unsafe { bindings::free_pages_exact(self.ptr.as_ptr().cast(), self.len) };
         }
     }

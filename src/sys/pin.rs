@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The pages of a buffer, held in place: for the length of one transfer, or for long.
+//! Pinned pages of a buffer, for one transfer or for a long time.
 //!
-//! Those of a process are pinned, and count against its RLIMIT_MEMLOCK while they are; those of the
-//! kernel stay where they are.
+//! Pages of a process are pinned and count against its `RLIMIT_MEMLOCK` until they are unpinned. Pages of the
+//! kernel do not move and need no pin.
+//!
+//! The `kernel` crate wraps neither `pin_user_pages_fast` nor the accounting of pinned pages (`pinned_vm`,
+//! `locked_vm`). With these abstractions this file can be removed.
 
 use super::{deadline::fatal_signal_pending, pages::apply_atomic};
 use crate::bindings::{self, inline};
@@ -21,14 +24,14 @@ use kernel::{
 };
 use kite_core::{atomic::AtomicOp as Change, layout::Layout};
 
-/// How pages of a process are pinned.
+/// Mode in which pages of a process are pinned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PinMode {
-    /// For a transfer, if they are present.
+    /// For one transfer, only if the pages are present.
     NoFault,
-    /// For a transfer. They are made present, which may take as long as their owner likes.
+    /// For one transfer. Absent pages are faulted in, which can take an unbounded time.
     Fault,
-    /// For as long as the process likes. They are made present, too, and moved to where they can stay.
+    /// For an unbounded time. Absent pages are faulted in, and pages in movable memory are migrated.
     LongTerm,
 }
 
@@ -42,55 +45,56 @@ impl PinMode {
     }
 }
 
-/// Pages that count against what a user may lock.
+/// Number of pages charged to the memory lock limit of a user.
 ///
 /// # Invariants
 ///
-/// So many are accounted by us to the user, of whom we hold a reference; a null pointer is a user without
-/// limit.
+/// This value holds a reference to `user` and has charged `pages` pages to that user. A null pointer stands
+/// for a user without limit.
 struct MemlockCharge {
     user: *mut bindings::user_struct,
     pages: usize,
 }
 
 impl MemlockCharge {
-    /// Accounts them to the current user.
+    /// Charges `pages` pages to the current user.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if they are too many.
+    /// - `ENOMEM`: the limit of the user would be exceeded.
     fn new(pages: usize) -> Result<Self> {
         // SAFETY: The function has no preconditions.
         let user = from_err_ptr(unsafe { inline::kite_account_long(pages) })?;
-        // INVARIANT: They were just accounted.
+        // INVARIANT: The pages were just charged, and the call took the reference.
         Ok(Self { user, pages })
     }
 }
 
 impl Drop for MemlockCharge {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants.
+        // SAFETY: By the type invariants, the pages are charged and the reference is held. Both are released
+        // once.
         unsafe { inline::kite_unaccount_long(self.user, self.pages) };
     }
 }
 
-/// What is called when memory of another module is in use no more.
+/// Function to call when kite no longer uses memory of another module.
 pub(crate) struct ReleaseCallback {
     f: unsafe extern "C" fn(context: *mut c_void),
     context: *mut c_void,
 }
 
-// SAFETY: By the contract of `Release::new` it may be called on any thread.
+// SAFETY: By the contract of `ReleaseCallback::new`, the function may be called on any thread.
 unsafe impl Send for ReleaseCallback {}
-// SAFETY: As above; nothing is done with a shared one.
+// SAFETY: See `Send`. A shared reference gives no access.
 unsafe impl Sync for ReleaseCallback {}
 
 impl ReleaseCallback {
-    /// Calls `f` when it is dropped.
+    /// Creates a value that calls `f` when dropped.
     ///
     /// # Safety
     ///
-    /// `f` must be fine to call then, with `context`, on any thread that may sleep.
+    /// At the time of the drop, `f` must be callable with `context` on any thread that may sleep.
     pub(crate) unsafe fn new(
         f: unsafe extern "C" fn(context: *mut c_void),
         context: *mut c_void,
@@ -101,35 +105,35 @@ impl ReleaseCallback {
 
 impl Drop for ReleaseCallback {
     fn drop(&mut self) {
-        // SAFETY: By the contract of `new`.
+        // SAFETY: By the contract of `new`, `f` may be called now.
         unsafe { (self.f)(self.context) };
     }
 }
 
-/// Pages that are pinned at a time.
+/// Maximum number of pages pinned by one call.
 const PIN_BATCH_PAGES: usize = 4096;
 
-/// Whose pages they are.
+/// Owner of the pages.
 enum PinnedOwner {
-    /// The kernel's, or nobody's yet.
+    /// The kernel, or no owner yet.
     Kernel { _release: Option<ReleaseCallback> },
-    /// A process's, with this address space, of which `accounted` pages are accounted as pinned by us.
+    /// A process with the address space `mm`, to which `accounted` pages are charged as pinned.
     Process {
         mm: ARef<Mm>,
         accounted: usize,
         writable: bool,
-        /// If it is for long.
+        /// Charge to the user, only for [`PinMode::LongTerm`].
         _memlock: Option<MemlockCharge>,
     },
-    /// Another's of this kind, of which they are a part.
+    /// Another [`PinnedPages`] of which these pages are a part.
     Slice { _parent: Arc<PinnedPages> },
 }
 
-/// The pages of a buffer.
+/// Pages of a buffer.
 ///
 /// # Invariants
 ///
-/// `pages` stay where they are: if they are a process's, they are pinned by us and accounted to it.
+/// `pages` do not move. Pages of a process are pinned by this value and charged to the process.
 pub(crate) struct PinnedPages {
     pages: KVVec<*mut bindings::page>,
     owner: PinnedOwner,
@@ -137,23 +141,24 @@ pub(crate) struct PinnedPages {
     len: usize,
 }
 
-// SAFETY: Neither pages nor what they are accounted to are tied to a thread.
+// SAFETY: Neither the pages nor their charges are tied to a thread.
 unsafe impl Send for PinnedPages {}
-// SAFETY: As above; what is copied from and to them may tear, as with any memory that an RNIC writes to.
+// SAFETY: See `Send`. Concurrent copies may tear, as with any memory that an RNIC writes.
 unsafe impl Sync for PinnedPages {}
 
 impl PinnedPages {
-    /// Pins the pages of `len` bytes at `addr` of the current process, to be written to if `writable`.
+    /// Pins the pages of `len` bytes at `addr` of the current process, for writing if `writable`.
     ///
     /// # Errors
     ///
-    /// - `EFAULT` if the process has no such memory, or may not write it.
-    /// - `ENOMEM` if it may not lock as much memory, or there is none for its pages or their list.
-    /// - `EINTR` if the process is being killed.
+    /// - `EFAULT`: the process has no such memory, or may not write the memory.
+    /// - `ENOMEM`: the memory lock limit would be exceeded, or there is no memory for the pages or their
+    ///   list.
+    /// - `EINTR`: the process is being killed.
     pub(crate) fn pin_user(addr: usize, len: usize, writable: bool, mode: PinMode) -> Result<Self> {
         let count = Self::pages_in_range(addr, len)?;
         let current = kernel::current!();
-        // Before there is a list of them: what may not be locked costs nothing.
+        // Charge before the allocation of the list, so a request beyond the limit allocates nothing.
         let memlock = (mode == PinMode::LongTerm)
             .then(|| MemlockCharge::new(count))
             .transpose()?;
@@ -165,7 +170,7 @@ impl PinnedPages {
         let mm: ARef<Mm> = ARef::from(&**current.mm().ok_or(EFAULT)?);
         // SAFETY: `mm` is valid.
         to_result(unsafe { inline::kite_account_pinned(mm.as_raw(), count) })?;
-        // INVARIANT: The pages were just accounted; those pinned below belong to them.
+        // INVARIANT: `count` pages were just charged. The pages pinned below are covered by this charge.
         this.owner = PinnedOwner::Process {
             mm,
             accounted: count,
@@ -179,15 +184,17 @@ impl PinnedPages {
         Ok(this)
     }
 
-    /// Lists the pages of `len` bytes of the kernel at `ptr`. When they are dropped, so is `release`.
+    /// Lists the pages of `len` bytes of kernel memory at `ptr`. `release` is dropped together with the
+    /// result.
     ///
     /// # Safety
     ///
-    /// The memory must be valid, and stay so until the result is dropped.
+    /// The memory must be valid until the result is dropped.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: there is no memory for the list.
+    /// - `EFAULT`: the range wraps around.
     pub(crate) unsafe fn from_kernel(
         ptr: *mut u8,
         len: usize,
@@ -198,7 +205,7 @@ impl PinnedPages {
         let first = ptr.wrapping_sub(this.offset);
         for i in 0..(this.offset + len).div_ceil(PAGE_SIZE) {
             let at = first.wrapping_add(i * PAGE_SIZE).cast::<c_void>();
-            // SAFETY: By the safety requirements the address is mapped, and it is of one of the two kinds.
+            // SAFETY: By the safety requirements, the address is mapped, either by `vmalloc` or linearly.
             let page = unsafe {
                 if bindings::is_vmalloc_or_module_addr(at) != 0 {
                     bindings::vmalloc_to_page(at)
@@ -211,15 +218,16 @@ impl PinnedPages {
         Ok(this)
     }
 
-    /// How many pages `len` bytes at `addr` are in.
+    /// Returns the number of pages that `len` bytes at `addr` span.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if there are no such addresses; `ENOMEM` if no list has so many.
+    /// - `EFAULT`: the range wraps around.
+    /// - `ENOMEM`: the list of pages would be too long.
     fn pages_in_range(addr: usize, len: usize) -> Result<usize> {
         let offset = addr % PAGE_SIZE;
         let count = offset.checked_add(len).ok_or(EFAULT)?.div_ceil(PAGE_SIZE);
-        // To the core a range that wraps around is another error than one that nobody has.
+        // `pin_user_pages_fast` returns another error for a range that wraps around than for unmapped memory.
         (addr - offset)
             .checked_add(count * PAGE_SIZE)
             .ok_or(EFAULT)?;
@@ -229,7 +237,7 @@ impl PinnedPages {
 
     fn alloc_page_list(addr: usize, len: usize, flags: Flags) -> Result<Self> {
         let pages = KVVec::with_capacity(Self::pages_in_range(addr, len)?, flags)?;
-        // INVARIANT: There are no pages.
+        // INVARIANT: The list is empty.
         Ok(Self {
             pages,
             owner: PinnedOwner::Kernel { _release: None },
@@ -238,7 +246,12 @@ impl PinnedPages {
         })
     }
 
-    /// Pins what it can of the rest of `count` pages.
+    /// Pins some of the remaining `count` pages, at most [`PIN_BATCH_PAGES`].
+    ///
+    /// # Errors
+    ///
+    /// - `EFAULT`, `ENOMEM`: the pages cannot be pinned.
+    /// - `EINTR`: the process is being killed.
     fn pin_next_batch(&mut self, addr: usize, count: usize, flags: u32) -> Result {
         let done = self.pages.len();
         let start = (addr & !(PAGE_SIZE - 1)) + done * PAGE_SIZE;
@@ -246,24 +259,24 @@ impl PinnedPages {
         if fatal_signal_pending() {
             return Err(EINTR);
         }
-        // Interrupts are off meanwhile.
+        // `pin_user_pages_fast` disables interrupts, so limit the number of pages.
         let batch = (count - done).min(PIN_BATCH_PAGES);
-        // SAFETY: There is room for `count - done` pages.
+        // SAFETY: The spare capacity has room for `count - done` pages.
         let pinned = unsafe { bindings::pin_user_pages_fast(start, batch as c_int, flags, spare) };
         if pinned <= 0 {
             return Err(to_result(pinned).err().unwrap_or(EFAULT));
         }
-        // INVARIANT: They are pinned.
-        // SAFETY: The call wrote `got` pages, and there was room for them.
+        // INVARIANT: The new pages are pinned.
+        // SAFETY: The call wrote `pinned` pages, for which there was room.
         unsafe { self.pages.inc_len(pinned as usize) };
         Ok(())
     }
 
-    /// Where `count` pages from `first` on are in the kernel's linear mapping, if they are all there, one after
-    /// the other.
+    /// Returns the address of `count` pages from page `first` on, or `None` unless all lie consecutively in
+    /// the kernel's linear mapping.
     pub(super) fn contiguous_addr(&self, first: usize, count: usize) -> Option<NonNull<u8>> {
         let pages = self.pages.get(first..first.checked_add(count)?)?;
-        // SAFETY: They are pages, by the type invariants.
+        // SAFETY: By the type invariants, `page` is a valid page.
         let address = |page: *mut bindings::page| unsafe { inline::kite_page_address(page) };
         let start = NonNull::new(address(*pages.first()?).cast::<u8>())?;
         let expected = |i: usize| start.as_ptr().wrapping_add(i * PAGE_SIZE).cast();
@@ -274,7 +287,7 @@ impl PinnedPages {
         contiguous.then_some(start)
     }
 
-    /// Whether it has whole pages of which each chunk of a layout is contiguous.
+    /// Returns `true` if the buffer starts at a page boundary and each chunk of `layout` is contiguous.
     pub(crate) fn matches_layout(&self, layout: &Layout) -> bool {
         let mut first = 0;
         self.offset == 0
@@ -286,17 +299,17 @@ impl PinnedPages {
             })
     }
 
-    /// Where the buffer begins in the first page.
+    /// Returns the offset in bytes of the buffer in the first page.
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Whether so many bytes from `at` on are all there.
+    /// Returns `true` if `len` bytes from `at` on lie within the buffer.
     pub(crate) fn contains(&self, at: usize, len: usize) -> bool {
         self.check_range(at, len).is_ok()
     }
 
-    /// The number of pages.
+    /// Returns the number of pages.
     pub(crate) fn page_count(&self) -> usize {
         self.pages.len()
     }
@@ -306,29 +319,30 @@ impl PinnedPages {
         fits.then_some(()).ok_or(EFAULT)
     }
 
-    /// Those of `len` bytes from `at` on, of the same pages.
+    /// Returns `len` bytes from `at` on as a buffer of its own, which shares the pages.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if they are not all there; `ENOMEM`.
+    /// - `EFAULT`: the range exceeds the buffer.
+    /// - `ENOMEM`: there is no memory for the list.
     pub(crate) fn slice(self: &Arc<Self>, at: usize, len: usize) -> Result<Self> {
         self.check_range(at, len)?;
         let mut slice = Self::alloc_page_list(self.offset + at, len, GFP_KERNEL)?;
         self.for_each_page_in(at, len, |page, _, _| {
             Ok(slice.pages.push(page, GFP_KERNEL)?)
         })?;
-        // INVARIANT: The pages stay for as long as the whole.
+        // INVARIANT: `_parent` keeps the pages for as long as the slice lives.
         slice.owner = PinnedOwner::Slice {
             _parent: self.clone(),
         };
         Ok(slice)
     }
 
-    /// Calls `f` with each page, and the part of the buffer that is in it: offset and length.
+    /// Calls `f` with each page, and with the offset and length of the buffer's part in the page.
     ///
     /// # Errors
     ///
-    /// Those of `f`.
+    /// Any error of `f`, which ends the iteration.
     pub(crate) fn for_each_page(
         &self,
         f: impl FnMut(*mut bindings::page, usize, usize) -> Result,
@@ -336,11 +350,12 @@ impl PinnedPages {
         self.for_each_page_in(0, self.len, f)
     }
 
-    /// As [`Self::for_each`], of `len` bytes from `at` on.
+    /// Like [`Self::for_each_page`], for `len` bytes from `at` on.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if they are not all there; those of `f`.
+    /// - `EFAULT`: the range exceeds the buffer.
+    /// - Any error of `f`, which ends the iteration.
     fn for_each_page_in(
         &self,
         at: usize,
@@ -369,14 +384,15 @@ impl PinnedPages {
     ///
     /// # Safety
     ///
-    /// `from` must be valid for reads of so many.
+    /// `from` must be valid for reads of `len` bytes.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if they are not all there.
+    /// - `EFAULT`: the range exceeds the buffer.
     pub(crate) unsafe fn write(&self, at: usize, mut from: *const u8, len: usize) -> Result {
         self.for_each_page_in(at, len, |page, offset, len| {
-            // SAFETY: The page stays by the type invariants, and by the safety requirements.
+            // SAFETY: By the type invariants, the page is valid. By the safety requirements, `from` is valid
+            // for reads.
             unsafe { inline::memcpy_to_page(page, offset, from.cast(), len) };
             from = from.wrapping_add(len);
             Ok(())
@@ -387,14 +403,15 @@ impl PinnedPages {
     ///
     /// # Safety
     ///
-    /// `to` must be valid for writes of so many.
+    /// `to` must be valid for writes of `len` bytes.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if they are not all there.
+    /// - `EFAULT`: the range exceeds the buffer.
     pub(crate) unsafe fn read(&self, at: usize, mut to: *mut u8, len: usize) -> Result {
         self.for_each_page_in(at, len, |page, offset, len| {
-            // SAFETY: The page stays by the type invariants, and by the safety requirements.
+            // SAFETY: By the type invariants, the page is valid. By the safety requirements, `to` is valid
+            // for writes.
             unsafe { inline::memcpy_from_page(to.cast(), page, offset, len) };
             to = to.wrapping_add(len);
             Ok(())
@@ -403,23 +420,25 @@ impl PinnedPages {
 }
 
 impl PinnedPages {
-    /// Changes the word at `at` as one step to all processors. Returns what it was.
+    /// Applies an atomic operation to the word at `at`, atomically to all processors. Returns the old value.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if it is not all there; `EINVAL` if it is no word's place.
+    /// - `EFAULT`: the word exceeds the buffer.
+    /// - `EINVAL`: the word is not aligned.
     pub(crate) fn apply_atomic(&self, at: usize, atomic: Change) -> Result<u64> {
         let mut old = 0;
         self.for_each_page_in(at, size_of::<u64>(), |page, offset, _| {
-            // SAFETY: It is a page, by the type invariants.
+            // SAFETY: By the type invariants, `page` is a valid page.
             let start = unsafe { inline::kite_page_address(page) }.cast::<u8>();
             let word = start.wrapping_add(offset).cast::<u64>();
-            // So it is all in this page.
+            // An aligned word lies in one page.
             if !word.is_aligned() {
                 return Err(EINVAL);
             }
-            // SAFETY: The page stays by the type invariants, and is in the linear mapping. Who else changes the word
-            // at the same time does so as a whole, or expects nothing.
+            // SAFETY:
+            // - By the type invariants, the page is valid, and the page is in the linear mapping.
+            // - Other concurrent writers change the word as a whole, or do not rely on the result.
             old = apply_atomic(unsafe { Atomic::from_ptr(word) }, atomic);
             Ok(())
         })?;
@@ -439,7 +458,8 @@ impl Drop for PinnedPages {
             return;
         };
         let (pages, count) = (self.pages.as_mut_ptr(), self.pages.len());
-        // SAFETY: By the type invariants, and the RNIC is done with them.
+        // SAFETY: By the type invariants, this value pinned and charged the pages. The RNIC no longer
+        // accesses the pages.
         unsafe {
             bindings::unpin_user_pages_dirty_lock(pages, count, *writable);
             inline::kite_unaccount_pinned(mm.as_raw(), *accounted);

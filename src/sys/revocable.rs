@@ -1,10 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A value that many may use and one may take away.
+//! Revocable value whose guards may sleep.
 //!
-//! The users of an RNIC, or of a mapped region, enter the gate for the length of one operation. Who
-//! closes it waits for those inside and gets the value: nobody will come back, unless it is opened again, with
-//! a value. Unlike with `kernel::revocable::Revocable`, users may sleep inside.
+//! Users of an RNIC or of a mapped region hold a guard for the length of one operation.
+//! `kernel::revocable::Revocable` gives access in an RCU read-side section, in which users must not sleep,
+//! and cannot install a new value. With a sleepable variant in the `kernel` crate this file can be removed.
+//!
+//! # Operation
+//!
+//! [`SleepableRevocable::revoke`] rejects new guards, waits for existing guards, and returns the value.
+//! [`SleepableRevocable::install`] installs a new value and admits guards again.
+//! [`SleepableRevocable::revoke_nosync`] only rejects new guards, and [`SleepableRevocable::unrevoke`] undoes
+//! the rejection.
+//!
+//! # Locking
+//!
+//! There is no lock. `state` combines the guard count with the flags [`REVOKED`], [`VALUE_TAKEN`] and
+//! [`INSTALLING`]. The thread that sets `VALUE_TAKEN` moves the value out, and the thread that sets
+//! `INSTALLING` moves a value in. The `Acquire` increment of a new guard pairs with the `Full` exchange that
+//! clears the flags.
 
 use super::completion::CountingCompletion;
 use core::{cell::UnsafeCell, ops::Deref, ptr::NonNull};
@@ -16,40 +30,43 @@ use kernel::{
     },
 };
 
-/// Set once nobody may enter.
+/// Flag: new guards are rejected.
 const REVOKED: u32 = 1 << 31;
-/// Set once the value was taken.
+/// Flag: the value was moved out.
 const VALUE_TAKEN: u32 = 1 << 30;
-/// Set while one is put in its place.
+/// Flag: a thread is installing a new value.
 const INSTALLING: u32 = 1 << 29;
 
-/// Time between looks of somebody who waits for the gate to empty, should a signal have gone to another.
+/// Interval in milliseconds at which a revoking thread checks the count again. Another waiter may have
+/// consumed the wake-up.
 const WAIT_SLICE_MS: u32 = 10;
 
-/// Guards a `T` for its users.
+/// Value of type `T` that guards give access to until a thread revokes the value.
 ///
 /// # Invariants
 ///
-/// `value` is `Some` unless [`TAKEN`] is set, and it changes only by who sets that, when [`SHUT`] is set and
-/// nobody is inside, and by who sets [`OPENING`] after that.
+/// `value` is `Some` unless [`VALUE_TAKEN`] is set. Only two threads change `value`:
+///
+/// - the thread that sets `VALUE_TAKEN`, when [`REVOKED`] is set and no guard exists;
+/// - the thread that sets [`INSTALLING`] afterwards.
 #[pin_data]
 pub(crate) struct SleepableRevocable<T> {
-    /// Users inside, [`SHUT`] and [`TAKEN`].
+    /// Number of guards, and the flags [`REVOKED`], [`VALUE_TAKEN`] and [`INSTALLING`].
     state: Atomic<u32>,
     #[pin]
     drained: CountingCompletion,
     value: UnsafeCell<Option<T>>,
 }
 
-// SAFETY: The value is shared with users on any thread, and moved out by one.
+// SAFETY: Guards share the value with any thread, and one thread moves the value out.
 unsafe impl<T: Send + Sync> Send for SleepableRevocable<T> {}
-// SAFETY: As above.
+// SAFETY: See `Send`.
 unsafe impl<T: Send + Sync> Sync for SleepableRevocable<T> {}
 
 impl<T> SleepableRevocable<T> {
-    /// Makes an open gate.
+    /// Initializes a revocable with a value that is accessible.
     pub(crate) fn new(value: T) -> impl PinInit<Self> {
-        // INVARIANT: The value is there, and nobody is inside.
+        // INVARIANT: `value` is `Some`, `VALUE_TAKEN` is clear and no guard exists.
         pin_init!(Self {
             state: Atomic::new(0u32),
             drained <- CountingCompletion::new(),
@@ -57,9 +74,9 @@ impl<T> SleepableRevocable<T> {
         })
     }
 
-    /// Makes a gate that is closed, until [`Self::open`].
+    /// Initializes a revoked revocable without a value, for a later [`Self::install`].
     pub(crate) fn new_revoked() -> impl PinInit<Self> {
-        // INVARIANT: There is no value, and nobody is inside.
+        // INVARIANT: `value` is `None`, `VALUE_TAKEN` is set and no guard exists.
         pin_init!(Self {
             state: Atomic::new(REVOKED | VALUE_TAKEN),
             drained <- CountingCompletion::new(),
@@ -67,7 +84,7 @@ impl<T> SleepableRevocable<T> {
         })
     }
 
-    /// Enters, unless the gate is shut.
+    /// Returns a guard, or `None` if the value is revoked.
     pub(crate) fn try_access(&self) -> Option<RevocableGuard<'_, T>> {
         if self.state.fetch_add(1u32, Acquire) & REVOKED == 0 {
             return Some(RevocableGuard(self));
@@ -82,14 +99,16 @@ impl<T> SleepableRevocable<T> {
         }
     }
 
-    /// Lets nobody in any more. Returns whether this call did that.
+    /// Rejects new guards without waiting for existing ones. Returns `true` if this call set [`REVOKED`].
     pub(crate) fn revoke_nosync(&self) -> bool {
         self.update_state(|state| state & REVOKED == 0, |state| state | REVOKED)
             .is_ok()
     }
 
-    /// Shuts the gate, waits until nobody is inside, and takes the value. Of several who close, one gets
-    /// it; the others wait until it is taken.
+    /// Rejects new guards, waits until no guard exists, and moves the value out.
+    ///
+    /// If several threads call this function, one of them receives the value. The others wait until the value
+    /// is taken.
     pub(crate) fn revoke(&self) -> Option<T> {
         loop {
             if let Ok(value) = self.try_revoke() {
@@ -99,34 +118,34 @@ impl<T> SleepableRevocable<T> {
         }
     }
 
-    /// As [`Self::close`], but does not wait. The gate is shut in any case.
+    /// Like [`Self::revoke`], but does not wait. New guards are rejected in any case.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` while somebody is inside.
+    /// - `EAGAIN`: a guard still exists.
     pub(crate) fn try_revoke(&self) -> Result<Option<T>> {
         self.revoke_nosync();
         match self.state.cmpxchg(REVOKED, REVOKED | VALUE_TAKEN, Full) {
-            // INVARIANT: `TAKEN` is set now. Users that find the gate shut touch the count only.
-            // SAFETY: The gate was shut and empty, and only one can have set `TAKEN`.
+            // INVARIANT: `VALUE_TAKEN` is set now. Threads that find `REVOKED` set change only the count.
+            // SAFETY: `REVOKED` was set and the count was zero. Only one thread can have set `VALUE_TAKEN`.
             Ok(_) => Ok(unsafe { (*self.value.get()).take() }),
             Err(state) if state & VALUE_TAKEN != 0 => Ok(None),
             Err(_) => Err(EAGAIN),
         }
     }
 
-    /// Lets users in again to a gate whose value was taken.
+    /// Installs a new value after the old one was taken, and admits guards again.
     ///
     /// # Errors
     ///
-    /// `EEXIST` if it was not, or somebody else is about to open the gate.
+    /// - `EEXIST`: the old value was not taken, or another thread is installing a value.
     pub(crate) fn install(&self, value: T) -> Result {
         self.update_state(
             |state| state & (VALUE_TAKEN | INSTALLING) == VALUE_TAKEN,
             |state| state | INSTALLING,
         )?;
-        // INVARIANT: We set `OPENING`.
-        // SAFETY: It was taken, so nobody is inside; and only one can have set `OPENING`.
+        // INVARIANT: This thread set `INSTALLING`.
+        // SAFETY: `VALUE_TAKEN` was set, so no guard exists. Only one thread can have set `INSTALLING`.
         unsafe { *self.value.get() = Some(value) };
         self.update_state(
             |_| true,
@@ -134,18 +153,22 @@ impl<T> SleepableRevocable<T> {
         )
     }
 
-    /// Lets users in again to a gate that was shut, if the value was not taken.
+    /// Admits guards again after [`Self::revoke_nosync`], if the value was not taken.
     ///
     /// # Errors
     ///
-    /// `ENOENT` if it was.
+    /// - `ENOENT`: the value was taken.
     pub(crate) fn unrevoke(&self) -> Result {
         let restored =
             self.update_state(|state| state & VALUE_TAKEN == 0, |state| state & !REVOKED);
         restored.map_err(|_| ENOENT)
     }
 
-    /// Changes the state if it may be.
+    /// Replaces the state by `next(state)` if `is_allowed(state)`.
+    ///
+    /// # Errors
+    ///
+    /// - `EEXIST`: the state does not allow the change.
     fn update_state(&self, is_allowed: impl Fn(u32) -> bool, next: impl Fn(u32) -> u32) -> Result {
         let mut state = self.state.load(Relaxed);
         while is_allowed(state) {
@@ -158,15 +181,17 @@ impl<T> SleepableRevocable<T> {
     }
 }
 
-/// Holds the gate open.
+/// Access to the value of a [`SleepableRevocable`]. The value is not taken while the guard exists.
 pub(crate) struct RevocableGuard<'a, T>(&'a SleepableRevocable<T>);
 
 impl<T> Deref for RevocableGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: We are counted, so the value is not changed while we borrow it; and since we were
-        // let in, it was not taken then, which the type invariants make `Some`.
+        // SAFETY:
+        // - This guard is counted, so no thread changes the value during the borrow.
+        // - `REVOKED` was clear when the guard was created, so `VALUE_TAKEN` was clear, too. By the type
+        //   invariants, the value is `Some`.
         unsafe { (*self.0.value.get()).as_ref().unwrap_unchecked() }
     }
 }
@@ -177,35 +202,38 @@ impl<T> Drop for RevocableGuard<'_, T> {
     }
 }
 
-/// Holds the gate of `O` open for as long as its owner likes, on whichever thread.
+/// Guard that shares ownership of the object `O` that contains the revocable. Any thread may use and drop the
+/// guard.
 ///
 /// # Invariants
 ///
-/// `gate` is a part of what `owner` points to, and we are counted as one who is inside.
+/// `revocable` is a part of the object behind `owner`, and this guard is counted there.
 pub(crate) struct OwnedRevocableGuard<O, T> {
     revocable: NonNull<SleepableRevocable<T>>,
     owner: Arc<O>,
 }
 
-// SAFETY: Both may be used, and the latter dropped, on any thread.
+// SAFETY: Both fields may be used on any thread, and `owner` may be dropped on any thread.
 unsafe impl<O: Send + Sync, T: Send + Sync> Send for OwnedRevocableGuard<O, T> {}
-// SAFETY: As above.
+// SAFETY: See `Send`.
 unsafe impl<O: Send + Sync, T: Send + Sync> Sync for OwnedRevocableGuard<O, T> {}
 
 impl<O, T> OwnedRevocableGuard<O, T> {
-    /// Enters the gate that `find` finds in its owner, unless that is shut.
+    /// Returns a guard for the revocable that `project` selects in `owner`, or `None` if the value is
+    /// revoked.
     pub(crate) fn try_access(
         owner: Arc<O>,
         project: impl FnOnce(&O) -> &SleepableRevocable<T>,
     ) -> Option<Self> {
         let revocable = project(&owner);
         core::mem::forget(revocable.try_access()?);
-        // INVARIANT: What `find` borrows from the owner lives for as long as that is shared, and we just entered.
+        // INVARIANT: The revocable that `project` borrows from the owner lives as long as the shared owner.
+        // The guard was just counted, and `forget` keeps the count.
         let revocable = NonNull::from(revocable);
         Some(Self { revocable, owner })
     }
 
-    /// Whose gate it is.
+    /// Returns the object that contains the revocable.
     pub(crate) fn owner(&self) -> &Arc<O> {
         &self.owner
     }
@@ -215,8 +243,10 @@ impl<O, T> Deref for OwnedRevocableGuard<O, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: By the type invariants it lives, as we hold its owner; we are counted, so that the value is
-        // there, as for `Inside`, and not changed while we borrow it.
+        // SAFETY:
+        // - By the type invariants, the revocable lives, because this guard holds the owner.
+        // - This guard is counted, so no thread changes the value during the borrow.
+        // - As for `RevocableGuard`, the value is `Some`.
         unsafe {
             (*self.revocable.as_ref().value.get())
                 .as_ref()
@@ -227,7 +257,8 @@ impl<O, T> Deref for OwnedRevocableGuard<O, T> {
 
 impl<O, T> Drop for OwnedRevocableGuard<O, T> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants it lives, as we hold its owner, and we leave once.
+        // SAFETY: By the type invariants, the revocable lives, because this guard holds the owner. The count
+        // is decremented once.
         unsafe { self.revocable.as_ref() }.release_access();
     }
 }

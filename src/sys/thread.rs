@@ -1,42 +1,48 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A kernel thread that is joined when its owner goes, and how threads make way.
+//! Kernel thread that is joined when its owner is dropped, and scheduling helpers for polling loops.
+//!
+//! The `kernel` crate wraps neither `kthread_create_on_node`, `kthread_stop` nor `cond_resched`. With these
+//! abstractions this file can be removed.
 
 use crate::bindings::{self, inline};
 use kernel::{error::from_err_ptr, prelude::*, sync::Arc};
 
-/// Lets somebody else run if the scheduler wants that. To be called in loops that poll, since nothing
-/// else makes them stop before the next tick. Returns whether it did.
+/// Yields the processor if the scheduler requests a reschedule, lazy requests included. Returns `true` if it
+/// did.
+///
+/// Polling loops must call this function. With lazy preemption nothing else interrupts such a loop before the
+/// next tick.
 pub(crate) fn cond_resched() -> bool {
     // SAFETY: The function has no preconditions.
     let need_resched = unsafe { inline::kite_should_yield() };
     if need_resched {
-        // SAFETY: The caller may sleep, and is in the running state.
+        // SAFETY: The caller may sleep and is in state `TASK_RUNNING`.
         unsafe { bindings::schedule() };
     }
     need_resched
 }
 
-/// Whether this is a thread of a workqueue, which others wait for.
+/// Returns `true` if the current thread is a workqueue worker, whose queue other items share.
 pub(crate) fn is_wq_worker() -> bool {
     // SAFETY: The function has no preconditions.
     unsafe { inline::kite_is_wq_worker() }
 }
 
-/// What a [`Thread`] runs.
+/// Body of a [`Thread`].
 pub(crate) trait ThreadBody: Send + Sync + 'static {
-    /// Runs until asked to stop.
+    /// Runs until a stop is requested.
     fn run(&self);
 
-    /// Asks `run` to return soon. Called from another thread.
+    /// Requests that `run` return soon. Called from another thread.
     fn request_stop(&self);
 }
 
-/// A running thread, stopped and joined on drop.
+/// Running kernel thread, stopped and joined on drop.
 ///
 /// # Invariants
 ///
-/// `task` runs `T::run` on `body`, or has returned from it and waits to be joined.
+/// `task` runs `T::run` on `body`, or has returned from `run` and waits to be joined.
 pub(crate) struct Thread<T: ThreadBody> {
     task: *mut bindings::task_struct,
     body: Arc<T>,
@@ -44,14 +50,15 @@ pub(crate) struct Thread<T: ThreadBody> {
 
 // SAFETY: The task may be stopped from any thread.
 unsafe impl<T: ThreadBody> Send for Thread<T> {}
-// SAFETY: Nothing of the task is reachable through a shared reference.
+// SAFETY: A shared reference gives no access to the task.
 unsafe impl<T: ThreadBody> Sync for Thread<T> {}
 
 impl<T: ThreadBody> Thread<T> {
-    /// Starts a thread that runs `body`.
+    /// Starts a thread with the given name that runs `body`.
     pub(crate) fn spawn(name: &CStr, body: Arc<T>) -> Result<Self> {
-        // SAFETY: The format takes one string, which is copied. `body` outlives the thread, since
-        // `drop` joins it first.
+        // SAFETY:
+        // - The format takes one string, which the call copies.
+        // - `body` outlives the thread, since `drop` joins the thread before `body` is released.
         let task = from_err_ptr(unsafe {
             bindings::kthread_create_on_node(
                 Some(Self::main),
@@ -61,20 +68,22 @@ impl<T: ThreadBody> Thread<T> {
                 name.as_char_ptr(),
             )
         })?;
-        // SAFETY: We just made the task, and nobody else can end it.
+        // SAFETY: The task was just created, and only this value can stop it.
         unsafe { bindings::wake_up_process(task) };
-        // INVARIANT: It runs now.
+        // INVARIANT: The task was just woken and runs `T::run` on `body`.
         Ok(Self { task, body })
     }
 
+    /// Entry point of the kernel thread.
+    ///
     /// # Safety
     ///
-    /// `data` must be the `T` of a [`Thread`] that is not dropped before this returns.
+    /// `data` must be the `T` of a [`Thread`] that is not dropped before this function returns.
     unsafe extern "C" fn main(data: *mut c_void) -> c_int {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements, `data` is a `T` that lives until this function returns.
         unsafe { &*data.cast::<T>() }.run();
-        // A kernel thread that returns early may be freed before it is joined.
-        // SAFETY: We are a kernel thread.
+        // A kernel thread that returns early may be freed before `kthread_stop` joins the thread.
+        // SAFETY: The current task is a kernel thread.
         while !unsafe { bindings::kthread_should_stop() } {
             kernel::time::delay::fsleep(kernel::time::Delta::from_millis(1));
         }
@@ -85,7 +94,8 @@ impl<T: ThreadBody> Thread<T> {
 impl<T: ThreadBody> Drop for Thread<T> {
     fn drop(&mut self) {
         self.body.request_stop();
-        // SAFETY: By the type invariants; joined once.
+        // SAFETY: By the type invariants, `task` is a kernel thread that was not joined. `drop` joins the
+        // task once.
         unsafe { bindings::kthread_stop(self.task) };
     }
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A workqueue of our own, so that unloading can wait for all that was queued.
+//! Workqueue owned by kite, so that unloading the module can wait for all queued items.
+//!
+//! `kernel::workqueue` can neither create, flush nor destroy a workqueue. With an owned queue type this file
+//! can be reduced to [`ClosureWork`].
 
 use core::{convert::Infallible, mem::MaybeUninit};
 use kernel::{
@@ -11,10 +14,10 @@ use kernel::{
     workqueue::{Queue, Work, WorkItem},
 };
 
-/// Time between attempts to get memory for an item.
+/// Delay between two attempts to allocate an item, in milliseconds.
 const ALLOC_RETRY_MS: i64 = 10;
 
-/// An item of a queue: a closure to run once.
+/// Work item that runs a closure once.
 #[pin_data]
 pub(crate) struct ClosureWork<F> {
     #[pin]
@@ -37,7 +40,8 @@ impl<F: FnOnce()> WorkItem for ClosureWork<F> {
 }
 
 impl<F: FnOnce()> ClosureWork<F> {
-    /// Makes an item of `f`. For what must not fail: it waits for memory.
+    /// Creates an item that runs `f`. Sleeps and retries until memory is available, for work that must not
+    /// fail.
     pub(crate) fn new(f: F) -> Pin<KBox<Self>> {
         let item = pin_init!(Self {
             work <- new_work!("kite"),
@@ -48,8 +52,10 @@ impl<F: FnOnce()> ClosureWork<F> {
     }
 }
 
-/// Waits until there is memory for an item, charged to the caller if its cgroup has room. The kernel
-/// refuses so little to hardly anybody but a task that it kills for memory.
+/// Allocates an item, charged to the caller if the cgroup has room. Sleeps and retries until memory is
+/// available.
+///
+/// The kernel denies an allocation of this size to almost no task but a victim of the OOM killer.
 fn alloc_box_nofail<T>() -> KBox<MaybeUninit<T>> {
     loop {
         let charged = KBox::new_uninit(GFP_KERNEL_ACCOUNT);
@@ -60,26 +66,37 @@ fn alloc_box_nofail<T>() -> KBox<MaybeUninit<T>> {
     }
 }
 
-/// An unbound workqueue, drained and destroyed on drop.
+/// Unbound workqueue, drained and destroyed on drop.
 ///
 /// # Invariants
 ///
-/// The pointer is a live workqueue that we own.
+/// The pointer is a live workqueue that this value owns.
 pub(crate) struct OwnedQueue(*mut bindings::workqueue_struct);
 
 // SAFETY: Workqueues may be used from any thread.
 unsafe impl Send for OwnedQueue {}
-// SAFETY: As above.
+// SAFETY: See `Send`.
 unsafe impl Sync for OwnedQueue {}
 
 impl OwnedQueue {
-    /// Makes a queue with the given name that runs up to `width` items at a time. An item must not wait
-    /// for another of the same queue: with enough of them, none would run any more.
+    /// Creates a workqueue with the given name that runs up to `max_active` items concurrently.
+    ///
+    /// An item must not wait for another item of the same queue. With `max_active` waiting items, no other
+    /// item would run.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: the workqueue could not be allocated.
     pub(crate) fn new(name: &'static CStr, max_active: c_int) -> Result<Self> {
         Self::with_flags(name, bindings::wq_flags_WQ_UNBOUND, max_active)
     }
 
-    /// Makes a queue with the given name that runs its items one after another, in order.
+    /// Creates an ordered workqueue with the given name, which runs one item at a time, in the order of
+    /// queuing.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: the workqueue could not be allocated.
     pub(crate) fn new_ordered(name: &'static CStr) -> Result<Self> {
         let flags = bindings::wq_flags_WQ_UNBOUND | bindings::wq_flags___WQ_ORDERED;
         Self::with_flags(name, flags, 1)
@@ -90,7 +107,7 @@ impl OwnedQueue {
         flags: bindings::wq_flags,
         max_active: c_int,
     ) -> Result<Self> {
-        // SAFETY: The format takes one string.
+        // SAFETY: The format takes one string, which is `name`.
         let ptr = unsafe {
             bindings::alloc_workqueue_noprof(
                 c"%s".as_char_ptr(),
@@ -102,18 +119,18 @@ impl OwnedQueue {
         if ptr.is_null() {
             return Err(ENOMEM);
         }
-        // INVARIANT: We just made it.
+        // INVARIANT: The workqueue was just created and has no other owner.
         Ok(Self(ptr))
     }
 
-    /// Runs `f` on the queue. For what must not fail: it waits for memory.
+    /// Queues `f`. Sleeps and retries until memory is available, for work that must not fail.
     pub(crate) fn spawn<F: FnOnce() + Send + 'static>(&self, f: F) {
         self.enqueue(ClosureWork::new(f));
     }
 
-    /// Waits for everything queued so far.
+    /// Waits for all items queued so far.
     pub(crate) fn flush(&self) {
-        // SAFETY: By the type invariants; the caller may sleep.
+        // SAFETY: By the type invariants, the workqueue is live. The caller may sleep.
         unsafe { bindings::__flush_workqueue(self.0) };
     }
 }
@@ -122,14 +139,15 @@ impl core::ops::Deref for OwnedQueue {
     type Target = Queue;
 
     fn deref(&self) -> &Queue {
-        // SAFETY: By the type invariants; the borrow ends before the queue does.
+        // SAFETY: By the type invariants, the workqueue is live. The borrow ends before the workqueue is
+        // destroyed.
         unsafe { Queue::from_raw(self.0) }
     }
 }
 
 impl Drop for OwnedQueue {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants. Waits for the queued work.
+        // SAFETY: By the type invariants, this value owns the workqueue. The call waits for all queued items.
         unsafe { bindings::destroy_workqueue(self.0) };
     }
 }

@@ -1,16 +1,37 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Virtual queue pairs (KRCORE, section 4): verbs to one node each, over initiators of DC, or connections, that all share.
+//! Virtual queue pairs (VQPs, KRCORE, section 4): verbs to one node each, over shared DCIs or RC connections.
 //!
-//! Nothing is connected for them: who knows by which target the node is reached can post at once ([`crate::cluster`]).
-//! What is pushed is checked whole before anything is posted ([`check`]), so nobody breaks what others use. A push
-//! is posted as a [`batch`], with one doorbell; batches go by one initiator, in their order, and are looked after by
-//! the poller or by who pops ([`state`]). If the initiator fails by another's request, what was not done of them goes
-//! again.
+//! # Operation
 //!
-//! One that was made to a port, or for who listens there, is an end of two, and takes messages ([`exchange`],
-//! [`deliver`], [`inbox`], [`tell`]). What is pushed may also come by a queue that a process shares with the kernel
-//! ([`addition`], [`outlet`]).
+//! Connecting sends nothing. A VQP can post as soon as the DC address of the node is cached
+//! ([`crate::cluster`]). All requests of a push are checked before the first is posted ([`send::check`]), so
+//! no request can fail a QP that others use. A push becomes one or more batches ([`send::batch`]), each
+//! posted with one doorbell. The batches in flight of a VQP share one DCI or connection, in order. The poller
+//! or the thread that pops collects the completions ([`send`]). An I/O queue can push, too
+//! ([`send::push_builder`]), and receives its completions ([`send::deliver`]).
+//!
+//! A VQP that was connected to a port, or accepted by a listener, is one of two endpoints and takes messages
+//! ([`table`], [`recv`]).
+//!
+//! # Recovery
+//!
+//! If a DCI fails because of a request of another VQP, the unfinished requests are posted again. Otherwise
+//! the batch is blocked until a worker has revalidated it (`Vqp::resolve_blocker`): the address of the node
+//! after a timeout, or a remote MR after its lease expired. A view change that removes the node closes its
+//! VQPs.
+//!
+//! # Locking
+//!
+//! - `Vqp::state` protects [`VqpState`]. The holder may sleep, while it drains batches of a failed QP.
+//! - `Vqp::mr_cache` protects [`MrCache`]. The holder does not sleep.
+//! - The order is `state`, then `mr_cache`.
+//! - The poller calls with its list of clients locked, and takes `state` only with `try_lock`, except on
+//!   device removal.
+//! - Under `state` the QP, slot and completion ring locks of [`crate::fabric`] and the session are taken.
+//! - `user_polls_until` is relaxed, since it is only a hint.
+//! - `needs_resolve` is stored with `Release` under `state`. The poller loads it with `Acquire` before it
+//!   takes `state`.
 
 pub(crate) mod recv;
 pub(crate) mod registry;
@@ -56,20 +77,21 @@ use kernel::{
 };
 use kite_core::view::NodeInstance;
 
-/// How long it may take to find out by what name a node is reached, in a view in which it has another.
+/// Timeout of one revalidation of a blocked batch, in milliseconds.
 const RESOLVE_TIMEOUT_MS: u32 = 10_000;
 
-/// How often we look.
+/// Interval at which the address of a node is checked for a change, in milliseconds.
 const ADDRESS_RECHECK_MS: i64 = 20;
 
-/// How long somebody sleeps who waits, should nobody wake him.
+/// Maximum sleep of a waiting thread in milliseconds, in case a wake-up is lost.
 const WAIT_SLICE_MS: u32 = 50;
 
-/// How long a process may look itself, and how long the poller waits for it to look again.
+/// Nanoseconds for which the poller leaves a VQP to a process that is polling, and to a process that has just
+/// received what it polled for.
 const USER_POLL_NS: u64 = 10_000_000;
 const USER_POLL_GRACE_NS: u64 = 100_000;
 
-/// A virtual queue pair.
+/// Virtual queue pair.
 #[pin_data]
 pub(crate) struct Vqp {
     pub(crate) peer: NodeInstance,
@@ -77,22 +99,22 @@ pub(crate) struct Vqp {
     state: Mutex<VqpState>,
     #[pin]
     mr_cache: Mutex<MrCache>,
-    /// There are completions or messages, or it is over.
+    /// Notified when completions or messages arrive, or when the VQP is closed.
     #[pin]
     event_cv: CondVar,
     adaptive_spin: AdaptiveSpin,
-    /// Until then a process looks itself, or is about to.
+    /// Monotonic time in nanoseconds until which a process polls this VQP, or is about to poll it again.
     user_polls_until: Atomic<u64>,
-    /// Something is to be found out, or asked for, which the poller sees to in any case.
+    /// Set if a batch is blocked and a worker must be queued, even while a process polls.
     needs_resolve: AtomicFlag,
     session_events: Arc<EventCounter>,
-    /// Pays for messages that are kept.
+    /// Cgroup that is charged for queued messages.
     memcg: Arc<Memcg>,
 }
 
 impl Vqp {
-    /// One to a node in this life. `open` says whether the other end has made it, which a process has. `memory` says how
-    /// memory is asked for.
+    /// Creates a VQP to a node instance. `is_passive` marks an endpoint created by a message of the peer
+    /// endpoint, which no process has accepted yet. `gfp` is used for all allocations.
     fn new(
         peer: NodeInstance,
         ids: EndpointIds,
@@ -117,11 +139,13 @@ impl Vqp {
         )
     }
 
-    /// Makes one to a node, which hears nothing of it, and to a port there unless that is 0.
+    /// Creates a VQP to a node, and to a port there unless `port` is 0. No message is sent to the node.
     ///
     /// # Errors
     ///
-    /// As for [`Cluster::reach`].
+    /// - `EINVAL`: the node is the local node, and the RNIC has no DC. A node has no connection to itself.
+    /// - `EHOSTDOWN`: the node left the view.
+    /// - See also [`Cluster::resolve_address`].
     pub(crate) fn connect(
         table: &VqpTable,
         (node, port): (u32, u32),
@@ -131,7 +155,7 @@ impl Vqp {
     ) -> Result<Arc<Self>> {
         let cluster = &table.lmr.cluster;
         let local = cluster.instance_of(cluster.local_node()?)?;
-        // Nothing is connected to itself.
+        // An RC connection to the local node does not exist.
         if node == local.node && cluster.fabric.dc().is_none() {
             return Err(EINVAL);
         }
@@ -163,11 +187,11 @@ impl Vqp {
         Ok(vqp)
     }
 
-    /// Adds requests, which are posted by and by, in this order. None of them is if one is refused.
+    /// Adds requests, to be posted later in this order. If one request is rejected, no request is added.
     ///
     /// # Errors
     ///
-    /// As `struct kite_push` in `include/uapi/kite.h` says.
+    /// See `struct kite_push` in `include/uapi/kite.h`.
     pub(crate) fn push(
         &self,
         cluster: &Cluster,
@@ -214,30 +238,33 @@ impl Vqp {
         }
     }
 
-    /// Takes completions, at most so many.
+    /// Removes and returns up to `max` completions.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if there is none; why the queue pair is over; `ENOMEM`.
+    /// - `EAGAIN`: no completion is available.
+    /// - `ENOMEM`: there is no memory for the list.
+    /// - The cause of the close, if the VQP is closed and no request is pending.
     pub(crate) fn pop(&self, fabric: &Fabric, max: usize) -> Result<KVec<VqpCompletion>> {
         let mut state = self.state.lock();
         self.make_progress_and_kick(fabric, &mut state);
         let completions = state.pop_completions(max)?;
         Self::wake_blocked_push(fabric, &mut state);
         match state.closed_with {
-            // Who is told so may use his memory for something else.
+            // Report the close only when no request is pending: the process may then reuse its memory.
             Some(error) if completions.is_empty() && state.pending == 0 => Err(error),
             _ if completions.is_empty() => Err(EAGAIN),
             _ => Ok(completions),
         }
     }
 
-    /// Does what says `EAGAIN` while there is nothing of that kind: without a pause for a while, then whenever
-    /// something has come.
+    /// Calls `f` until the result is not `EAGAIN`. Polls for the adaptive spin time at first, then sleeps
+    /// until events arrive.
     ///
     /// # Errors
     ///
-    /// Those of `f`; `ETIMEDOUT`, `EINTR`.
+    /// - `ETIMEDOUT`, `EINTR`: the deadline passed, or a signal arrived.
+    /// - Any other error of `f`.
     pub(crate) fn wait<T>(
         &self,
         event: VqpEvent,
@@ -251,7 +278,7 @@ impl Vqp {
         };
         self.set_user_poll_window(USER_POLL_NS);
         let spin_sample = self.adaptive_spin.spin_until(&mut is_ready);
-        // Who uses it steadily is back in a moment.
+        // A process that uses the VQP steadily calls again within the grace time.
         self.set_user_poll_window(if spin_sample.is_none() {
             USER_POLL_GRACE_NS
         } else {
@@ -266,11 +293,11 @@ impl Vqp {
         result
     }
 
-    /// Does what says `EAGAIN` while there is nothing of that kind, now.
+    /// Calls `f`, and calls `f` once more after polling the receive queue if the result was `EAGAIN`.
     ///
     /// # Errors
     ///
-    /// Those of `f`.
+    /// Any error of `f`.
     pub(crate) fn try_or_poll<T>(
         &self,
         table: impl Deref<Target = Arc<VqpTable>>,
@@ -279,7 +306,7 @@ impl Vqp {
     ) -> Result<T> {
         match f() {
             Err(error) if error == EAGAIN && self.depends_on_peer_packets(event) => {
-                // Who looks all the time need not wait until the poller was woken.
+                // A process that polls without pause then does not depend on the wake-up of the poller.
                 table.lmr.cluster.fabric.try_poll_recv();
                 f()
             }
@@ -287,12 +314,13 @@ impl Vqp {
         }
     }
 
-    /// Whether that may depend on what the other end says: a message is done when that one has it.
+    /// Returns `true` if `event` can depend on packets of the peer endpoint. A message has to arrive, and the
+    /// completion of a sent message needs the acknowledgment of the peer.
     fn depends_on_peer_packets(&self, event: VqpEvent) -> bool {
         event == VqpEvent::Message || self.vqp_numbers().0 != 0
     }
 
-    /// A process looks itself for so many nanoseconds.
+    /// Leaves the VQP to the polling process for `ns` nanoseconds from now.
     fn set_user_poll_window(&self, ns: u64) {
         self.user_polls_until.store(monotonic_ns() + ns, Relaxed);
     }
@@ -301,7 +329,7 @@ impl Vqp {
         monotonic_ns() < self.user_polls_until.load(Relaxed)
     }
 
-    /// Sleeps until something has come, but not for long.
+    /// Sleeps until an event arrives, for at most [`WAIT_SLICE_MS`] milliseconds.
     fn sleep_slice(&self, event: VqpEvent, deadline: Deadline) -> Result {
         let mut state = self.state.lock();
         if state.is_ready_for(event) {
@@ -321,36 +349,38 @@ impl Vqp {
         self.session_events.poll_condvar.notify_all();
     }
 
-    /// Whether there is something to pop or to receive.
+    /// Returns `true` if completions or messages are available.
     pub(crate) fn is_ready(&self) -> bool {
         let state = self.state.lock();
-        // Without a port there are no messages.
+        // An endpoint without a port receives no messages.
         let has_message = state.ids.local_vqpn != 0 && state.is_ready_for(VqpEvent::Message);
         state.is_ready_for(VqpEvent::Completion) || has_message
     }
 
-    /// Nothing new begins, for this reason. What is under way ends.
+    /// Rejects new requests with `error`. Requests in flight complete normally.
     pub(crate) fn shutdown(&self, error: Error) {
         let mut state = self.state.lock();
         state.closed_with = state.closed_with.or(Some(error));
-        // Who looks for messages alone would not find out what is not done.
+        // Report unposted requests as failed now: a process that waits for messages only would not call
+        // [`Self::pop`].
         state.deliver_completions();
         drop(state);
         self.wake_waiters();
     }
 
-    /// Lets what is under way end, and nothing new begin. Returns whether to tell the other end.
+    /// Closes the VQP and waits for requests in flight. Returns `true` if the peer endpoint must receive an
+    /// update.
     pub(crate) fn close(&self) -> bool {
         let mut state = self.state.lock();
         state.closed_with = Some(errno::canceled());
         state.pending = 0;
         let batches = core::mem::replace(&mut state.batches, KVec::new());
         state.recv_queue.clear();
-        // Who has heard nothing of it need not hear that it is over.
+        // A peer endpoint that received nothing from this one does not exist.
         let needs_update =
             (state.ids.peer_vqpn != 0 || state.send_window.has_sent()) && !state.peer_closed;
         drop(state);
-        // The poller must not wait for it meanwhile.
+        // Wait without `state`, so the poller is not blocked.
         for mut batch in batches {
             batch.drain(self.peer);
             batch.cancel_unreported();
@@ -358,7 +388,7 @@ impl Vqp {
         needs_update
     }
 
-    /// As [`Self::proceed`], and has the poller do what is left to do.
+    /// Makes progress, and wakes the poller if work is left that only the poller can do.
     fn make_progress_and_kick(&self, fabric: &Fabric, state: &mut VqpState) -> usize {
         let progress = self.make_progress(fabric, state);
         if state.needs_poller() {
@@ -368,7 +398,8 @@ impl Vqp {
         progress
     }
 
-    /// As [`Self::proceed_or_leave`], unless somebody else does. Returns how much that was.
+    /// Makes progress unless another thread holds the lock. Returns the number of requests that completed and
+    /// of batches that were posted.
     pub(crate) fn try_make_progress(&self, fabric: &Fabric) -> usize {
         let state = self.state.try_lock();
         state.map_or(0, |mut state| {
@@ -376,7 +407,8 @@ impl Vqp {
         })
     }
 
-    /// Takes what has completed, and posts what can be. Returns how much that was.
+    /// Reaps completed batches and posts ready ones. Returns the number of requests that completed and of
+    /// batches that were posted.
     fn make_progress(&self, fabric: &Fabric, state: &mut VqpState) -> usize {
         let pending_before = state.pending;
         if let Some(VqpBatchState::Posted(claim, ..)) = state.first_posted() {
@@ -395,8 +427,10 @@ impl Vqp {
         completed + posted
     }
 
-    /// Finds out what keeps a batch from being posted: whether the node, which did not answer, is reached by another
-    /// name, or whether remote memory is still there. Or asks for what is not posted.
+    /// Resolves the reason why a batch cannot be posted, on a worker.
+    ///
+    /// After a timeout it waits for a new address of the node. After a lease expired it reads the entries of
+    /// remote MRs again. Atomics that the RNICs do not support are executed in the peer's kernel.
     fn resolve_blocker(&self, table: &VqpTable) {
         let (deadline, cluster) = (Deadline::after_ms(RESOLVE_TIMEOUT_MS), &table.lmr.cluster);
         let (mut atomics_batch, mut old_values) = (u64::MAX, (KVec::new(), Ok(())));
@@ -432,7 +466,7 @@ impl Vqp {
                         deadline,
                     )
                 };
-                // What was read is remembered for a while.
+                // `resolve_mr` keeps the entries in the cache until their leases expire.
                 (
                     number,
                     uses.iter()
@@ -453,7 +487,12 @@ impl Vqp {
         self.wake_waiters();
     }
 
-    /// Whether the node is reached by another name than before, perhaps in a view that is yet to come.
+    /// Returns `true` if the address of the node differs from `old_address`, now or in a view received within
+    /// `timeout_ms`.
+    ///
+    /// # Errors
+    ///
+    /// See [`Cluster::resolve_address`].
     fn wait_address_change(
         &self,
         cluster: &Cluster,
@@ -472,9 +511,9 @@ impl Vqp {
         }
     }
 
-    /// What the poller has to do for it.
+    /// Returns the urgency with which the poller must return to this VQP.
     pub(crate) fn poll_hint(&self) -> PollHint {
-        // The RNIC need not interrupt who looks, nor us on his behalf.
+        // No interrupt is needed for a process that polls.
         if self.is_user_polled() {
             return PollHint::Soon;
         }
@@ -488,13 +527,13 @@ impl Vqp {
         }
     }
 
-    /// Whether what became of some requests is not known yet.
+    /// Returns `true` if requests are pending, or if the lock is held.
     pub(crate) fn has_pending(&self) -> bool {
         let state = self.state.try_lock();
         state.is_none_or(|state| state.pending != 0)
     }
 
-    /// The first batch that is in doubt.
+    /// Returns the number and the blocker of the first blocked batch.
     fn first_blocker(&self) -> Option<(u64, BatchBlocker)> {
         let state = self.state.lock();
         let mut batches = state.batches.iter();
@@ -502,7 +541,7 @@ impl Vqp {
     }
 }
 
-/// Has the poller look after a queue pair.
+/// Poll client that makes the poller thread serve a VQP.
 pub(crate) struct VqpPollClient {
     pub(crate) vqp: Arc<Vqp>,
     pub(crate) table: Arc<VqpTable>,

@@ -1,31 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The virtual queue pairs of all processes, and what each has done, for who wants to see.
+//! Statistics and owners of the VQPs of all processes.
+//!
+//! `VqpTable::registry` protects the list. [`VqpTable::list_vqps`] locks `Vqp::state` under `registry`.
 
 use super::{send::VqpEvent, table::VqpTable, Vqp};
 use crate::bindings;
 use kernel::{prelude::*, sync::Arc};
 use kite_core::policy::transport::Transport;
 
-/// A queue pair, and the process that has made or accepted it.
+/// VQP, and the process that created or accepted it.
 pub(super) struct RegisteredVqp {
     vqp: Arc<Vqp>,
     pid: i32,
 }
 
 impl VqpTable {
-    /// A process has a queue pair.
+    /// Adds a VQP of the current process to the list.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn register(&self, vqp: Arc<Vqp>) -> Result {
         let pid = kernel::current!().group_leader().pid();
         let mut registry = self.registry.lock();
         Ok(registry.push(RegisteredVqp { vqp, pid }, GFP_KERNEL)?)
     }
 
-    /// It has it no more.
+    /// Removes a VQP from the list.
     pub(super) fn unregister(&self, vqp: &Arc<Vqp>) {
         let mut registry = self.registry.lock();
         let index = registry
@@ -36,16 +38,16 @@ impl VqpTable {
         drop(removed);
     }
 
-    /// The accounts of those that are a user's, or of all.
+    /// Returns the statistics of the VQPs of one user, or of all VQPs.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn list_vqps(
         &self,
         owner_uid: Option<u32>,
     ) -> Result<KVec<bindings::kite_vqp_info>> {
-        // Then there is no other way.
+        // Without DC, all requests use RC, regardless of the transport selector.
         let rc_only = self.lmr.cluster.fabric.dc().is_none();
         let registry = self.registry.lock();
         let mut infos = KVec::with_capacity(registry.len(), GFP_KERNEL)?;

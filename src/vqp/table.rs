@@ -1,10 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Ends of virtual queue pairs by number, and those who listen for new ones (KRCORE, section 4.5).
+//! Endpoints of VQPs by number, and listeners that accept new endpoints (KRCORE, section 4.5).
 //!
-//! Who connects to a port tells nobody. Its first message makes the other end, which waits at the port until a process
-//! accepts it; messages that have come are kept meanwhile. How packets find their ends is in [`super::recv::deliver`], and what
-//! ends say to each other in [`super::recv::window_update`].
+//! # Operation
+//!
+//! Connecting to a port sends nothing. The first message creates the peer endpoint, which waits in the
+//! listener's backlog until a process accepts it. Messages that arrive before are queued.
+//! [`super::recv::deliver`] dispatches packets to endpoints, and [`super::recv::window_update`] sends state
+//! updates between endpoints.
+//!
+//! # Locking
+//!
+//! - `deferred_packets` protects packets of non-members, and serializes the dispatch of all packets. The
+//!   holder may sleep for memory.
+//! - `state` protects [`VqpTableState`]. The holder may sleep for memory.
+//! - `registry` protects the list of VQPs of processes.
+//! - Order: `deferred_packets`, then `state` or `Vqp::state`.
+//! - Order: `registry`, then `Vqp::state`. `state` is not nested with `Vqp::state` or `registry`.
+//! - Under `deferred_packets` and under `state`, [`crate::cluster`] is locked for membership checks.
+//! - [`Listener`]: the `Release` store of `is_closed` pairs with the `Acquire` load in [`VqpTable::accept`].
 
 use super::{registry::RegisteredVqp, send::EndpointIds, Vqp};
 use crate::{
@@ -33,41 +47,42 @@ use kite_core::{
     wire::packet::{Packet, VqpMessage},
 };
 
-/// New ends that may wait at a port.
+/// Maximum number of endpoints that wait at one listener for `accept`.
 const BACKLOG: usize = 32;
 
-/// Ends that are over, and remembered.
+/// Number of closed endpoints whose source is remembered.
 const MAX_TIME_WAIT: usize = 1024;
 
-/// Packets that are kept of nodes that are not in the view.
+/// Maximum number of stored packets of nodes outside the view.
 pub(super) const MAX_DEFERRED_PACKETS: usize = 1024;
 
-/// Workers at a time that tell other nodes something, and that find something out.
+/// Maximum number of concurrent workers of each workqueue.
 const WQ_MAX_ACTIVE: c_int = 64;
 
-/// How long somebody sleeps who waits, should nobody wake him.
+/// Maximum sleep of a waiting thread in milliseconds, in case a wake-up is lost.
 const WAIT_SLICE_MS: u32 = 50;
 
-/// Somebody who listens at a port.
+/// Listener at a port.
 #[pin_data]
 pub(crate) struct Listener {
     port: u32,
     uid: u32,
     #[pin]
     pending_event: CountingCompletion,
-    /// It listens no more.
+    /// Set when the listener is closed.
     is_closed: AtomicFlag,
     session_events: Arc<EventCounter>,
-    /// Pays for ends that are yet to be accepted.
+    /// Cgroup that is charged for endpoints that no process has accepted yet.
     memcg: Arc<Memcg>,
 }
 
 impl Listener {
-    /// Does what says `EAGAIN` while nobody waits to be accepted, whenever somebody has come.
+    /// Calls `f` until the result is not `EAGAIN`, and sleeps in between until a new endpoint arrives.
     ///
     /// # Errors
     ///
-    /// Those of `f`; `ETIMEDOUT`, `EINTR`.
+    /// - `ETIMEDOUT`, `EINTR`: the deadline passed, or a signal arrived.
+    /// - Any other error of `f`.
     pub(crate) fn wait<T>(
         &self,
         deadline: Deadline,
@@ -86,21 +101,22 @@ impl Listener {
     }
 }
 
-/// A new end that nobody has accepted yet.
+/// New endpoint that no process has accepted yet.
 struct PendingAccept {
     listener: Arc<Listener>,
     vqpn: u64,
     peer_uid: u32,
 }
 
-/// A new end that somebody has accepted.
+/// New endpoint that a process has accepted.
 pub(crate) struct AcceptedVqp {
     pub(crate) vqp: Arc<Vqp>,
-    /// The user at the other end.
+    /// User of the peer endpoint.
     pub(crate) peer_uid: u32,
 }
 
-/// The last ends that messages to a port had made, by who sent them, of those that are over.
+/// Sources of the last [`MAX_TIME_WAIT`] closed endpoints that a message had created. A ring buffer: the
+/// oldest entry is replaced first.
 struct TimeWaitList {
     sources: KVec<(NodeInstance, u64)>,
     next_index: usize,
@@ -117,37 +133,40 @@ impl TimeWaitList {
 
 pub(super) struct VqpTableState {
     by_vqpn: RBTree<u64, Arc<Vqp>>,
-    /// Those that messages to a port have made, by who sent them.
+    /// Endpoints created by a message, by node instance and number of the peer endpoint.
     by_peer: RBTree<(NodeInstance, u64), u64>,
-    /// Of those that are over: their first message may come again.
+    /// Closed endpoints whose first message may be retransmitted.
     time_wait: TimeWaitList,
     listeners: KVec<Arc<Listener>>,
     pending_accepts: KVec<PendingAccept>,
 }
 
-/// All ends of a node.
+/// All endpoints of a node.
 #[pin_data]
 pub(crate) struct VqpTable {
     #[pin]
     pub(super) state: Mutex<VqpTableState>,
-    /// Packets of nodes that are not in the view, perhaps not yet.
+    /// Packets of nodes that are not in the view, but may be in the next.
     #[pin]
     pub(super) deferred_packets: Mutex<KVec<KVec<u8>>>,
-    /// Those that processes have.
+    /// VQPs of processes.
     #[pin]
     pub(super) registry: Mutex<KVec<RegisteredVqp>>,
     next_vqpn: Atomic<u64>,
     deferred_wq: OwnedQueue,
-    /// Those who ask other nodes for what RNICs do not do, which may take as long.
+    /// Workers that execute atomics in the peer's kernel. These may take long, so they have their own queue.
     atomics_wq: OwnedQueue,
-    /// Those who tell other ends, for as long as that takes: nothing else waits for them.
+    /// Workers that send updates to peer endpoints, which may take long. No other work depends on them.
     pub(super) updates_wq: OwnedQueue,
     pub(crate) lmr: Arc<MemoryService>,
 }
 
 impl VqpTableState {
-    /// Makes the end for the first message of a source to a port, if somebody listens there and has room. The poller does
-    /// so, which waits for no cgroup that is full.
+    /// Creates the endpoint for the first message of a source to a port.
+    ///
+    /// Returns `None` if the port has no listener, the backlog is full, the message is not the first, or
+    /// memory is short. Called by the poller, so the accounted allocations do not sleep for a cgroup that has
+    /// reached its limit.
     pub(super) fn create_passive(
         &mut self,
         local: NodeInstance,
@@ -187,7 +206,7 @@ impl VqpTableState {
         Some(vqp)
     }
 
-    /// Whether the end that messages of a source had made is over.
+    /// Returns `true` if the source of a packet had an endpoint here that is closed.
     pub(super) fn is_in_time_wait(&self, packet: &Packet) -> bool {
         self.time_wait
             .sources
@@ -198,14 +217,15 @@ impl VqpTableState {
         self.listeners.iter().any(|listener| listener.port == port)
     }
 
-    /// Who pays for what comes to a port, if somebody listens there.
+    /// Returns the cgroup to charge for messages to `port`, or `None` if the port has no listener.
     pub(super) fn listener_memcg(&self, port: u32) -> Option<Arc<Memcg>> {
         let mut listeners = self.listeners.iter();
         let found = listeners.find(|listener| listener.port == port)?;
         Some(found.memcg.clone())
     }
 
-    /// The end that a packet is for.
+    /// Returns the endpoint that a packet is addressed to. Without a destination number, the source selects
+    /// the endpoint.
     pub(super) fn lookup(&self, packet: &Packet) -> Option<Arc<Vqp>> {
         let vqpn = match packet.destination_vqp {
             0 => *self.by_peer.get(&(packet.sender, packet.source_vqp))?,
@@ -217,11 +237,11 @@ impl VqpTableState {
 }
 
 impl VqpTable {
-    /// None.
+    /// Creates an empty table.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn new(lmr: Arc<MemoryService>) -> Result<Arc<Self>> {
         let state = VqpTableState {
             by_vqpn: RBTree::new(),
@@ -251,16 +271,17 @@ impl VqpTable {
         )
     }
 
-    /// A number for an end.
+    /// Returns an unused endpoint number.
     pub(super) fn alloc_vqpn(&self) -> u64 {
         self.next_vqpn.fetch_add(1u64, Relaxed)
     }
 
-    /// Enters an end, for packets to find, unless its node has left.
+    /// Adds an endpoint, so packets find it, unless its node left the view.
     ///
     /// # Errors
     ///
-    /// `EHOSTDOWN`, `ENOMEM`.
+    /// - `EHOSTDOWN`: the node left the view.
+    /// - `ENOMEM`: out of memory.
     pub(super) fn insert(&self, vqpn: u64, vqp: Arc<Vqp>) -> Result {
         let peer = vqp.peer;
         let node = RBTreeNode::new(vqpn, vqp, GFP_KERNEL_ACCOUNT)?;
@@ -272,34 +293,35 @@ impl VqpTable {
         Ok(())
     }
 
-    /// Has a worker do something.
+    /// Runs `f` on a worker.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(super) fn defer(&self, f: impl FnOnce() + Send + 'static) -> Result {
         Ok(self.deferred_wq.try_spawn(GFP_KERNEL, f)?)
     }
 
-    /// Has a worker ask another node for something.
+    /// Runs `f` on a worker for requests to other nodes.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(super) fn defer_atomics(&self, f: impl FnOnce() + Send + 'static) -> Result {
         Ok(self.atomics_wq.try_spawn(GFP_KERNEL, f)?)
     }
 
-    /// Waits until the workers have done all that they were given.
+    /// Waits until all workers have finished.
     pub(crate) fn flush(&self) {
         self.deferred_wq.flush();
         self.atomics_wq.flush();
         self.updates_wq.flush();
-        // Who was at it may have left it for later, when there is nobody to tell any more.
+        // A worker that failed to send an update may have requeued it once. The second flush waits for that
+        // item, which does not requeue again, because the peer is no longer a member.
         self.updates_wq.flush();
     }
 
-    /// Ends a queue pair, and tells the other end if there is one.
+    /// Closes a VQP, and sends a last update to the peer endpoint if there is one.
     pub(crate) fn close(self: &Arc<Self>, vqp: &Arc<Vqp>) {
         self.unregister(vqp);
         self.remove(vqp);
@@ -308,7 +330,8 @@ impl VqpTable {
         }
     }
 
-    /// Packets find it no more.
+    /// Removes an endpoint from the table. Later packets do not find it. A passive endpoint enters the
+    /// time-wait list.
     fn remove(&self, vqp: &Vqp) {
         let (vqpn, peer_vqpn) = vqp.vqp_numbers();
         let mut table = self.state.lock();
@@ -323,11 +346,12 @@ impl VqpTable {
         drop((removed, peer_entry));
     }
 
-    /// Listens at a port.
+    /// Creates a listener at a port.
     ///
     /// # Errors
     ///
-    /// `EADDRINUSE` if somebody does; `ENOMEM`.
+    /// - `EADDRINUSE`: the port already has a listener.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn listen(
         &self,
         port: u32,
@@ -347,7 +371,7 @@ impl VqpTable {
         Ok(listener)
     }
 
-    /// Listens no more. Those that nobody has accepted end.
+    /// Closes a listener, and all endpoints that wait to be accepted there.
     pub(crate) fn unlisten(self: &Arc<Self>, listener: &Arc<Listener>) {
         listener.is_closed.store(true, Release);
         listener.pending_event.complete_all();
@@ -376,11 +400,12 @@ impl VqpTable {
         })
     }
 
-    /// Accepts a new end, and tells the other.
+    /// Accepts a new endpoint, and sends an update to its peer.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if none waits, `EBADF` if nobody listens any more.
+    /// - `EAGAIN`: no endpoint waits.
+    /// - `EBADF`: the listener is closed.
     pub(crate) fn accept(self: &Arc<Self>, listener: &Arc<Listener>) -> Result<AcceptedVqp> {
         if listener.is_closed.load(Acquire) {
             return Err(EBADF);
@@ -391,14 +416,14 @@ impl VqpTable {
         Ok(accepted)
     }
 
-    /// Whether somebody waits to be accepted.
+    /// Returns `true` if an endpoint waits to be accepted.
     pub(crate) fn has_pending_accept(&self, listener: &Arc<Listener>) -> bool {
         let table = self.state.lock();
         let mut pending = table.pending_accepts.iter();
         pending.any(|entry| Arc::ptr_eq(&entry.listener, listener))
     }
 
-    /// Ends of nodes that left are over.
+    /// Closes the endpoints to nodes that are not members, with `error`.
     pub(crate) fn shutdown_removed(&self, is_member: impl Fn(NodeInstance) -> bool, error: Error) {
         let mut next_vqpn = 0;
         while let Some((vqpn, vqp)) = self.next_vqp(next_vqpn) {
@@ -418,7 +443,7 @@ impl VqpTable {
 }
 
 impl Vqp {
-    /// Of this end, and of the other.
+    /// Returns the numbers of this endpoint and of the peer endpoint.
     pub(super) fn vqp_numbers(&self) -> (u64, u64) {
         let ids = &self.state.lock().ids;
         (ids.local_vqpn, ids.peer_vqpn)

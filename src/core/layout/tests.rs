@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of the parent module: exact cases at the borders, and properties against a plain model.
+//! Tests of the parent module: exact cases at chunk boundaries, and properties against a plain model.
 
 use super::*;
 use proptest::prelude::*;
 
 const PAGE: u64 = 1 << PAGE_SHIFT;
 
-/// Regions of few and of very many chunks, often with an end near the border of a chunk.
+/// Layouts with few and with very many chunks, often with an end near a chunk boundary.
 fn layouts() -> impl Strategy<Value = Layout> {
     let few = |shift: u8| 1..=(20u64 << shift);
     let border = |shift: u8| (1u64..1000, 0u64..3).prop_map(move |(n, d)| (n << shift) + d - 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Decisions from measurements: rates, promotion to RC, choice of transport.
+//! Policies driven by measurements: rate control, promotion to RC, choice of transport.
 pub mod promotion;
 pub mod qos;
 #[cfg(test)]

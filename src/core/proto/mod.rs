@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Protocols between two kernels: connections, at-most-once requests, credits, announcements.
+//! Protocols between two kernels: connections, at-most-once requests, credits, view announcements.
 pub mod conn;
 pub mod inflight_requests;
 pub mod once;

@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Barriers: who comes waits until as many have come as there are to be, and all go on (LITE:
-//! `LT_barrier`, which has one without a name for the whole cluster).
+//! Barriers: each arrival waits until a given number of participants has arrived, then all proceed.
 //!
-//! A barrier can be used again and again. Each time it lets a crowd pass is a generation, so who gave up
-//! waiting sees by the next number whether the others went on without him.
+//! LITE has `LT_barrier`, a single unnamed barrier for the whole cluster. A barrier is reusable. Each release
+//! is a generation. A participant that canceled its wait can detect from the next generation number that the
+//! waiters were released without it.
 
-/// A barrier.
+/// Reusable barrier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Barrier {
-    /// Crowds that have passed.
+    /// Number of completed rounds.
     generation: u64,
-    /// As how many the present crowd is to pass.
+    /// Number of participants of the current round.
     count: u32,
-    /// How many of it have come.
+    /// Number of participants of the current round that have arrived.
     arrived: u32,
 }
 
-/// What one finds who comes.
+/// Result of an arrival at a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArriveResult {
-    /// He is to wait.
+    /// The participant must wait.
     Wait,
-    /// He is the last: all pass, as this generation, which is 1 the first time.
+    /// The participant is the last: all are released with this generation, which is 1 for the first round.
     Release(u64),
-    /// Others wait for a crowd of another size.
+    /// The waiters of the current round specified another number of participants.
     CountMismatch,
 }
 
 impl Barrier {
-    /// One more comes to a crowd of `count`.
+    /// Adds an arrival to the current round, of `count` participants.
     #[must_use]
     pub fn arrive(&mut self, count: u32) -> ArriveResult {
         if self.arrived != 0 && self.count != count {
@@ -45,7 +45,7 @@ impl Barrier {
         ArriveResult::Release(self.generation)
     }
 
-    /// One who waits goes away.
+    /// Removes a waiter from the current round.
     pub fn cancel_wait(&mut self) {
         self.arrived = self.arrived.saturating_sub(1);
     }
@@ -77,7 +77,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever comes and goes: a crowd passes when, and only when, all of it are there.
+        /// Random arrivals and cancellations: a round is released if and only if all participants have
+        /// arrived.
         #[test]
         fn barrier_releases_only_when_all_have_arrived(count in 1u32..6, arrivals in prop::collection::vec(any::<bool>(), 0..200)) {
             let (mut barrier, mut arrived, mut generation) = (Barrier::default(), 0, 0);

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who gets room next: those who sleep until there is some, or those who only look for it now and then.
+//! Fair admission to a limited resource, between threads that sleep for capacity and pollers.
 //!
-//! Who looks is faster than who has to be woken, and would take all. So while somebody sleeps, the two kinds
-//! are admitted in turns.
+//! A poller retries without sleeping. A poller is faster than a sleeper, which must be woken first, and would
+//! take all capacity. Hence sleepers and pollers are admitted alternately while a thread sleeps.
 
-/// Whose turn it is.
+/// Alternates admission between sleepers and pollers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FairAdmission {
+    /// Number of threads that sleep until capacity is free.
     sleepers: u32,
-    /// One who looked was admitted last, while others slept.
+    /// The last admission was of a poller, while a thread slept.
     poller_admitted_last: bool,
 }
 
 impl FairAdmission {
-    /// Nobody waits.
+    /// Creates the state without sleepers.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -23,23 +24,23 @@ impl FairAdmission {
         }
     }
 
-    /// Somebody sleeps until there is room, and will [`Self::remove_sleeper`].
+    /// Registers a thread that sleeps until capacity is free. The thread must call [`Self::remove_sleeper`].
     pub fn add_sleeper(&mut self) {
         self.sleepers = self.sleepers.saturating_add(1);
     }
 
-    /// A sleeper looks again, or gives up.
+    /// Unregisters a sleeper that retries or gives up.
     pub fn remove_sleeper(&mut self) {
         self.sleepers = self.sleepers.saturating_sub(1);
     }
 
-    /// Whether one who only looks may take the room that there is.
+    /// Returns `true` if a poller may take free capacity.
     #[must_use]
     pub const fn can_admit_poller(&self) -> bool {
         self.sleepers == 0 || !self.poller_admitted_last
     }
 
-    /// Somebody was admitted, who has looked only, or would have slept.
+    /// Records an admission. `polled` is `true` for a poller, `false` for a thread that may sleep.
     pub fn note_admission(&mut self, polled: bool) {
         self.poller_admitted_last = polled && self.sleepers != 0;
     }

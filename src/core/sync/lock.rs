@@ -1,59 +1,68 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Locks that many wait for in line (LITE, section 7.2: the owner of a lock keeps a FIFO list).
+//! FIFO wait queue of a lock (LITE, section 7.2: the owner of a lock keeps a FIFO list).
 //!
-//! Whose lock it is follows from the line alone: the first has it, and if it shares, so do those behind it
-//! up to the first that does not. Nobody overtakes, so nobody starves. A claim that dies with the lock to
-//! itself stays in line. It stands in nobody's way, but whoever gets the lock behind it is warned, until one
-//! that was, and has the lock to itself, unlocks it.
+//! # Operation
+//!
+//! The queue alone determines the holders. The first waiter holds the lock. If the first waiter is shared,
+//! the shared waiters directly behind also hold the lock, up to the first exclusive waiter. No waiter
+//! overtakes another, so no waiter starves.
+//!
+//! # Recovery
+//!
+//! An exclusive holder that dies stays in the queue as a tombstone, [`WaiterState::OwnerDied`]. The tombstone
+//! blocks no waiter. Waiters that are granted the lock behind the tombstone receive `owner_died`. When an
+//! exclusive one of these unlocks, the tombstone is removed.
 
-/// How far a claim has come.
+/// State of a waiter in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WaiterState {
-    /// It waits.
+    /// The waiter waits for the lock.
     Waiting,
-    /// It has the lock.
+    /// The waiter holds the lock.
     Granted {
-        /// One before it died with the lock, and what the lock guards may be half done.
+        /// An earlier exclusive holder died: the data that the lock protects may be inconsistent.
         owner_died: bool,
     },
-    /// It died with the lock.
+    /// Tombstone: the waiter died while it held the lock exclusively.
     OwnerDied,
 }
 
-/// A claim to a lock, in its line.
+/// Waiter or holder of a lock, in its wait queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LockWaiter {
-    /// Whether it shares the lock with others that do.
+    /// `true` if the waiter shares the lock with other shared waiters.
     pub shared: bool,
-    /// How far it has come; [`WaiterState::Waiting`] at first.
+    /// State of the waiter, initially [`WaiterState::Waiting`].
     pub state: WaiterState,
 }
 
-/// How a claim ends.
+/// Reason for which a waiter leaves the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReleaseReason {
-    /// It unlocks what it has, and knows that it has it.
+    /// The holder unlocks. It has received the grant.
     Unlocked,
-    /// It waits no more. It may have the lock and not know yet.
+    /// The waiter cancels. It may hold the lock without having received the grant yet.
     Cancelled,
-    /// Its holder died.
+    /// The holder or waiter died.
     OwnerDied,
 }
 
-/// What becomes of the line when a claim ends.
+/// Entries that the caller must remove from the queue after a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// The claim goes.
+    /// Remove the waiter.
     Waiter,
-    /// The claim stays, as [`WaiterState::OwnerDied`].
+    /// Remove nothing: the waiter stays as [`WaiterState::OwnerDied`].
     None,
-    /// The claim goes, and the one that died before it.
+    /// Remove the waiter and the tombstone before the waiter.
     WaiterAndTombstone,
 }
 
 impl LockWaiter {
-    /// Ends it. [`grant_next`] is to follow when it is out of the line.
+    /// Releases the lock, or the place in the queue.
+    ///
+    /// The caller must remove the returned entries from the queue and then call [`grant_next`].
     #[must_use]
     pub fn release(&mut self, reason: ReleaseReason) -> Removal {
         match (self.state, reason) {
@@ -73,7 +82,7 @@ impl LockWaiter {
     }
 }
 
-/// Gives the lock to those in its line whose turn it is.
+/// Grants the lock to the waiters at the front of the queue that may hold the lock now.
 pub fn grant_next<'a>(queue: impl Iterator<Item = &'a mut LockWaiter>) {
     let (mut shared_grant, mut owner_died) = (None, false);
     for waiter in queue {

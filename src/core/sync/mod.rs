@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Locks and barriers of a region, and fair admission.
+//! Lock queues and barriers of a region, and fair admission to a resource.
 pub mod barrier;
 pub mod fairness;
 pub mod lock;

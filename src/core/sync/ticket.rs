@@ -1,48 +1,48 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tickets: how a node stands in line for a lock or at a barrier of another.
+//! Tickets: requests of a node for a lock or a barrier whose home is another node.
 //!
-//! A ticket is the number of the request that asks for it ([`crate::proto::once`]), so that the home makes it once.
-//! What the home says of it fits a word, which is what is remembered of an answer.
+//! A ticket is the sequence number of its request ([`crate::proto::once`]), so the home creates each ticket
+//! at most once. The reply of the home is encoded in 64 bits, the size of a cached reply.
 
-/// What a ticket is for.
+/// Object that a ticket requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcquireKind {
-    /// A lock ([`crate::sync::lock`]).
+    /// Lock ([`crate::sync::lock`]).
     Lock {
-        /// To share it with others that do.
+        /// `true` to share the lock with other shared holders.
         shared: bool,
     },
-    /// To pass a barrier ([`crate::sync::barrier`]).
+    /// Passage of a barrier ([`crate::sync::barrier`]).
     Barrier {
-        /// As one of so many.
+        /// Number of participants.
         count: u32,
     },
 }
 
-/// What the home says of a ticket.
+/// Reply of the home to the request for a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcquireReply {
-    /// It will never be: it was given up before its request came.
+    /// The ticket was canceled before its request arrived, and is never created.
     Cancelled,
-    /// It waits in line.
+    /// The ticket waits in the queue.
     Queued,
-    /// It has the lock.
+    /// The ticket holds the lock.
     Granted {
-        /// Whether another died with the lock ([`crate::sync::lock`]).
+        /// `true` if an earlier exclusive holder died ([`crate::sync::lock`]).
         owner_died: bool,
     },
-    /// It passed the barrier, with this generation, less than 2⁶⁰.
+    /// The barrier was passed with this generation, less than 2⁶⁰.
     BarrierPassed(u64),
-    /// There is none, because of this errno.
+    /// The ticket was denied with this errno.
     Denied(u16),
 }
 
-/// Bits of a word that say which it is.
+/// Width in bits of the variant tag, in the low bits of an encoded reply.
 const KIND_BITS: u32 = 4;
 
 impl AcquireReply {
-    /// As a word.
+    /// Encodes the reply in 64 bits.
     #[must_use]
     pub const fn to_word(self) -> u64 {
         let (kind, value) = match self {
@@ -55,7 +55,7 @@ impl AcquireReply {
         (value << KIND_BITS) | kind
     }
 
-    /// Takes it from a word; `None` if it is no such word.
+    /// Decodes a reply. Returns `None` if `word` is not a valid encoding.
     #[must_use]
     pub const fn from_word(word: u64) -> Option<Self> {
         let value = word >> KIND_BITS;

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The requests that a node makes of another, and the replies.
+//! Control requests between nodes, and their replies.
 //!
-//! Nodes hold three parts in them. The *lender* of memory knows its address. The *home* of a region
-//! owns it, knows where its chunks are and who has it mapped, and decides on rights (the node of the
-//! master in LITE, section 4). The *keeper* of a name says which node is the home of its region.
-//! What identifiers mean is up to the node that gave them out.
+//! A node takes three roles:
+//!
+//! - The *lender* owns the memory of chunks and keeps their addresses.
+//! - The *home* of a region owns the region: the chunk locations, the list of mappings and the rights (the
+//!   node of the master in LITE, section 4).
+//! - The *name owner* of a name stores the home of the named region.
+//!
+//! Identifiers are scoped to the node that allocated them.
 
 use super::{
     codec::{Field, Reader, Writer},
@@ -25,16 +29,19 @@ use crate::{
     view::NodeInstance,
 };
 
-/// A place in memory that the node asked lends to a region: after that was freed it may be another's.
+/// Location in a chunk that the receiver lends to a region.
+///
+/// The region is part of the location, so that the lender can reject a request for a freed chunk. The memory
+/// of a freed chunk may belong to another region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LentChunkAddr {
-    /// The home of the region.
+    /// Home of the region.
     pub home: u32,
-    /// The region.
+    /// Region ID.
     pub region: u64,
     /// Address of the chunk.
     pub chunk_addr: u64,
-    /// First byte in the chunk.
+    /// Offset in the chunk, in bytes.
     pub offset: u32,
 }
 
@@ -54,12 +61,12 @@ impl Field<'_> for LentChunkAddr {
     }
 }
 
-/// Why a mapping ends.
+/// Reason for the invalidation of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InvalidateReason {
     /// The region was freed.
     Freed,
-    /// Its user has lost a right that it was mapped with.
+    /// The user lost a right of the mapping.
     Revoked,
 }
 
@@ -81,309 +88,324 @@ impl Field<'_> for InvalidateReason {
     }
 }
 
-/// Set in the numbers of pushes, which have numbers of their own: one takes as long as a third node likes.
+/// Flag in the sequence numbers of [`ControlRequest::PushCopy`].
+///
+/// Pushes have a sequence space of their own, because the duration of a push depends on a third node.
 pub const PUSH_SEQUENCE_FLAG: u64 = 1 << 63;
 
-/// What a node asks of another.
+/// Control request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlRequest<'a> {
-    /// To the lender: lend zeroed memory. [`ControlReply::Addresses`], from chunk 0 on.
+    /// To the lender: lend zeroed memory. Reply: [`ControlReply::Addresses`], from chunk 0 on.
     AllocLoan {
-        /// Chosen by the borrower; the lease is known by this and the borrower.
+        /// Loan ID, chosen by the borrower and unique to the borrower.
         loan: u64,
-        /// The borrower's region that the memory is for.
+        /// Region of the borrower that uses the memory.
         region: u64,
-        /// Binary logarithm of the size of a chunk.
+        /// Binary logarithm of the chunk size in bytes.
         shift: u8,
         /// Number of chunks, at least 1.
         chunk_count: u32,
-        /// Bytes of the last chunk.
+        /// Length of the last chunk, in bytes.
         last_chunk_len: u32,
     },
-    /// To the lender: more addresses of a lease. [`ControlReply::Addresses`].
+    /// To the lender: return more chunk addresses of a loan. Reply: [`ControlReply::Addresses`].
     GetLoanChunks {
-        /// The lease.
+        /// Loan ID.
         loan: u64,
-        /// The chunk to begin with.
+        /// Index of the first chunk in the reply.
         first_chunk: u32,
     },
-    /// To the lender: take the memory back. [`ControlReply::Done`].
+    /// To the lender: release a loan. Reply: [`ControlReply::Done`].
     ReleaseLoan {
-        /// The lease.
+        /// Loan ID.
         loan: u64,
     },
-    /// To the lender: take some chunks of a lease back. [`ControlReply::Done`].
+    /// To the lender: release some chunks of a loan. Reply: [`ControlReply::Done`].
     ShrinkLoan {
-        /// The lease.
+        /// Loan ID.
         loan: u64,
-        /// Their numbers in it.
+        /// Indices of the chunks in the loan.
         chunks: U32List<'a>,
     },
-    /// To the keeper: the sender is the home of this name. [`ControlReply::Done`].
+    /// To the name owner: register the sender as the home of a name. Reply: [`ControlReply::Done`].
     RegisterName {
-        /// The name.
+        /// Region name.
         name: Name,
-        /// Its region.
+        /// Region ID at the sender.
         region: u64,
     },
-    /// To the keeper: no longer. [`ControlReply::Done`].
+    /// To the name owner: remove the entry of a name. Reply: [`ControlReply::Done`].
     UnregisterName {
-        /// The name.
+        /// Region name.
         name: Name,
-        /// The region it had.
+        /// Region ID in the entry; an entry with another region stays.
         region: u64,
     },
-    /// To the keeper: whose is this name? [`ControlReply::NameFound`].
+    /// To the name owner: look up the home of a name. Reply: [`ControlReply::NameFound`].
     LookupName {
-        /// The name.
+        /// Region name.
         name: Name,
     },
-    /// To the home: a user opens a region (`LT_map`). [`ControlReply::Mapped`].
+    /// To the home: map a region for a user (`LT_map`). Reply: [`ControlReply::Mapped`].
     MapRegion {
         /// The region.
         region: u64,
-        /// Chosen by the mapper; the mapping is known by this and the mapper.
+        /// Mapping ID, chosen by the mapper and unique to the mapper.
         mapping: u64,
-        /// The user.
+        /// User that maps the region.
         uid: u32,
-        /// The rights wanted.
+        /// Requested rights.
         rights: Rights,
     },
-    /// To the home: where are the chunks? [`ControlReply::Located`].
+    /// To the home: return chunk locations. Reply: [`ControlReply::Located`].
     LocateChunks {
         /// The region.
         region: u64,
-        /// The chunk to begin with.
+        /// Index of the first chunk in the reply.
         first_chunk: u32,
     },
-    /// To the home: a mapping is gone (`LT_unmap`), and nothing that was sent by it can come late.
-    /// [`ControlReply::Done`].
+    /// To the home: remove a mapping (`LT_unmap`). No access through the mapping can arrive any longer.
+    /// Reply: [`ControlReply::Done`].
     UnmapRegion {
         /// The region.
         region: u64,
         /// The mapping.
         mapping: u64,
     },
-    /// To the home: free the region (`LT_free`). [`ControlReply::Done`] once nobody can reach its memory.
+    /// To the home: free the region (`LT_free`). Reply: [`ControlReply::Done`] once no node can access its
+    /// memory; `EINPROGRESS` until then.
     FreeRegion {
         /// The region.
         region: u64,
-        /// A mapping with the right to do so.
+        /// Mapping of the sender with the right to free the region.
         mapping: u64,
     },
-    /// To a mapper: the region was freed, or the rights revoked. [`ControlReply::Done`] once the mapping is not used any more, and nothing
-    /// that was sent by it can come late.
+    /// To a mapper: invalidate a mapping of a freed region or with revoked rights. Reply:
+    /// [`ControlReply::Done`] once the mapping is unused and no access through the mapping can arrive any
+    /// longer.
     InvalidateMapping {
         /// The mapping.
         mapping: u64,
-        /// Why it ends.
+        /// Reason for the invalidation.
         reason: InvalidateReason,
     },
-    /// To the home: list the named regions. [`ControlReply::Listed`].
+    /// To the home: list its named regions. Reply: [`ControlReply::Listed`].
     ListRegions {
-        /// 0 to begin, then as replied.
+        /// 0 in the first request, then the cursor of the previous reply.
         cursor: u64,
-        /// Most entries wanted.
+        /// Maximum entries in the reply.
         max_entries: u32,
     },
-    /// To the keeper: the names that the sender is the home of. [`ControlReply::Done`]. After the last of them
-    /// nothing comes late that the sender sent in an earlier view.
+    /// To a name owner: names of regions whose home is the sender. Reply: [`ControlReply::Done`].
+    ///
+    /// The message with `is_last` guarantees that no access which the sender posted in an earlier view can
+    /// still arrive at the receiver.
     SyncNames {
-        /// Number of the view for which they are sent.
+        /// Epoch of the view for which the names are sent.
         epoch: u64,
-        /// Whether there are no more of them.
+        /// Last message of the sender for this epoch.
         is_last: bool,
-        /// The names and their regions.
+        /// Names and region IDs.
         names: RegionNames<'a>,
     },
-    /// To the lender: change a word. [`ControlReply::OldValue`].
+    /// To the lender: execute an atomic operation on a word of a region. Reply: [`ControlReply::OldValue`].
     RegionAtomic {
-        /// Of such requests from the sender to the lender ([`crate::proto::once`]).
+        /// Sequence number from the sender to the lender ([`crate::proto::once`]).
         sequence: u64,
-        /// The home of the region.
+        /// Home of the region.
         home: u32,
-        /// The region: after it was freed its memory may be another's.
+        /// Region ID, by which the lender rejects a request for a freed chunk.
         region: u64,
         /// Address of the chunk.
         chunk_addr: u64,
-        /// Byte in the chunk, a multiple of [`WORD_BYTES`].
+        /// Offset in the chunk, in bytes; a multiple of [`WORD_BYTES`].
         offset: u32,
-        /// What to do.
+        /// Operation and operands.
         op: AtomicOp,
     },
-    /// To the node that has it: change a word of registered memory, since the RNICs cannot. [`ControlReply::OldValue`].
+    /// To the node of an MR: execute an atomic operation on a word of the MR. Used if the RNICs have no
+    /// kernel atomics. Reply: [`ControlReply::OldValue`].
     MrAtomic {
-        /// As of [`ControlRequest::RegionAtomic`].
+        /// Sequence number in the space of [`ControlRequest::RegionAtomic`].
         sequence: u64,
-        /// The key of the memory ([`super::memory`]).
+        /// Key of the MR ([`super::memory`]).
         mr_key: u32,
-        /// Who asks.
+        /// User that makes the request.
         uid: u32,
-        /// Where in the memory, as its owner has it: a multiple of [`WORD_BYTES`].
+        /// Address of the word in the address space of the MR's owner; a multiple of [`WORD_BYTES`].
         addr: u64,
-        /// What to do.
+        /// Operation and operands.
         op: AtomicOp,
     },
-    /// To the home: a node wants to call whoever serves a region. [`ControlReply::RingAttached`].
+    /// To the home: set up an RPC channel to the server of a region. Reply: [`ControlReply::RingAttached`].
     AttachRing {
         /// The region.
         region: u64,
-        /// A mapping of the sender's with the right to write.
+        /// Mapping of the sender with the right to write.
         mapping: u64,
-        /// The region at the sender in which it has the ring for replies.
+        /// Region at the sender that contains the ring for replies.
         ring_region: u64,
-        /// The number of that ring in immediates.
+        /// Number of the ring for replies in immediates.
         ring_id: u16,
     },
-    /// To the home: a node calls no more. [`ControlReply::Done`].
+    /// To the home: the sender makes no further calls over an RPC channel. Reply: [`ControlReply::Done`].
     DetachRing {
-        /// The region at its home in which the ring for calls is.
+        /// Region at the home that contains the ring for calls.
         ring_region: u64,
-        /// The number of that ring in immediates.
+        /// Number of the ring for calls in immediates.
         ring_id: u16,
     },
-    /// To the home: a ticket for a lock or barrier of a region. [`ControlReply::OldValue`], a word of [`AcquireReply`].
+    /// To the home: enqueue a ticket for a lock or barrier of a region. Reply: [`ControlReply::OldValue`]
+    /// with an [`AcquireReply`] word.
     EnqueueWaiter {
-        /// The ticket, and the number of the request ([`crate::proto::once`]).
+        /// Ticket number, which is also the sequence number of the request ([`crate::proto::once`]).
         ticket: u64,
         /// The region.
         region: u64,
-        /// A mapping of the sender's, with which the ticket ends.
+        /// Mapping of the sender; removing the mapping removes the ticket.
         mapping: u64,
-        /// The number of the lock or barrier, of the user's choice.
+        /// Number of the lock or barrier, chosen by users.
         sync_id: u64,
-        /// What it is for.
+        /// Object to acquire: lock or barrier.
         kind: AcquireKind,
-        /// Whether to wait for it.
+        /// Queue the ticket if the object cannot be acquired at once.
         is_blocking: bool,
     },
-    /// To the home: a ticket ends, or never was. [`ControlReply::Done`].
+    /// To the home: remove a ticket, or prevent its later creation. Reply: [`ControlReply::Done`].
     RemoveWaiter {
-        /// The ticket.
+        /// Ticket number.
         ticket: u64,
         /// The region.
         region: u64,
-        /// The number of the lock or barrier.
+        /// Number of the lock or barrier.
         sync_id: u64,
-        /// What it was for.
+        /// Object of the ticket: lock or barrier.
         kind: AcquireKind,
-        /// How it ends.
+        /// Reason for the removal.
         reason: ReleaseReason,
     },
-    /// To the lender: set bytes. [`ControlReply::Done`].
+    /// To the lender: fill memory with a byte. Reply: [`ControlReply::Done`].
     Fill {
-        /// Of such requests from the sender to the lender ([`crate::proto::once`]).
+        /// Sequence number from the sender to the lender ([`crate::proto::once`]).
         sequence: u64,
-        /// Where.
+        /// First byte to set.
         destination: LentChunkAddr,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
-        /// What they are to be.
+        /// Value of each byte.
         byte: u8,
     },
-    /// To the lender of both: copy bytes, also where the places overlap. [`ControlReply::Done`].
+    /// To the lender of both ranges: copy memory. The ranges may overlap. Reply: [`ControlReply::Done`].
     Copy {
-        /// Of such requests from the sender to the lender ([`crate::proto::once`]).
+        /// Sequence number from the sender to the lender ([`crate::proto::once`]).
         sequence: u64,
-        /// The source.
+        /// First byte of the source.
         source: LentChunkAddr,
-        /// The destination.
+        /// First byte of the destination.
         destination: LentChunkAddr,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// To the lender of the source: copy bytes to another node. [`ControlReply::Done`]; until then the errno says
-    /// that it is in progress.
+    /// To the lender of the source: copy memory to another node. Reply: [`ControlReply::Done`] once copied;
+    /// `EINPROGRESS` until then.
     PushCopy {
-        /// Of such requests from the sender to the lender ([`crate::proto::once`]), with [`PUSH_SEQUENCE_FLAG`].
+        /// Sequence number from the sender to the lender ([`crate::proto::once`]), with
+        /// [`PUSH_SEQUENCE_FLAG`].
         sequence: u64,
-        /// The source.
+        /// First byte of the source.
         source: LentChunkAddr,
-        /// The home of the destination, in the life in which it has that region.
+        /// Home of the destination region, in the incarnation that owns the region.
         home: NodeInstance,
-        /// The destination, which stays what it is until the answer, while that home lives.
+        /// First byte of the destination. The location stays valid until the reply, while `home` is alive.
         destination: ChunkLocation,
-        /// Bytes, at least 1.
+        /// Length in bytes, at least 1.
         len: u32,
     },
-    /// To the home: move a region to these nodes, round robin. [`ControlReply::Done`]; [`Self::MigrationStatus`] tells how far it is.
+    /// To the home: start to migrate a region to `nodes`, round robin. Reply: [`ControlReply::Done`] once
+    /// started; [`Self::MigrationStatus`] returns the result.
     MigrateRegion {
-        /// Of such requests from the sender to the home ([`crate::proto::once`]).
+        /// Sequence number from the sender to the home ([`crate::proto::once`]).
         sequence: u64,
         /// The region.
         region: u64,
-        /// A mapping of the sender's with the right to do so.
+        /// Mapping of the sender with the right to migrate the region.
         mapping: u64,
-        /// Chosen by the sender, for [`Self::MigrationStatus`].
+        /// Identifier of the migration for [`Self::MigrationStatus`], chosen by the sender.
         token: u64,
-        /// How long that may take.
+        /// Maximum duration of the migration, in milliseconds.
         timeout_ms: u32,
-        /// The nodes, at least one.
+        /// Node IDs, at least one.
         nodes: U32List<'a>,
     },
-    /// To the home: is a move over? [`ControlReply::Done`].
+    /// To the home: return the result of a migration. Reply: [`ControlReply::Done`], or the errno of the
+    /// migration; `EINPROGRESS` while the migration runs.
     MigrationStatus {
         /// The region.
         region: u64,
-        /// That of the move.
+        /// Token of the migration.
         token: u64,
     },
-    /// From the home: nothing is to use a region until [`Self::ResumeRegion`]. [`ControlReply::Done`] once nothing does, and
-    /// nothing that was sent can come late.
+    /// From the home: block accesses to a region until [`Self::ResumeRegion`]. Reply: [`ControlReply::Done`]
+    /// once no access is in flight and no earlier access can arrive any longer.
     QuiesceRegion {
-        /// Of such requests from the home ([`crate::proto::once`]).
+        /// Sequence number from the home to the receiver ([`crate::proto::once`]).
         sequence: u64,
         /// The region.
         region: u64,
     },
-    /// From the home: a region may be used again, and some of its chunks are elsewhere. [`ControlReply::Done`].
+    /// From the home: allow accesses to a region again, and update chunk locations. Reply:
+    /// [`ControlReply::Done`].
     ResumeRegion {
-        /// Of such requests from the home ([`crate::proto::once`]).
+        /// Sequence number from the home to the receiver ([`crate::proto::once`]).
         sequence: u64,
         /// The region.
         region: u64,
-        /// The chunks that have moved.
+        /// Indices and new locations of the migrated chunks.
         moved: MovedChunks<'a>,
     },
-    /// A numbered request is not to be done any more, if it was not. [`ControlReply::Done`].
+    /// Cancel a request with a sequence number, unless the request was executed. Reply:
+    /// [`ControlReply::Done`]; `EINPROGRESS` while the request is being executed.
     CancelRequest {
-        /// Its number.
+        /// Sequence number of the request.
         sequence: u64,
     },
-    /// To the home: change the rights to a region. [`ControlReply::Done`]; [`Self::RevokeStatus`] tells when it is over.
+    /// To the home: change the rights to a region. Reply: [`ControlReply::Done`]; [`Self::RevokeStatus`]
+    /// returns whether the revocation is complete.
     GrantRights {
-        /// Of such requests from the sender to the home ([`crate::proto::once`]).
+        /// Sequence number from the sender to the home ([`crate::proto::once`]).
         sequence: u64,
         /// The region.
         region: u64,
-        /// A mapping of the sender's with the right to do so.
+        /// Mapping of the sender with the right to change rights.
         mapping: u64,
-        /// The user, if one is meant, and not all that are not named.
+        /// `(true, uid)` for one user; `false` for all users without an entry of their own.
         grantee: (bool, u32),
-        /// The rights.
+        /// New rights.
         rights: Rights,
     },
-    /// To the home: have all mappings ended whose rights were revoked? [`ControlReply::Done`].
+    /// To the home: return whether all mappings with revoked rights are gone. Reply: [`ControlReply::Done`];
+    /// `EINPROGRESS` until then.
     RevokeStatus {
         /// The region.
         region: u64,
     },
-    /// From the home: what a ticket waited for has come. [`ControlReply::Done`].
+    /// From the home: result for a queued ticket. Reply: [`ControlReply::Done`].
     NotifyGranted {
-        /// The ticket.
+        /// Ticket number.
         ticket: u64,
-        /// What is to be said of it, a word.
+        /// Result, encoded as a word.
         reply: AcquireReply,
     },
-    /// To a directory node: by what the sender is reached. [`ControlReply::DirectoryAddr`].
+    /// To a directory replica: publish the address of the sender. Reply: [`ControlReply::DirectoryAddr`].
     PublishAddress {
-        /// That, in the life of the sender.
+        /// Address of the sender, in its current incarnation.
         entry: DirectoryEntry,
     },
 }
 
 impl ControlRequest<'_> {
-    /// Whether it takes back what another request did.
+    /// Returns `true` if the request reverts the effect of another request.
     pub fn is_undo(&self) -> bool {
         matches!(
             self,
@@ -397,64 +419,64 @@ impl ControlRequest<'_> {
     }
 }
 
-/// What a node answers.
+/// Reply to a control request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlReply<'a> {
-    /// It is done.
+    /// The request was executed.
     Done,
-    /// It was refused.
+    /// The request failed.
     Failed {
-        /// Why: an errno of the ABI, positive, 1 … 4095.
+        /// Errno of the ABI, positive: 1 … 4095.
         errno: u32,
     },
-    /// Addresses of a lease.
+    /// Chunk addresses of a loan.
     Addresses(ChunkAddresses<'a>),
-    /// Whose a name is.
+    /// Home and region of a name.
     NameFound {
-        /// Number of the node that is its home.
+        /// Node ID of the home.
         home: u32,
-        /// The region.
+        /// Region ID at the home.
         region: u64,
     },
     /// The region is mapped.
     Mapped {
-        /// Bytes, at least 1.
+        /// Length of the region in bytes, at least 1.
         len: u64,
-        /// Binary logarithm of the size of a chunk.
+        /// Binary logarithm of the chunk size in bytes.
         shift: u8,
     },
-    /// Where the chunks of a region are.
+    /// Chunk locations of a region.
     Located(ChunkLocations<'a>),
-    /// Named regions.
+    /// Part of a listing of named regions.
     Listed {
-        /// Where to go on.
+        /// Cursor for the next request.
         cursor: u64,
-        /// The regions; none ends the listing.
+        /// Regions; an empty list ends the listing.
         entries: RegionInfos<'a>,
     },
-    /// The word was changed, or not ([`AtomicOp::apply`]).
+    /// Result of an atomic operation, which changed the word or not ([`AtomicOp::apply`]), or of a ticket.
     OldValue {
-        /// What it was before; of a ticket, what is said of it ([`AcquireReply::to_word`]).
+        /// Value before the operation. For a ticket, the encoded result ([`AcquireReply::to_word`]).
         word: u64,
     },
-    /// The region may be called.
+    /// The RPC channel is set up.
     RingAttached {
-        /// The region at its home in which the ring for calls is.
+        /// Region at the home that contains the ring for calls.
         ring_region: u64,
-        /// The number of that ring in immediates.
+        /// Number of the ring for calls in immediates.
         ring_id: u16,
     },
-    /// Where the directory is.
+    /// Location of the directory table at the receiver.
     DirectoryAddr {
-        /// Address of its first bucket.
+        /// Address of the first bucket.
         addr: u64,
-        /// How many there are, a power of two.
+        /// Number of buckets, a power of two.
         bucket_count: u32,
     },
 }
 
 impl ControlRequest<'_> {
-    /// Whether its fields are in range and agree with each other.
+    /// Returns `true` if all fields are in range and consistent.
     pub(super) fn is_valid(&self) -> bool {
         match *self {
             Self::AllocLoan {
@@ -516,7 +538,7 @@ impl ControlRequest<'_> {
 }
 
 impl ControlReply<'_> {
-    /// As [`Request::is_valid`].
+    /// Returns `true` if all fields are in range.
     pub(super) fn is_valid(&self) -> bool {
         match *self {
             Self::Failed { errno } => (1..=4095).contains(&errno),
@@ -530,21 +552,20 @@ impl ControlReply<'_> {
     }
 }
 
-/// Makes reader and writer from one table: the number of each message on the wire, and its fields in
-/// their order there.
+/// Generates encoder and decoder from one table of message numbers and fields. Both are in wire order.
 macro_rules! wire_format {
     ($message:ident {
         $($number:literal => $kind:ident $({ $($field:ident),* })? $(($list:ident))?,)*
     }) => {
         impl<'a> $message<'a> {
-            /// What stands for it in the header.
+            /// Returns the message number for the header.
             pub(super) fn number(&self) -> u8 {
                 match self {
                     $(Self::$kind { .. } => $number,)*
                 }
             }
 
-            /// Reads the body of the message of this number.
+            /// Decodes the body of message `number`.
             pub(super) fn get(number: u8, from: &mut Reader<'a>) -> Result<Self, Malformed> {
                 match number {
                     $($number => {
@@ -556,7 +577,7 @@ macro_rules! wire_format {
                 }
             }
 
-            /// Writes the body.
+            /// Encodes the body.
             pub(super) fn put(&self, to: &mut Writer<'_>) {
                 match self {
                     $(Self::$kind $({ $($field),* })? $(($list))? => {

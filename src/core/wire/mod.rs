@@ -1,23 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the kernels of a cluster say to each other.
+//! Wire formats between the kernels of a cluster.
 //!
-//! Messages travel over connected queue pairs: a [`ControlHeader`], then a [`ControlRequest`] or a [`ControlReply`].
-//! Datagrams, most of which connect the queue pairs, are in [`setup`], messages in rings in [`ring`], and what nodes read of each
-//! other in [`targets`] and [`memory`]; those of virtual queue pairs are in [`packet`]. All formats are little-endian and begin
-//! with a version. They carry identifiers and addresses for RDMA, never pointers to follow, and the
-//! receiver takes nothing on trust: what is not exactly as an encoder writes it is [`Malformed`].
+//! A control message travels over an RC QP. It consists of a [`ControlHeader`] and a [`ControlRequest`] or a
+//! [`ControlReply`]. The submodules hold the other formats:
 //!
-//! | offset | size | header of a message                            |
+//! - [`setup`]: UD datagrams that set up connections and announce views.
+//! - [`ring`]: RPC messages in ring buffers.
+//! - [`packet`]: messages and window updates of virtual queue pairs (VQPs).
+//! - [`targets`], [`memory`]: tables that peers read by RDMA READ.
+//!
+//! All formats are little-endian. Messages, datagrams and packets begin with a version; table entries end
+//! with a checksum instead. The formats carry identifiers and RDMA addresses, never pointers that a receiver
+//! dereferences. Receivers validate all input: bytes that differ from the output of an encoder are
+//! [`Malformed`].
+//!
+//! | offset | size | header of a control message                    |
 //! | -----: | ---: | ---------------------------------------------- |
 //! |      0 |    1 | [`VERSION`]                                    |
-//! |      1 |    1 | 1 request, 2 reply                             |
-//! |      2 |    1 | which one                                      |
+//! |      1 |    1 | 1: request, 2: reply                           |
+//! |      2 |    1 | number of the request or reply type            |
 //! |      3 |    1 | zero                                           |
-//! |      4 |    4 | bytes of the message with this header          |
-//! |      8 |    8 | call                                           |
+//! |      4 |    4 | length of the message, header included         |
+//! |      8 |    8 | request ID                                     |
 //! |     16 |    8 | epoch                                          |
-//! |     24 |    8 | floor                                          |
+//! |     24 |    8 | low watermark                                  |
 
 mod call;
 mod codec;
@@ -36,57 +43,60 @@ pub use list::{
 
 use self::codec::{Field, Reader, Writer};
 
-/// Version of all formats. Nodes of different versions do not understand each other.
+/// Version of all formats. Nodes reject messages of other versions.
 pub const VERSION: u8 = 1;
 
-/// Most bytes of a message: receive buffers have this size.
+/// Maximum length of a control message, in bytes; the size of a receive buffer.
 pub const MAX_CONTROL_BYTES: usize = 1024;
 
-/// Bytes of an encoded [`ControlHeader`].
+/// Length of an encoded [`ControlHeader`], in bytes.
 pub const CONTROL_HEADER_SIZE: usize = 32;
 
 const LENGTH_OFFSET: usize = 4;
 
-/// The bytes are not a message, or not one of this version. There is nobody to tell: drop it.
+/// Decoding error: the bytes are no message of this version.
+///
+/// The receiver drops the message and sends no reply, since its source is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// Whether a message asks or answers.
+/// Kind of a control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlKind {
-    /// Its body is a [`ControlRequest`].
+    /// The body is a [`ControlRequest`].
     Request,
-    /// Its body is a [`ControlReply`].
+    /// The body is a [`ControlReply`].
     Reply,
 }
 
-/// What every message begins with.
+/// Header of a control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlHeader {
-    /// Whether it asks or answers.
+    /// Request or reply.
     pub kind: ControlKind,
-    /// Chosen by who asks; the reply has that of its request.
+    /// Identifier chosen by the requester; a reply carries the identifier of its request.
     pub request_id: u64,
-    /// Number of the view that the sender acts on.
+    /// Epoch of the sender's current view.
     pub epoch: u64,
-    /// In a request: the sender has ended all its calls to the receiver with lower numbers, and wants
-    /// nothing done for them any more ([`crate::proto::inflight_requests`]).
+    /// In a request: lowest request ID to the receiver that the sender may still have outstanding. The
+    /// receiver must not execute requests with lower IDs ([`crate::proto::inflight_requests`]).
     pub low_watermark: u64,
 }
 
-/// What a message says.
+/// Body of a control message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlBody<'a> {
-    /// It asks for this.
+    /// Body of a request.
     Request(ControlRequest<'a>),
-    /// It answers with this.
+    /// Body of a reply.
     Reply(ControlReply<'a>),
 }
 
-/// Writes a request to `out` and returns its length.
+/// Encodes a request into `out` and returns its length in bytes.
 ///
-/// `None` if it does not fit `out` or [`MAX_CONTROL_BYTES`], or if [`decode_control`] would not take it: a header
-/// of another kind, or a field out of its range. Then `out` holds no message.
+/// Returns `None` if the message exceeds `out` or [`MAX_CONTROL_BYTES`], or if [`decode_control`] would
+/// reject the message: the header is of another kind, or a field is out of range. Then `out` holds no
+/// message.
 pub fn encode_request(
     header: &ControlHeader,
     request: &ControlRequest<'_>,
@@ -100,9 +110,9 @@ pub fn encode_request(
     finish_message(writer)
 }
 
-/// Writes a reply to `out` and returns its length. As [`encode_request`].
+/// Encodes a reply into `out` and returns its length in bytes, or `None` as [`encode_request`] does.
 ///
-/// Lists that are made up on the way need no array first: see [`ListWriter`].
+/// For a reply with a list, [`ListWriter`] encodes items one by one, without an array of all items.
 pub fn encode_reply(
     header: &ControlHeader,
     reply: &ControlReply<'_>,
@@ -116,11 +126,11 @@ pub fn encode_reply(
     finish_message(writer)
 }
 
-/// Reads the message that `bytes` are.
+/// Decodes a control message.
 ///
 /// # Errors
 ///
-/// [`Malformed`] unless they are exactly what an encoder of this version writes.
+/// - [`Malformed`]: `bytes` differ from the output of an encoder of this version.
 pub fn decode_control(bytes: &[u8]) -> Result<(ControlHeader, ControlBody<'_>), Malformed> {
     let mut reader = Reader::new(bytes);
     let (header, number) = read_header(&mut reader, bytes.len())?;
@@ -144,7 +154,7 @@ pub fn decode_control(bytes: &[u8]) -> Result<(ControlHeader, ControlBody<'_>), 
     }
 }
 
-/// Writes the header of a message whose length is not known yet.
+/// Writes a header with length 0; [`finish_message`] stores the length.
 fn write_header<'o>(header: &ControlHeader, number: u8, out: &'o mut [u8]) -> Writer<'o> {
     let mut writer = Writer::new(out, MAX_CONTROL_BYTES);
     let kind = match header.kind {
@@ -159,14 +169,14 @@ fn write_header<'o>(header: &ControlHeader, number: u8, out: &'o mut [u8]) -> Wr
     writer
 }
 
-/// Completes the message and returns its length. `None` if it did not fit.
+/// Stores the length in the header and returns the length. Returns `None` if the message did not fit.
 fn finish_message(mut writer: Writer<'_>) -> Option<usize> {
     let len = writer.len()?;
     writer.patch(LENGTH_OFFSET, &(len as u32).to_le_bytes());
     Some(len)
 }
 
-/// Reads the header of a message of `len` bytes, and the number that says what the body is.
+/// Decodes the header of a message of `len` bytes. Also returns the number of the request or reply type.
 fn read_header(reader: &mut Reader<'_>, len: usize) -> Result<(ControlHeader, u8), Malformed> {
     let [version, kind, number, reserved] = reader.array()?;
     let kind = match kind {

@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Limits on the bytes and requests of a user, or of all processes of a cgroup.
+//! Rate limits on the bytes and requests of a user, or of all processes of a cgroup.
 //!
-//! All sessions that a limit is for share it. They find theirs again when any limit has changed, which
-//! [`Limits::generation`] tells.
+//! # Operation
+//!
+//! All tenants to which a limit applies share one [`TenantLimit`]. Each tenant caches its limits in
+//! [`ApplicableLimits`], and searches the table again when [`TenantLimits::generation`] has changed.
+//!
+//! # Locking
+//!
+//! - `TenantLimits::entries` (mutex) protects the table, and orders changes of `generation`.
+//! - `TenantLimit::state` (spin lock) protects the buckets and the usage of one limit.
+//! - Order: `entries`, then `state`. `Tenant::limits` is taken before both.
+//! - `generation` is stored with `Release` after a change of the table, and loaded with `Acquire`.
 
 use super::tenant::RequestCost;
 use crate::bindings::{self, inline};
@@ -18,29 +27,31 @@ use kernel::{
 };
 use kite_core::policy::qos::TokenBucket;
 
-/// Most limits of one RNIC.
+/// Maximum number of limits of one RNIC.
 const MAX_LIMITS: usize = bindings::KITE_LIMITS_MAX as usize;
 
-/// Whom a limit is for.
+/// User or cgroup to which a limit applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LimitSubject {
+    /// User id.
     User(u32),
+    /// Cgroup id; the limit includes descendants.
     Cgroup(u64),
 }
 
-/// How much may go in a second; 0 is any.
+/// Maximum rates per second; 0 means unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MaxRates {
     pub(crate) bytes: u64,
     pub(crate) requests: u64,
 }
 
-/// What went under a limit.
+/// Totals of the requests charged to a limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LimitUsage {
     pub(crate) bytes: u64,
     pub(crate) requests: u64,
-    /// Times that somebody was held back.
+    /// Number of admission checks that the limit delayed.
     pub(crate) throttled: u64,
 }
 
@@ -50,7 +61,7 @@ struct LimitState {
     usage: LimitUsage,
 }
 
-/// A limit.
+/// Rate limit of one user or cgroup.
 #[pin_data]
 pub(crate) struct TenantLimit {
     pub(crate) subject: LimitSubject,
@@ -80,7 +91,7 @@ impl TenantLimit {
         state.request_bucket.set_rate(now, rates.requests);
     }
 
-    /// How much may go, and what went.
+    /// Returns the maximum rates and the usage.
     pub(crate) fn describe(&self) -> (MaxRates, LimitUsage) {
         let state = self.state.lock();
         let rates = MaxRates {
@@ -90,7 +101,7 @@ impl TenantLimit {
         (rates, state.usage)
     }
 
-    /// When the next may go.
+    /// Returns the earliest time at which the limit admits the next request, in ns.
     pub(super) fn ready_at(&self, now: u64) -> u64 {
         let mut state = self.state.lock();
         let (bytes, requests) = (
@@ -100,7 +111,7 @@ impl TenantLimit {
         bytes.max(requests)
     }
 
-    /// So much goes.
+    /// Charges admitted requests to the limit.
     pub(super) fn charge(&self, RequestCost { requests, bytes }: RequestCost) {
         let mut state = self.state.lock();
         state.byte_bucket.charge(bytes);
@@ -109,7 +120,7 @@ impl TenantLimit {
         state.usage.requests += requests;
     }
 
-    /// So much does not go after all.
+    /// Reverts [`Self::charge`] for requests that are not posted.
     pub(super) fn refund(&self, RequestCost { requests, bytes }: RequestCost) {
         let mut state = self.state.lock();
         state.byte_bucket.refund(bytes);
@@ -118,23 +129,23 @@ impl TenantLimit {
         state.usage.requests -= requests;
     }
 
-    /// Somebody was held back.
+    /// Counts an admission check that the limit delayed.
     pub(super) fn count_throttled(&self) {
         self.state.lock().usage.throttled += 1;
     }
 }
 
-/// All limits of an RNIC.
+/// Table of all limits of one RNIC.
 #[pin_data]
 pub(crate) struct TenantLimits {
-    /// How often any has changed.
+    /// Number of additions and removals so far (wraps to 1); 0 only while no limit was ever set.
     generation: Atomic<u32>,
     #[pin]
     entries: Mutex<KVec<Arc<TenantLimit>>>,
 }
 
 impl TenantLimits {
-    /// None.
+    /// Creates an empty table.
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             generation: Atomic::new(0u32),
@@ -142,22 +153,25 @@ impl TenantLimits {
         })
     }
 
-    /// Another number whenever a limit came or went; 0 while there was none ever.
+    /// Returns the generation of the table, which changes when a limit is added or removed.
+    /// Returns 0 while no limit was ever set.
     pub(super) fn generation(&self) -> u32 {
         self.generation.load(Acquire)
     }
 
-    /// Sets a limit, or takes it away if anything may go.
+    /// Sets a limit, or removes the limit if both rates are 0.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` for too many, `ENOMEM`.
+    /// - `ENOSPC`: the table already has [`MAX_LIMITS`] limits.
+    /// - `ENOMEM`: no memory for the limit.
     pub(crate) fn set(&self, now: u64, subject: LimitSubject, rates: MaxRates) -> Result {
         let mut entries = self.entries.lock();
         let index = entries.iter().position(|limit| limit.subject == subject);
         let is_unlimited = rates.bytes == 0 && rates.requests == 0;
         match index {
             Some(index) if is_unlimited => {
+                // Tenants may still have the limit cached.
                 entries[index].set_rates(now, rates);
                 drop(entries.remove(index).ok());
             }
@@ -173,17 +187,22 @@ impl TenantLimits {
                 entries.push(limit, GFP_KERNEL_ACCOUNT)?;
             }
         }
+        // The wrap-around skips 0.
         let next = self.generation.load(Acquire).wrapping_add(1).max(1);
         self.generation.store(next, Release);
         Ok(())
     }
 
-    /// The `i`th limit.
+    /// Returns the limit with index `i`.
     pub(crate) fn nth(&self, i: usize) -> Option<Arc<TenantLimit>> {
         self.entries.lock().get(i).cloned()
     }
 
-    /// Those that are for somebody.
+    /// Returns the limits that apply to a tenant.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory for the list.
     fn applicable_to(&self, creds: &TenantCreds) -> Result<KVec<Arc<TenantLimit>>> {
         let mut applicable = KVec::new();
         for limit in self.entries.lock().iter() {
@@ -195,27 +214,28 @@ impl TenantLimits {
     }
 }
 
-/// A user, and the cgroups that his process is in.
+/// User and cgroups of a process, by which limits are selected.
 pub(crate) struct TenantCreds {
     uid: u32,
+    /// Ids of the cgroup of the process and of its ancestors.
     cgroups: KVec<u64>,
 }
 
 impl TenantCreds {
-    /// The current process of that user.
+    /// Returns the user `uid` and the cgroups of the current process.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: no memory for the list of cgroups.
     pub(crate) fn current(uid: u32) -> Result<Self> {
         let mut cgroups = KVec::new();
         loop {
             let (ids, capacity) = (cgroups.as_mut_ptr(), cgroups.len() as u32);
-            // SAFETY: The vector has room for so many.
+            // SAFETY: `ids` points to `capacity` initialized elements of the vector.
             let count = unsafe { inline::kite_current_cgroups(ids, capacity) } as usize;
             let is_complete = count <= cgroups.len();
             cgroups.resize(count, 0, GFP_KERNEL_ACCOUNT)?;
-            // It may have been moved deeper meanwhile.
+            // The process may have been moved to a deeper cgroup meanwhile, so retry with a larger vector.
             if is_complete {
                 return Ok(Self { uid, cgroups });
             }
@@ -230,19 +250,21 @@ impl TenantCreds {
     }
 }
 
-/// The limits that somebody has, as they were found last.
+/// Cached limits of one tenant.
 pub(super) struct ApplicableLimits {
     creds: TenantCreds,
+    /// Generation of the table at the last search.
     generation: u32,
     pub(super) limits: KVec<Arc<TenantLimit>>,
 }
 
 impl ApplicableLimits {
-    /// Of which generation they are.
+    /// Returns the generation of the table at the last search.
     pub(super) fn generation(&self) -> u32 {
         self.generation
     }
 
+    /// Creates an empty cache, which is filled at the first refresh after a limit was set.
     pub(super) fn new(creds: TenantCreds) -> Self {
         Self {
             creds,
@@ -251,11 +273,11 @@ impl ApplicableLimits {
         }
     }
 
-    /// Finds them again if any limit has changed.
+    /// Searches the table again if its generation has changed.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: no memory for the list. The cache is unchanged.
     pub(super) fn refresh(&mut self, limits: &TenantLimits) -> Result {
         let generation = limits.generation();
         if generation != self.generation {

@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Quality of service (LITE, section 7): who of those who share an RNIC goes first, and how fast.
+//! Quality of service (LITE, section 7): priorities and rate limits of the tenants of one RNIC.
 //!
-//! `kite_core::policy::qos` decides; here it meets clock, locks and sessions. A session asks as a [`tenant`] before it
-//! posts, and then has its part go, by its priority and by the [`limits`] of its user and cgroups. What requests
-//! of high priority meet is measured until completion ([`Measure`]), while anybody has low priority.
+//! # Operation
+//!
+//! `kite_core::policy::qos` has the algorithms; this module adds the clock, the locks and the tenants.
+//! A session is a [`tenant`]. Before the session posts a request, the tenant must admit the request according to its
+//! priority and to the [`limits`] of its user and cgroups.
+//! While a tenant has low priority, the latency of high-priority requests is measured until completion
+//! ([`LatencyProbe`]). The [`RateController`] derives the rate of low-priority requests from the latency.
+//!
+//! # Locking
+//!
+//! `Qos::low_limiter` (spin lock) protects the rate controller and the token bucket of the low-priority class.
+//! The lock also orders changes of `policy` with the reset of both. No other lock is taken while it is held.
 
 pub(crate) mod limits;
 pub(crate) mod tenant;
@@ -28,23 +37,23 @@ use kernel::{
 };
 use kite_core::policy::qos::{RateController, TokenBucket};
 
-/// How long who is held back sleeps before it looks whether it still is.
+/// Longest sleep of a throttled request before admission is checked again, in ms.
 const WAIT_SLICE_MS: u64 = 10;
 
-/// How low priority is kept from disturbing high.
+/// Policy that protects high-priority requests from low-priority requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum QosPolicy {
-    /// Not at all.
+    /// No protection.
     None = bindings::KITE_QOS_NONE,
-    /// At the sender, by rate (SW-Pri).
+    /// Rate limit of low-priority requests at the sender (SW-Pri).
     Sw = bindings::KITE_QOS_SW,
-    /// By queue pairs of its own (HW-Sep).
+    /// Separate QPs for low-priority requests (HW-Sep).
     Hw = bindings::KITE_QOS_HW,
 }
 
 impl QosPolicy {
-    /// That of a number of the ABI.
+    /// Returns the policy for a `KITE_QOS_*` value of the ABI.
     pub(crate) fn new(value: u32) -> Option<Self> {
         [Self::None, Self::Sw, Self::Hw]
             .into_iter()
@@ -52,18 +61,19 @@ impl QosPolicy {
     }
 }
 
-/// Which of the connections to a peer may be used.
+/// Subset of the connections to a peer that a tenant may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnSubset {
+    /// All connections.
     All,
-    /// All but the last, if there is another.
+    /// All connections except the last, or the only one.
     High,
-    /// The last.
+    /// The last connection.
     Low,
 }
 
 impl ConnSubset {
-    /// The first of `count` connections that are in it, and how many.
+    /// Returns the index of the first of `count` connections in the subset, and the number of connections in it.
     pub(crate) fn range(self, count: usize) -> (usize, usize) {
         match self {
             Self::High if count > 1 => (0, count - 1),
@@ -73,7 +83,7 @@ impl ConnSubset {
     }
 }
 
-/// How fast low priority may go.
+/// Rate limiter of the low-priority class.
 struct LowClassLimiter {
     controller: RateController,
     bucket: TokenBucket,
@@ -87,6 +97,7 @@ impl LowClassLimiter {
         }
     }
 
+    /// Closes the measurement window if it has ended at `now`, and applies the new rate.
     fn update(&mut self, now: u64) {
         if self.controller.update(now) {
             self.bucket.set_rate(now, self.controller.low_rate());
@@ -94,24 +105,29 @@ impl LowClassLimiter {
     }
 }
 
-/// What those who share an RNIC agree on.
+/// QoS state of one RNIC, shared by all its tenants.
 #[pin_data]
 pub(crate) struct Qos {
+    /// Current [`QosPolicy`]. Written under `low_limiter`, read without the lock.
     policy: Atomic<u32>,
-    /// Sessions of low priority.
+    /// Number of low-priority tenants.
     low_tenants: Atomic<u32>,
     #[pin]
     low_limiter: SpinLock<LowClassLimiter>,
     #[pin]
     limits: TenantLimits,
-    /// Signalled when the RNIC goes.
+    /// Completed for all waiters when the RNIC is removed.
     #[pin]
     removed: CountingCompletion,
     stats: Arc<Stats>,
 }
 
 impl Qos {
-    /// Nobody has low priority, or a limit.
+    /// Creates the state with [`QosPolicy::Sw`], without low-priority tenants or limits.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory.
     pub(crate) fn new(stats: Arc<Stats>) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
@@ -126,24 +142,25 @@ impl Qos {
         )
     }
 
-    /// How low priority is kept from disturbing high.
+    /// Returns the current policy.
     pub(crate) fn policy(&self) -> QosPolicy {
         QosPolicy::new(self.policy.load(Relaxed)).unwrap_or(QosPolicy::None)
     }
 
-    /// Changes that.
+    /// Sets the policy, and restarts the measurement of the low-priority class.
     pub(crate) fn set_policy(&self, policy: QosPolicy) {
         let mut low = self.low_limiter.lock();
         self.policy.store(policy as u32, Relaxed);
         *low = LowClassLimiter::new();
     }
 
-    /// Sessions of low priority.
+    /// Returns the number of low-priority tenants.
     pub(crate) fn low_tenants(&self) -> u32 {
         self.low_tenants.load(Relaxed)
     }
 
-    /// What low priority may have in a second now; 0 is any.
+    /// Returns the current rate of the low-priority class per second, in the units of
+    /// [`kite_core::policy::qos::request_cost`]. Returns 0 if the class is unlimited.
     pub(crate) fn low_rate(&self) -> u64 {
         if !self.is_throttling_low() {
             return 0;
@@ -153,7 +170,7 @@ impl Qos {
         low.bucket.rate()
     }
 
-    /// The connections to a peer that requests of low priority, or others, may use.
+    /// Returns the connections to a peer that low-priority or high-priority requests may use.
     pub(crate) fn conn_subset(&self, is_low: bool) -> ConnSubset {
         match self.policy() {
             QosPolicy::Hw if is_low => ConnSubset::Low,
@@ -162,44 +179,45 @@ impl Qos {
         }
     }
 
-    /// The limits of users and cgroups.
+    /// Returns the limits of users and cgroups.
     pub(crate) fn limits(&self) -> &TenantLimits {
         &self.limits
     }
 
-    /// The RNIC goes: nobody is held back any more.
+    /// Ends all waits for admission with `ENODEV`: the RNIC is being removed.
     pub(crate) fn on_device_removed(&self) {
         self.removed.complete_all();
     }
 
-    /// Whether low priority is held back while high priority needs that.
+    /// Returns `true` if the low-priority class is throttled: policy [`QosPolicy::Sw`], and a low-priority tenant.
     fn is_throttling_low(&self) -> bool {
         self.low_tenants.load(Relaxed) != 0 && self.policy.load(Relaxed) == QosPolicy::Sw as u32
     }
 
-    /// When the next of low priority may go.
+    /// Returns the earliest time at which the next low-priority request may be posted, in ns.
     fn low_ready_at(&self, now: u64) -> u64 {
         let mut low = self.low_limiter.lock();
         low.update(now);
         low.bucket.next_ready_at(now)
     }
 
-    /// So much of low priority goes.
+    /// Charges requests to the bucket of the low-priority class.
     fn charge_low(&self, cost: RequestCost) {
         self.low_limiter.lock().bucket.charge(cost.tokens());
     }
 
-    /// So much of low priority does not go after all.
+    /// Reverts [`Self::charge_low`] for requests that are not posted.
     fn refund_low(&self, cost: RequestCost) {
         self.low_limiter.lock().bucket.refund(cost.tokens());
     }
 
-    /// So much of low priority goes, and nobody measures how long it takes.
+    /// Records low-priority bytes for the rate controller, for requests without a [`LatencyProbe`].
     fn charge_low_unmeasured(&self, bytes: u64) {
         self.low_limiter.lock().controller.record_low(bytes);
     }
 
-    /// Measures a request of so many bytes that is about to be posted.
+    /// Starts measuring a request of `bytes` bytes that is about to be posted. Returns `None` if the low-priority
+    /// class is not throttled, so that no measurement is needed.
     pub(crate) fn start_probe(
         self: &Arc<Self>,
         bytes: usize,
@@ -213,11 +231,13 @@ impl Qos {
         })
     }
 
-    /// Sleeps until `at`, or for a moment.
+    /// Sleeps until `until_ns`, but for at most [`WAIT_SLICE_MS`].
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the RNIC goes; those of the deadline.
+    /// - `ENODEV`: the RNIC is being removed.
+    /// - `ETIMEDOUT`: the deadline has passed.
+    /// - `EINTR`: a signal arrived that ends the wait according to the deadline.
     fn wait_until(&self, until_ns: u64, deadline: Deadline) -> Result {
         let ms = until_ns.saturating_sub(monotonic_ns()).div_ceil(1_000_000);
         let result = self
@@ -231,16 +251,18 @@ impl Qos {
     }
 }
 
-/// How long a request takes.
+/// Latency measurement of one request.
 pub(crate) struct LatencyProbe {
     qos: Arc<Qos>,
     bytes: u64,
     is_low: bool,
+    /// Time at which the measurement started, in ns.
     start_ns: u64,
 }
 
 impl LatencyProbe {
-    /// It has completed.
+    /// Records the completed request in the rate controller: the latency of a high-priority request, the bytes of a
+    /// low-priority request.
     pub(crate) fn finish(self) {
         let now = monotonic_ns();
         let mut low = self.qos.low_limiter.lock();

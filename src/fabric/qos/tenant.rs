@@ -1,10 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One who shares an RNIC with others: a session, or a kernel user.
+//! Tenant of an RNIC: a session, or a kernel user.
 //!
-//! Before each part of a read or write, and each other request, it asks whether it may go ([`Tenant::may_go`])
-//! or waits until then ([`Tenant::wait`]). Who has to wait has its turn booked, so that those of one limit go in
-//! the order in which they came; who would be too late books nothing.
+//! # Operation
+//!
+//! Each segment of a read or write, and each other request, must be admitted before it is posted.
+//! [`Tenant::try_admit`] and [`Tenant::try_admit_now`] do not wait; [`Tenant::admit`] waits.
+//! A delayed request is charged at once and receives a start time (an [`AdmissionTicket`]).
+//! Requests under one limit therefore start in the order of arrival.
+//! A request that could not start before its deadline is not charged.
+//!
+//! # Locking
+//!
+//! - `Tenant::limits` (mutex) protects the cached limits, and serializes admission for one tenant.
+//! - Order: `Tenant::limits`, then `TenantLimits::entries`, then `TenantLimit::state`.
+//! - Order: `Tenant::limits`, then `Qos::low_limiter`.
+//! - No lock is held while [`Tenant::admit`] sleeps.
 
 use super::{
     limits::{ApplicableLimits, TenantCreds, TenantLimit},
@@ -27,7 +38,7 @@ use kernel::{
 };
 use kite_core::policy::qos::request_cost;
 
-/// What goes at a time.
+/// Requests and bytes that are admitted together.
 #[derive(Clone, Copy)]
 pub(crate) struct RequestCost {
     pub(crate) requests: u64,
@@ -35,7 +46,7 @@ pub(crate) struct RequestCost {
 }
 
 impl RequestCost {
-    /// What it costs, as `kite_core::policy::qos` counts.
+    /// Returns the cost in units of [`request_cost`], including the overhead of each request.
     pub(super) fn tokens(self) -> u64 {
         let Self { requests, bytes } = self;
         request_cost(bytes)
@@ -43,19 +54,19 @@ impl RequestCost {
     }
 }
 
-/// A request of so many bytes.
+/// Cost of one request of the given number of bytes.
 impl From<u64> for RequestCost {
     fn from(bytes: u64) -> Self {
         Self { requests: 1, bytes }
     }
 }
 
-/// When a request may go, once that was booked.
+/// Start time of a delayed request, once reserved.
 #[derive(Default)]
 pub(crate) struct AdmissionTicket(Option<AdmissionBooking>);
 
 impl AdmissionTicket {
-    /// Whether it was booked, and is over or now.
+    /// Returns `true` if a start time is reserved and has been reached.
     fn is_due(&self, now: u64) -> bool {
         self.0
             .as_ref()
@@ -63,29 +74,32 @@ impl AdmissionTicket {
     }
 }
 
+/// Reserved start time, and the limits that were charged.
 struct AdmissionBooking {
+    /// Start time, in ns.
     start_at: u64,
     cost: RequestCost,
-    /// The limits by which it goes are those of this generation.
+    /// Generation of the limits that were charged.
     limits_generation: u32,
-    /// It counts for what low priority may have.
+    /// `true` if the cost was also charged to the low-priority class.
     charges_low: bool,
 }
 
-/// A tenant.
+/// Tenant of an RNIC, with a priority and limits.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Tenant {
     qos: Arc<Qos>,
+    /// `KITE_PRIORITY_HIGH` or `KITE_PRIORITY_LOW`.
     priority: Atomic<u32>,
-    /// It is a process, for which workers do nothing but what its queues ask for.
+    /// `true` for a process. Workqueue workers execute only I/O queue requests for a process.
     is_process: bool,
-    /// Its limits; nobody has any if it is the kernel.
+    /// Cached limits; `None` for a kernel user, to which no limit applies.
     #[pin]
     limits: Mutex<Option<ApplicableLimits>>,
 }
 
 impl Tenant {
-    /// One of high priority.
+    /// Creates a high-priority tenant. `creds` is `None` for a kernel user.
     pub(crate) fn new(qos: Arc<Qos>, creds: Option<TenantCreds>) -> impl PinInit<Self> {
         pin_init!(Self {
             qos,
@@ -95,28 +109,29 @@ impl Tenant {
         })
     }
 
-    /// Changes its priority.
+    /// Sets the priority to low or high.
     pub(crate) fn set_low_priority(&self, is_low: bool) {
         let (priority, count): (u32, i32) = match is_low {
             true => (bindings::KITE_PRIORITY_LOW, 1),
             false => (bindings::KITE_PRIORITY_HIGH, -1),
         };
+        // Adding -1 as `u32` wraps, which decrements the counter.
         if self.priority.xchg(priority, Full) != priority {
             self.qos.low_tenants.fetch_add(count as u32, Full);
         }
     }
 
-    /// Whether it has low priority.
+    /// Returns `true` if the tenant has low priority.
     pub(crate) fn is_low_priority(&self) -> bool {
         self.priority.load(Relaxed) == bindings::KITE_PRIORITY_LOW
     }
 
-    /// The connections that it may use.
+    /// Returns the connections to a peer that the tenant may use.
     pub(crate) fn conn_subset(&self) -> ConnSubset {
         self.qos.conn_subset(self.is_low_priority())
     }
 
-    /// Measures a request that is about to be posted, if that is of use.
+    /// Starts measuring a request that is about to be posted. See [`Qos::start_probe`].
     pub(crate) fn start_probe(&self, bytes: usize) -> Option<LatencyProbe> {
         self.qos.start_probe(bytes, self.is_low_priority())
     }
@@ -125,23 +140,25 @@ impl Tenant {
         self.is_low_priority() && self.qos.is_throttling_low()
     }
 
-    /// Whether nothing holds it back.
+    /// Returns `true` if neither a limit of the RNIC nor the priority can delay the tenant.
     fn is_unlimited(&self) -> bool {
         self.qos.limits.generation() == 0 && !self.is_low_throttled()
     }
 
-    /// Whether what is done here was asked for before: what a worker does for a queue of a process has waited
-    /// there, so that the worker is there for others.
+    /// Returns `true` if the current thread executes a request that was admitted before: a worker on behalf of an I/O
+    /// queue. The queue delays such requests itself, so that throttled requests do not occupy workers.
     fn is_already_admitted(&self) -> bool {
         self.is_process && is_wq_worker()
     }
 
-    /// Whether so much, whose turn that is, may go now, for who does not wait. Its turn is booked at the first look
-    /// that finds it in time.
+    /// Returns `true` if the request of `ticket` may be posted now. Does not wait.
+    ///
+    /// The first call that finds a start time before the deadline charges the request and stores the time in
+    /// `ticket`. The caller passes the same ticket to later calls, or to [`Self::cancel`].
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: no memory for the cached limits.
     pub(crate) fn try_admit(
         &self,
         ticket: &mut AdmissionTicket,
@@ -154,11 +171,11 @@ impl Tenant {
         self.try_admit_until(ticket, cost.into(), latest_start(deadline))
     }
 
-    /// Whether a request of so many bytes may go at this moment; if so it goes.
+    /// Returns `true` if a request of `bytes` bytes may be posted now, and charges the request in this case.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: no memory for the cached limits.
     pub(crate) fn try_admit_now(&self, bytes: u64) -> Result<bool> {
         if self.is_unlimited() || self.is_already_admitted() {
             return Ok(true);
@@ -166,6 +183,7 @@ impl Tenant {
         self.try_admit_until(&mut AdmissionTicket::default(), bytes.into(), 0)
     }
 
+    /// As [`Self::admit_or_reserve`], but returns `false` if another thread holds the lock.
     fn try_admit_until(
         &self,
         ticket: &mut AdmissionTicket,
@@ -180,6 +198,8 @@ impl Tenant {
         }
     }
 
+    /// Returns `true` if the request may be posted now. Reserves a start time if `ticket` has none and the start time
+    /// is not after `deadline_ns`.
     fn admit_or_reserve(
         &self,
         applicable: &mut Option<ApplicableLimits>,
@@ -194,7 +214,8 @@ impl Tenant {
         if let Some(applicable) = applicable {
             applicable.refresh(&self.qos.limits)?;
         }
-        // Of one whose turn was booked that is later, unless somebody lifts what holds it back.
+        // The buckets include the charge of a reserved request. `start_at` is therefore after its reserved time,
+        // unless a limit was raised or removed since: then the request may start early.
         let start_at = self.earliest_start(applicable.as_ref(), now);
         if ticket.0.is_none() && start_at <= deadline_ns.max(now) {
             ticket.0 = Some(self.reserve(applicable.as_ref(), start_at, cost));
@@ -208,6 +229,7 @@ impl Tenant {
         Ok(start_at <= now)
     }
 
+    /// Charges the request to all limits, and to the low-priority class if throttled.
     fn reserve(
         &self,
         applicable: Option<&ApplicableLimits>,
@@ -227,7 +249,7 @@ impl Tenant {
         }
     }
 
-    /// When its next request may go.
+    /// Returns the earliest time at which the next request of the tenant may be posted, in ns.
     fn earliest_start(&self, applicable: Option<&ApplicableLimits>, now: u64) -> u64 {
         let start_at =
             each_limit(applicable).fold(now, |start_at, limit| start_at.max(limit.ready_at(now)));
@@ -237,13 +259,14 @@ impl Tenant {
         }
     }
 
-    /// Who booked a turn gives up. Others need not wait for it, unless it has come.
+    /// Cancels a request. Refunds the charge if the reserved start time has not been reached, so that other requests
+    /// may start earlier.
     pub(crate) fn cancel(&self, ticket: AdmissionTicket) {
         let Some(booking) = ticket.0.filter(|booking| booking.start_at > monotonic_ns()) else {
             return;
         };
         let applicable = self.limits.lock();
-        // It may be by others by now, which know nothing of it.
+        // If the generation has changed, the cached limits may be different ones, which were not charged.
         let unchanged = applicable
             .as_ref()
             .filter(|applicable| applicable.generation() == booking.limits_generation);
@@ -253,18 +276,21 @@ impl Tenant {
         }
     }
 
-    /// So much goes, and nobody measures how long that takes.
+    /// Records requests without a [`LatencyProbe`] for the rate controller, if the tenant is throttled as low priority.
     pub(crate) fn charge_unmeasured(&self, cost: impl Into<RequestCost>) {
         if self.is_low_throttled() {
             self.qos.charge_low_unmeasured(cost.into().bytes);
         }
     }
 
-    /// Waits until so much may go, all of it. Nothing that others need may be held.
+    /// Waits until all of `cost` may be posted. The caller must not hold resources that other requests need.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT`; `EINTR` as the deadline says; `ENODEV` if the RNIC goes; `ENOMEM`.
+    /// - `ETIMEDOUT`: the deadline passed before the start time.
+    /// - `EINTR`: a signal arrived that ends the wait according to the deadline.
+    /// - `ENODEV`: the RNIC is being removed.
+    /// - `ENOMEM`: no memory for the cached limits.
     pub(crate) fn admit(&self, cost: impl Into<RequestCost>, deadline: Deadline) -> Result {
         if self.is_unlimited() || self.is_already_admitted() {
             return Ok(());
@@ -288,12 +314,12 @@ impl Tenant {
     }
 }
 
-/// The last moment at which what has a deadline may go.
+/// Returns the latest start time of a request with this deadline, in ns.
 fn latest_start(deadline: Deadline) -> u64 {
     monotonic_ns().saturating_add(u64::from(deadline.remaining_ms()) * 1_000_000)
 }
 
-/// The limits that were found.
+/// Returns the cached limits.
 fn each_limit(applicable: Option<&ApplicableLimits>) -> impl Iterator<Item = &Arc<TenantLimit>> {
     applicable
         .into_iter()

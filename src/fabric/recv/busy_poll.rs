@@ -1,9 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who waits for a message looks for it, and takes everybody's meanwhile.
+//! Busy polling of the receive queues by threads that wait for a message.
 //!
-//! An interrupt and a thread to be woken for each cost several times what a message does. So the poller thread
-//! naps, without an interrupt, while somebody looks, or did most of the time.
+//! # Operation
+//!
+//! An interrupt and a thread wake-up per message cost several times as much as the message.
+//! A waiting thread therefore polls the receive queues first ([`Fabric::busy_poll`]).
+//! The waiter processes every message found, including messages for other threads.
+//! While waiters poll, or polled for at least half of the time, the poller thread sleeps in
+//! intervals of 100 µs to 1 ms without an interrupt ([`AdaptiveInterval`]).
+//! A waiter that stops polling wakes the poller thread and then sleeps.
+//!
+//! # Locking
+//!
+//! [`BusyPollers`] has only atomics. A busy poll takes the locks of [`Fabric::try_poll_recv`].
 
 use crate::{
     fabric::Fabric,
@@ -14,23 +24,25 @@ use kernel::{
     time::{Instant, Monotonic},
 };
 
-/// How long the poller naps while others look: longer the longer they do. If all of them end at once, that is
-/// how late it may find out.
+/// Shortest sleep of the poller thread while waiters poll, in µs.
 const MIN_INTERVAL_US: u32 = 100;
+/// Longest sleep of the poller thread while waiters poll, in µs. The interval doubles with each sleep.
+///
+/// If all waiters stop at once, a message may wait for one interval.
 const MAX_INTERVAL_US: u32 = 1000;
 
-/// Those who look.
+/// Threads that busy-poll the receive queues of one RNIC.
 pub(in crate::fabric) struct BusyPollers {
-    /// How many there are.
+    /// Number of threads that poll now.
     count: Atomic<u32>,
-    /// For how many ns each has looked, all together.
+    /// Total duration of all finished busy polls, in ns; may wrap.
     total_ns: Atomic<u64>,
-    /// One has gone to sleep, and the poller does not know.
+    /// 1 if a waiter stopped polling to sleep. The poller thread clears the flag when it reads it.
     went_to_sleep: Atomic<u32>,
 }
 
 impl BusyPollers {
-    /// Nobody.
+    /// Creates the record without any polling thread.
     pub(in crate::fabric) const fn new() -> Self {
         Self {
             count: Atomic::new(0),
@@ -40,7 +52,7 @@ impl BusyPollers {
     }
 }
 
-/// Somebody looks, until this is dropped.
+/// Counts the current thread as a busy poller until dropped.
 struct BusyPollGuard<'a> {
     pollers: &'a BusyPollers,
     start: Instant<Monotonic>,
@@ -64,16 +76,18 @@ impl Drop for BusyPollGuard<'_> {
     }
 }
 
-/// The naps of the poller thread.
+/// Sleep interval of the poller thread while waiters poll.
 pub(in crate::fabric) struct AdaptiveInterval {
+    /// Next sleep, in µs: [`MIN_INTERVAL_US`] to [`MAX_INTERVAL_US`].
     interval_us: u32,
-    /// When it asked last, and for how long others had looked by then.
+    /// Time of the last call of [`Self::next_interval_us`].
     last_update: Instant<Monotonic>,
+    /// Value of [`BusyPollers::total_ns`] at `last_update`.
     last_total_ns: u64,
 }
 
 impl AdaptiveInterval {
-    /// None yet.
+    /// Starts with the shortest interval.
     pub(in crate::fabric) fn new() -> Self {
         Self {
             interval_us: MIN_INTERVAL_US,
@@ -82,8 +96,10 @@ impl AdaptiveInterval {
         }
     }
 
-    /// How many microseconds the poller may leave to those who look, if it may. If it has something else to
-    /// do as well, that is not long.
+    /// Returns how long the poller thread may sleep, in µs, while waiters poll in its place.
+    ///
+    /// Returns `None` if no waiter polls, and either a waiter went to sleep or waiters polled for less than half
+    /// of the time since the last call. With `has_other_work` the sleep is [`MIN_INTERVAL_US`].
     pub(in crate::fabric) fn next_interval_us(
         &mut self,
         pollers: &BusyPollers,
@@ -110,8 +126,12 @@ impl AdaptiveInterval {
 }
 
 impl Fabric {
-    /// For those who wait for a message: takes what comes for a while, until they are `done`. Returns nothing
-    /// if they are; else they are to sleep, and the poller thread looks for them. No lock may be held.
+    /// Polls the receive queues and processes messages until `done` returns `true` or the spin time ends.
+    ///
+    /// Returns `None` if `done` returned `true`. Otherwise the poller thread was woken, and the caller must sleep.
+    /// The caller drops the returned sample when the wait ends, which adapts `spin`.
+    ///
+    /// The caller must not hold any lock, since message handlers take locks.
     pub(crate) fn busy_poll<'a>(
         &self,
         spin: &'a AdaptiveSpin,

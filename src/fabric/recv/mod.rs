@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The receive side: the poller thread, what it polls, and waiters that poll in its place.
+//! Receive side: the poller thread, its clients, and waiters that busy-poll in place of the thread.
 pub(crate) mod busy_poll;
 pub(crate) mod poller;
 pub(crate) mod wake;

@@ -1,10 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The thread that takes what peers send (LITE, section 5.1: one poller on one receive queue).
+//! Poller thread: processes the messages that peers send (LITE, section 5.1: one poller on one receive queue).
 //!
-//! Under traffic it polls without pause, unless those who wait for messages do (`watch`). When nothing has come
-//! for a while it arms the queues and sleeps until an interrupt, so an idle node costs nothing. It also polls
-//! the send queue for those who sleep on it.
+//! # Operation
+//!
+//! 1. The thread polls the receive CQ and, with DC, the packet CQ. [`RecvHandler`] processes each message.
+//! 2. The thread polls the send CQ if a sender sleeps.
+//! 3. The thread polls the [`PollClient`]s, which are I/O queues and VQPs.
+//! 4. Under traffic the thread polls without pause, except while waiters busy-poll ([`super::busy_poll`]).
+//! 5. After an adaptive spin without a message the thread arms the CQs and sleeps until an interrupt.
+//!    An idle node therefore uses no processor time.
+//!
+//! # Recovery
+//!
+//! A failed receive completion is dropped, since the users of the QP detect the failure themselves.
+//! Only a failure of the control QP is reported, to the connector thread.
+//! When the thread stops, each registered client receives [`PollClient::on_device_removed`].
+//!
+//! # Locking
+//!
+//! - `RecvEngine::poll_buffer` (mutex) serializes receive processing and protects the copy buffer.
+//!   The mutex is held while a [`RecvHandler`] runs.
+//! - `Fabric::poll_clients` (mutex) protects the client list. The mutex is held while [`PollClient::poll_work`] and
+//!   [`PollClient::poll_hint`] run, but not while [`PollClient::on_device_removed`] runs.
+//! - Order: access to `RecvEngine::handler`, then `poll_buffer`, then the locks of peers and connections.
+//! - Order: `DcTransport::dct`, then `poll_buffer`, since a DCT is rotated while received messages are drained.
+//! - Order: `poll_clients`, then the locks of a client, then the locks of the send engine.
 
 use super::busy_poll::{AdaptiveInterval, BusyPollers};
 use crate::{
@@ -41,81 +62,87 @@ use kite_core::{
     wrid::WrId,
 };
 
-/// How long the poller looks for more after it has driven something, so that who uses queues steadily has no
-/// need to wake it.
+/// Time for which the thread keeps polling after a client made progress, in ns. A process that uses its queues
+/// steadily then needs no system call to wake the thread.
 const CLIENT_SPIN_NS: i64 = 1_000_000;
 
-/// How long what is driven may keep it from other things.
+/// Longest time that one round over the clients may take before messages are polled again, in ns.
 const POLL_BUDGET_NS: i64 = 200_000;
 
-/// How long it sleeps between looks that need not come at once.
+/// Sleep after [`PollHint::Soon`], in µs.
 const SOON_SLEEP_US: u32 = 100;
 
-/// How long it sleeps while something may take too long.
+/// Longest sleep after [`PollHint::Waiting`], in ms: a request may be stuck and need recovery.
 const WAITING_SLEEP_MS: u32 = 50;
 
-/// How long it sleeps for what was posted: who uses queues steadily has no need to wake it meanwhile.
+/// Longest sleep after [`PollHint::Posted`], in ms. A process that uses its queues steadily need not wake the
+/// thread meanwhile.
 const POSTED_SLEEP_MS: u32 = 1;
 
-/// Bytes that precede a datagram: the global routing header.
+/// Bytes of the global routing header (GRH), which precedes each datagram in its receive buffer.
 const GRH_BYTES: usize = 40;
 
-/// Takes what came from peers.
+/// Handler of received messages. The polling thread waits for each call, so no method may wait for anything but
+/// memory.
 pub(crate) trait RecvHandler: Send + Sync + 'static {
-    /// A request of a peer; `bytes` is the whole message, whose form has been checked. The peer is to be
-    /// told of the end ([`Peer::end_answer`]). Who polls waits for this call, so it must not wait for
-    /// anything but memory.
+    /// Processes a control request of a peer. `bytes` is the whole message, whose format has been checked.
+    ///
+    /// The handler must call [`Peer::complete_request`] when the request has been executed.
     fn on_request(&self, from: Arc<Peer>, header: ControlHeader, bytes: &[u8]);
 
-    /// A peer acts on the view of `epoch`, and has nothing else to tell of it. Who polls waits for this call as well.
+    /// Records that a peer has applied the view of `epoch` and has no further announcement for it.
     fn on_view(&self, from: &Peer, epoch: u64);
 
-    /// A node wrote to our memory, and says so with `immediate`. It, or its queue pair, may be gone by now.
-    /// Who polls waits for this call as well.
+    /// Processes the immediate of an RDMA WRITE to memory of this node.
+    ///
+    /// The sender may have left the view, and its QP may have been destroyed, by the time of the call.
     fn on_immediate(&self, from: NodeInstance, immediate: u32);
 
-    /// A packet came to a target of ours, or by a connection from this node. Who polls waits for this call as well.
+    /// Processes a VQP packet. `from` is the sender if the packet came over a connection, and `None` if it came to
+    /// the DCT of this node.
     fn on_packet(&self, from: Option<NodeInstance>, bytes: KVec<u8>);
 }
 
-/// What the poller has to do for something that it drives, from little to much.
+/// Next action that a [`PollClient`] needs from the poller thread, in increasing order of urgency.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PollHint {
-    /// Nothing, until it is woken.
+    /// Nothing: the thread may sleep until it is woken.
     Idle,
-    /// To look again when something was sent or has come, and now and then.
+    /// Poll after the next send or receive completion, and after at most [`WAITING_SLEEP_MS`].
     Waiting,
-    /// To look again when what was posted completes, or after a moment.
+    /// Poll when a posted request completes, and after at most [`POSTED_SLEEP_MS`].
     Posted,
-    /// To look again soon.
+    /// Poll again after [`SOON_SLEEP_US`].
     Soon,
-    /// To go on.
+    /// Poll again at once.
     Busy,
 }
 
-/// What the poller thread drives besides.
+/// Source of work that the poller thread polls in addition to the CQs: an I/O queue or a VQP.
 pub(crate) trait PollClient: Send + Sync + 'static {
-    /// Goes on with what can go on, and waits for nothing but memory. Returns how much that was.
+    /// Makes all progress possible without waiting for anything but memory. Returns the number of steps done.
     fn poll_work(&self, fabric: &Fabric) -> usize;
 
-    /// The poller is about to sleep. If it does not look again after a moment by itself, who has something for
-    /// it has to wake it from now on.
+    /// Returns when the thread must poll the client again. Called before the thread sleeps.
+    ///
+    /// After a hint below [`PollHint::Posted`], a producer of new work must wake the thread.
     fn poll_hint(&self) -> PollHint;
 
-    /// The RNIC goes. Ends what is under way.
+    /// Ends all requests in flight: the RNIC is being removed.
     fn on_device_removed(&self);
 }
 
-/// All that is driven, by number.
+/// Registered [`PollClient`]s.
 pub(in crate::fabric) struct PollClients {
+    /// Each client with the id that [`Fabric::register_poll_client`] returned.
     clients: KVec<(u64, Arc<dyn PollClient>)>,
     next_id: u64,
-    /// Whose turn it is.
+    /// Index of the client polled last (round robin).
     cursor: usize,
 }
 
 impl PollClients {
-    /// None.
+    /// Creates an empty list.
     pub(in crate::fabric) const fn new() -> Self {
         Self {
             clients: KVec::new(),
@@ -124,7 +151,8 @@ impl PollClients {
         }
     }
 
-    /// Drives all, or as many as there is time for: messages do not wait for more. Returns how much was done.
+    /// Polls the clients in turn, for at most about [`POLL_BUDGET_NS`], so that messages are not delayed.
+    /// Returns the number of steps done.
     fn poll_all(&mut self, fabric: &Fabric) -> usize {
         let (mut done, start) = (0, Instant::<Monotonic>::now());
         for _ in 0..self.clients.len() {
@@ -132,7 +160,7 @@ impl PollClients {
             if let Some((_, client)) = self.clients.get(self.cursor) {
                 done += client.poll_work(fabric);
             }
-            // With one there is nobody to wait for.
+            // A single client ends the loop anyway, so the clock need not be read.
             if self.clients.len() > 1 && start.elapsed().as_nanos() > POLL_BUDGET_NS {
                 break;
             }
@@ -141,20 +169,21 @@ impl PollClients {
     }
 }
 
-/// Who polls the receive queue, one at a time.
+/// State of receive processing. One thread polls at a time.
 #[pin_data]
 pub(in crate::fabric) struct RecvEngine {
-    /// Taken away when the RNIC goes.
+    /// Handler of received messages, set once. Revoked when the RNIC is removed.
     #[pin]
     handler: SleepableRevocable<SetOnce<Arc<dyn RecvHandler>>>,
-    /// Held by who polls; what was received is copied there.
+    /// Copy of the message being processed. The polling thread holds the mutex.
     #[pin]
     poll_buffer: Mutex<[u8; RECV_BUFFER_BYTES]>,
+    /// Waiters that poll in place of the poller thread.
     pub(in crate::fabric) busy_pollers: BusyPollers,
 }
 
 impl RecvEngine {
-    /// Nobody hears yet.
+    /// Creates the state without a handler.
     pub(in crate::fabric) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             handler <- SleepableRevocable::new(SetOnce::new()),
@@ -165,20 +194,23 @@ impl RecvEngine {
 }
 
 impl Fabric {
-    /// Has `sink` take what comes, from now on.
+    /// Sets the handler of received messages. Has no effect if a handler was set before or after
+    /// [`Self::clear_recv_handler`].
     pub(crate) fn set_recv_handler(&self, handler: Arc<dyn RecvHandler>) {
         if let Some(handler_cell) = self.recv_engine.handler.try_access() {
             handler_cell.populate(handler);
         }
     }
 
-    /// Drops the sink: nothing is taken any more.
+    /// Drops the handler, after waiting for running calls. No message is processed afterwards.
     pub(crate) fn clear_recv_handler(&self) {
         drop(self.recv_engine.handler.revoke());
     }
 
-    /// Takes all that was received before. Who sent it by a queue pair that goes has been told that it came,
-    /// and drivers forget what was not polled when they reset one.
+    /// Processes all messages received before the call. May sleep.
+    ///
+    /// Required before a QP is reset: the sender has received an acknowledgment for these messages, and drivers
+    /// discard unpolled completions at the reset.
     pub(in crate::fabric) fn drain_recv_cq(&self) {
         let Some(handler) = self.recv_engine.handler.try_access() else {
             return;
@@ -197,11 +229,11 @@ impl Fabric {
         }
     }
 
-    /// Has the poller thread drive something. Returns a number for it.
+    /// Registers a client with the poller thread. Returns the id for [`Self::unregister_poll_client`].
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: no memory for the list.
     pub(crate) fn register_poll_client(&self, client: Arc<dyn PollClient>) -> Result<u64> {
         let mut clients = self.poll_clients.lock();
         let id = clients.next_id;
@@ -212,12 +244,12 @@ impl Fabric {
         Ok(id)
     }
 
-    /// Has the poller thread look at once at what it drives.
+    /// Wakes the poller thread, which then polls all clients.
     pub(crate) fn wake_poller(&self) {
         self.poller_waker.event.complete();
     }
 
-    /// Has the poller thread drive it no more.
+    /// Removes a client from the poller thread, which does not poll the client after the call.
     pub(crate) fn unregister_poll_client(&self, id: u64) {
         let mut clients = self.poll_clients.lock();
         let index = clients
@@ -226,10 +258,11 @@ impl Fabric {
             .position(|(client_id, _)| *client_id == id);
         let removed = index.and_then(|index| clients.clients.remove(index).ok());
         drop(clients);
+        // Drop the client without the lock.
         drop(removed);
     }
 
-    /// Ends all that is driven.
+    /// Removes all clients, and notifies each of the removal of the RNIC.
     fn stop_poll_clients(&self) {
         let clients = core::mem::replace(&mut self.poll_clients.lock().clients, KVec::new());
         for (_, client) in clients {
@@ -237,7 +270,9 @@ impl Fabric {
         }
     }
 
-    /// Takes what was received. Returns how many messages there were. No lock may be held.
+    /// Processes received messages unless another thread does. Returns the number of messages.
+    ///
+    /// The caller must not hold any lock, since the handler takes locks.
     pub(crate) fn try_poll_recv(&self) -> usize {
         let Some(handler) = self.recv_engine.handler.try_access() else {
             return 0;
@@ -253,6 +288,7 @@ impl Fabric {
         messages + self.poll_packets(&**handler)
     }
 
+    /// Processes VQP packets received by DC. Returns the number of packets.
     fn poll_packets(&self, handler: &dyn RecvHandler) -> usize {
         let dc = self.dc.as_ref();
         dc.map_or(0, |dc| {
@@ -260,16 +296,17 @@ impl Fabric {
         })
     }
 
-    /// Asks for an interrupt when a packet comes. Returns whether some have.
+    /// Arms the packet CQ. Returns `true` if packets may have arrived before.
     fn arm_packet_cq(&self) -> bool {
         self.dc.as_ref().is_some_and(|dc| {
             dc.arm_packet_cq();
-            // Who polls may have looked before that, and goes.
+            // Another thread may have polled the CQ before it was armed, and may not poll it again.
             let is_polled = self.recv_engine.poll_buffer.try_lock().is_none();
             is_polled || self.try_poll_recv() != 0
         })
     }
 
+    /// Processes one receive completion. `scratch` is the copy buffer of the polling thread.
     fn process_recv(
         &self,
         handler: &dyn RecvHandler,
@@ -278,8 +315,8 @@ impl Fabric {
     ) {
         let id = WrId::from_u64(completion.wr_id);
         if completion.status != WcStatus::Success {
-            // A queue pair that failed or is gone gives its receives back. Its users find out by
-            // themselves, but the control queue pair may have none.
+            // A failed or destroyed QP flushes its receives. The users of an RC QP detect the failure by their
+            // own requests, but the control QP may have no request in flight.
             if id.generation == CONTROL_ENDPOINT_ID {
                 self.report_control_qp_failure();
             }
@@ -294,13 +331,15 @@ impl Fabric {
         }
         let len = (completion.byte_len as usize).min(RECV_BUFFER_BYTES);
         let copied = endpoint.read_recv(id.slot, &mut scratch[..len]);
-        // Posted again before it is acted on: whoever gets an answer finds room for the next.
+        // Repost the receive before the message is processed: a peer that receives the reply may send the next
+        // request at once.
         let _ = endpoint.post_recv(id.slot);
         if copied.is_ok() {
             self.dispatch_recv(handler, &endpoint, &scratch[..len]);
         }
     }
 
+    /// Passes a message to its handler. Node 0 is the peer of the control QP, which receives datagrams.
     fn dispatch_recv(&self, handler: &dyn RecvHandler, endpoint: &Endpoint, bytes: &[u8]) {
         let is_valid = match endpoint.peer() {
             NodeInstance { node: 0, .. } => bytes
@@ -313,7 +352,10 @@ impl Fabric {
         }
     }
 
-    /// A datagram sets up a connection, or tells of a view. Who does not know the secret is not heard.
+    /// Processes a datagram of connection setup or of a view announcement. Returns `false` if the datagram is
+    /// malformed or rejected.
+    ///
+    /// Datagrams without the shared secret, or for another incarnation of either node, are rejected.
     fn on_datagram(&self, handler: &dyn RecvHandler, bytes: &[u8]) -> bool {
         let Ok(setup) = SetupDatagram::decode(bytes) else {
             return false;
@@ -332,6 +374,7 @@ impl Fabric {
         true
     }
 
+    /// Processes a message received over a connection. Returns `false` if the message is malformed.
     fn on_message(
         &self,
         handler: &dyn RecvHandler,
@@ -358,7 +401,7 @@ impl Fabric {
         true
     }
 
-    /// Of a peer that is gone, or whose call is, nothing is wanted any more.
+    /// Processes a control request, unless the peer left the view or the request is a duplicate or has ended.
     fn on_request(
         &self,
         handler: &dyn RecvHandler,
@@ -381,13 +424,18 @@ impl Fabric {
 /// The poller thread of one RNIC.
 pub(crate) struct Poller {
     fabric: Arc<Fabric>,
-    /// How long it looks for more before it sleeps.
+    /// Time for which the thread polls without a message before it sleeps.
     adaptive_spin: AdaptiveSpin,
+    /// 1 once the thread must end. Stored with `Release`, loaded with `Acquire`.
     stopping: Atomic<u32>,
 }
 
 impl Poller {
-    /// Makes the body of the thread.
+    /// Creates the body of the thread.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory.
     pub(crate) fn new(fabric: Arc<Fabric>) -> Result<Arc<Self>> {
         let poller = Self {
             fabric,
@@ -397,7 +445,7 @@ impl Poller {
         Ok(Arc::new(poller, GFP_KERNEL)?)
     }
 
-    /// Returns how much there was to do, and how much to drive.
+    /// Polls once. Returns the number of completions and messages, and the number of steps done for clients.
     fn poll(&self) -> (usize, usize) {
         let mut done = self.fabric.try_poll_recv();
         if self.fabric.send_engine().has_sleepers() {
@@ -406,20 +454,20 @@ impl Poller {
         (done, self.fabric.poll_clients.lock().poll_all(&self.fabric))
     }
 
-    /// The most that is left to do for what it drives.
+    /// Returns the most urgent hint of all clients.
     fn max_poll_hint(&self) -> PollHint {
         let clients = self.fabric.poll_clients.lock();
         let hints = clients.clients.iter().map(|(_, client)| client.poll_hint());
         hints.max().unwrap_or(PollHint::Idle)
     }
 
-    /// Sleeps for a moment, or until it is woken.
+    /// Sleeps for at most about `us` microseconds, or until woken.
     fn sleep_us(&self, us: u32) {
         self.fabric.poller_waker.event.wait_timeout_us(us);
         self.fabric.poller_waker.event.reinit();
     }
 
-    /// For how many microseconds to leave messages to those who wait for some.
+    /// Returns how long the thread may sleep, in µs, because waiters busy-poll. Returns `None` if they do not.
     fn covered_by_busy_pollers(
         &self,
         interval: &mut AdaptiveInterval,
@@ -431,18 +479,21 @@ impl Poller {
         interval.next_interval_us(&fabric.recv_engine.busy_pollers, now, has_other_work)
     }
 
-    /// Arms the queues and sleeps, unless something came meanwhile. (Who goes to sleep on the send queue
-    /// arms it; the notification that woke us was the last, so whoever still sleeps needs another.)
-    /// Returns whether there may be more than a little to do.
+    /// Arms the CQs and sleeps, unless a completion arrived meanwhile.
+    ///
+    /// A sender that goes to sleep arms the send CQ itself. An armed CQ raises only one notification, so the
+    /// thread arms the CQ again for senders that still sleep.
+    ///
+    /// Returns `false` after the short sleep for [`PollHint::Soon`], which must not restart the spin.
     fn arm_and_sleep(&self) -> bool {
         let mut missed = self.fabric.resources.recv_cq.arm() | self.fabric.arm_packet_cq();
         let has_clients = !self.fabric.poll_clients.lock().clients.is_empty();
         let old_hint = self.max_poll_hint();
-        // To look again soon anyway takes no interrupt.
+        // A client that is polled again soon needs no interrupt.
         if self.fabric.send_engine().has_sleepers() || has_clients && old_hint != PollHint::Soon {
             missed |= self.fabric.send_engine().arm();
         }
-        // After that: what completes from now on wakes us.
+        // Read the hints again: only completions after the CQ was armed wake the thread.
         let hint = self.max_poll_hint();
         missed |= hint != old_hint;
         if missed || hint == PollHint::Busy || self.stopping.load(Acquire) != 0 {
@@ -467,7 +518,7 @@ impl Poller {
                     .wait_timeout_ms(WAITING_SLEEP_MS),
             ),
         }
-        // Many may have woken us since we last slept.
+        // Discard all pending wake-ups: the next round handles all of their causes.
         self.fabric.poller_waker.event.reinit();
         self.fabric.stats.wakeups.add(1);
         true

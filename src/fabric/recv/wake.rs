@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What an interrupt of the RNIC does: it wakes the poller thread, or who waits for something else.
+//! Completion interrupt handler: wakes the poller thread, the connector thread, or a thread that waits for one
+//! completion.
 
 use crate::{
     sys::{completion::CountingCompletion, deadline::Deadline},
@@ -8,10 +9,10 @@ use crate::{
 };
 use kernel::{prelude::*, sync::Arc};
 
-/// How long somebody sleeps, in ms, should nobody wake him.
+/// Longest sleep between two polls in [`ThreadWaker::wait_for`], in ms, in case a wake-up was lost.
 const WAIT_SLICE_MS: u32 = 10;
 
-/// Wakes one thread.
+/// Wakes one thread. [`CompletionHandler::notify`] may run in hard interrupt context.
 #[pin_data]
 pub(crate) struct ThreadWaker {
     #[pin]
@@ -19,7 +20,11 @@ pub(crate) struct ThreadWaker {
 }
 
 impl ThreadWaker {
-    /// Makes one that nobody has woken.
+    /// Creates a waker without a pending wake-up.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory.
     pub(crate) fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self { event <- CountingCompletion::new() }),
@@ -27,11 +32,11 @@ impl ThreadWaker {
         )
     }
 
-    /// Waits until `look` finds something, of which there is an interrupt after `arm`.
+    /// Sleeps until `poll` returns a value, and returns that value. `arm` requests the interrupt that signals it.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT` if it finds nothing for so many ms.
+    /// - `ETIMEDOUT`: `poll` returned no value within `timeout_ms` milliseconds.
     pub(in crate::fabric) fn wait_for<T>(
         &self,
         timeout_ms: u32,
@@ -42,7 +47,7 @@ impl ThreadWaker {
         self.event.reinit();
         loop {
             arm();
-            // In this order: who was not run for long looks once more.
+            // Check the deadline before the last poll: a thread that was not scheduled for long must poll once more.
             let expired = deadline.check();
             if let Some(found) = poll() {
                 return Ok(found);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The send side: slots, work requests in flight, and the transfers made of them.
+//! Send side: slots, work requests in flight, and the transfers that consist of them.
 pub(crate) mod batch;
 pub(crate) mod inflight;
 pub(crate) mod path;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What carries requests of a virtual queue pair: an initiator of DC, or a connection.
+//! Credit to post work requests of a VQP, either on a DCI or on an RC connection.
 
 use super::slots::{Recovery, SlotGuard, STUCK_AFTER_MS};
 use crate::{
@@ -14,26 +14,30 @@ use crate::{
 use kernel::prelude::*;
 use kite_core::view::NodeInstance;
 
-/// Bytes in a millisecond that the slowest network moves.
+/// Lowest assumed link rate, in bytes per millisecond.
 const MIN_LINK_BYTES_PER_MS: u64 = 1 << 10;
 
-/// The right to post a number of requests.
+/// Credit to post a number of work requests.
 pub(crate) enum PostCredit {
+    /// Credit on a DCI.
     Dc(DciCredit),
+    /// Credit on an RC connection.
     Rc(ConnCredit),
 }
 
 impl PostCredit {
-    /// Posts requests that were announced, with one doorbell; `way` is that to the peer by DC. Those that are refused
-    /// make the claim fail.
+    /// Posts `ops` with one doorbell, within the credit. `dc_address` is the DC address of the peer.
+    ///
+    /// Work requests that the RNIC rejects complete as failed on `slot`.
     ///
     /// # Safety
     ///
-    /// The local memory that they name must be mapped for as long as `claim` has requests under way.
+    /// The local memory named by `ops` must stay mapped while `slot` has work requests in flight.
     ///
     /// # Errors
     ///
-    /// `EINVAL` without a way, `ENOMEM`.
+    /// - `EINVAL`: the credit is for a DCI, and `dc_address` is `None`.
+    /// - `ENOMEM`: no memory for the work requests.
     pub(crate) unsafe fn post(
         &self,
         slot: &SlotGuard,
@@ -41,14 +45,14 @@ impl PostCredit {
         ops: &[RdmaOp<'_>],
     ) -> Result {
         match self {
-            // SAFETY: By the safety requirements.
+            // SAFETY: The caller guarantees that the memory stays mapped.
             Self::Dc(credit) => unsafe { credit.post_ops(slot, dc_address.ok_or(EINVAL)?, ops) },
-            // SAFETY: By the safety requirements.
+            // SAFETY: The caller guarantees that the memory stays mapped.
             Self::Rc(credit) => unsafe { credit.post_ops(slot, ops) },
         }
     }
 
-    /// Reports how a request to `peer` failed, and with it what carried it.
+    /// Reports that a request to `peer` failed with `status`, and marks the DCI or the QP as failed.
     pub(crate) fn report_failure(&self, status: WcStatus, peer: NodeInstance) {
         match self {
             Self::Dc(credit) => credit.report_failure(status, peer),
@@ -56,7 +60,9 @@ impl PostCredit {
         }
     }
 
-    /// Whether it takes longer than any RNIC should until anybody's requests end by it.
+    /// Returns `true` if no request of any user completed on the DCI or connection within the timeout.
+    ///
+    /// The timeout is [`STUCK_AFTER_MS`] plus the time of the bytes in flight at [`MIN_LINK_BYTES_PER_MS`].
     pub(crate) fn has_timed_out(&self) -> bool {
         let (last_progress, bytes) = match self {
             Self::Dc(credit) => credit.last_progress(),
@@ -66,7 +72,7 @@ impl PostCredit {
         last_progress.elapsed().as_millis() > timeout_ms
     }
 
-    /// Whether nobody has given up what carries them.
+    /// Returns `true` if the DCI or the QP of the credit was not reported as failed.
     pub(crate) fn is_healthy(&self) -> bool {
         match self {
             Self::Dc(credit) => credit.failed_by().is_none(),
@@ -74,7 +80,11 @@ impl PostCredit {
         }
     }
 
-    /// Gives up what carries them, for want of completions.
+    /// Marks the DCI or the QP as failed and moves its QP to ERR or RESET, because completions are missing.
+    ///
+    /// # Errors
+    ///
+    /// The error of the state transition, if the RNIC rejects it.
     pub(crate) fn recover(&self, recovery: Recovery) -> Result {
         match self {
             Self::Dc(credit) => credit.recover(recovery),
@@ -84,9 +94,11 @@ impl PostCredit {
 }
 
 impl DciCredit {
+    /// Posts `ops` on the DCI. See [`PostCredit::post`].
+    ///
     /// # Safety
     ///
-    /// As for [`Carrier::post`].
+    /// The local memory named by `ops` must stay mapped while `slot` has work requests in flight.
     unsafe fn post_ops(
         &self,
         slot: &SlotGuard,
@@ -94,10 +106,10 @@ impl DciCredit {
         ops: &[RdmaOp<'_>],
     ) -> Result {
         let to_wr = |op| Mlx5SendWr::new_dc(op, slot.wr_id(), dc_address);
-        // SAFETY: By the safety requirements.
+        // SAFETY: The caller guarantees that the memory named by `ops` stays mapped.
         let post = |wrs: &[Mlx5SendWr<'_>]| unsafe { self.post(slot, wrs) };
         match ops {
-            // Most are alone.
+            // Most calls have one operation. One or two operations need no allocation.
             [op] => post(&[to_wr(op)]),
             [first, second] => post(&[to_wr(first), to_wr(second)]),
             _ => {
@@ -113,14 +125,16 @@ impl DciCredit {
 }
 
 impl ConnCredit {
+    /// Posts `ops` on the RC QP. See [`PostCredit::post`].
+    ///
     /// # Safety
     ///
-    /// As for [`Carrier::post`].
+    /// The local memory named by `ops` must stay mapped while `slot` has work requests in flight.
     unsafe fn post_ops(&self, slot: &SlotGuard, ops: &[RdmaOp<'_>]) -> Result {
         let to_wr = |op| OwnedSendWr::from_op(op, slot.wr_id());
         let post = |wrs: &mut [OwnedSendWr]| {
             slot.account_post(wrs.len() as u32);
-            // SAFETY: By the safety requirements.
+            // SAFETY: The caller guarantees that the memory named by `ops` stays mapped.
             let posted = unsafe { self.endpoint.qp().post_list(wrs) };
             (posted..wrs.len()).for_each(|_| slot.complete_unposted());
         };

@@ -1,7 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A few bytes to or from a peer: what it has laid out for others to read, with one READ, of which its processor knows
-//! nothing; and packets.
+//! Small synchronous transfers: RDMA READs of tables that a peer publishes, and VQP packets.
+//!
+//! # Operation
+//!
+//! A READ uses a DCI if both nodes have DC, and an RC connection otherwise. The peer's processor is not involved.
+//! Each function posts one work request at a time and waits for its completion.
+//!
+//! # Recovery
+//!
+//! A request that fails with its QP returns `EAGAIN`, and the caller may repeat the request.
+//! A request that does not complete although its QP was reset returns `EIO`.
 
 use super::{
     path::PostCredit,
@@ -19,12 +28,15 @@ use kernel::prelude::*;
 use kite_core::view::NodeInstance;
 
 impl Fabric {
-    /// Reads memory of a peer to `out`, which has no more bytes than a slot's buffer.
+    /// Reads memory of a peer into `out` over an RC connection.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if its queue pair failed.
-    /// - As for [`crate::fabric::conn::Conn::begin`]; `EINVAL`, `EIO`.
+    /// - `EAGAIN`: the QP failed.
+    /// - `EINVAL`: `out` is longer than the buffer of a slot.
+    /// - `EIO`: the READ did not complete, and QP recovery failed.
+    /// - `EHOSTDOWN`: the peer is not in the view.
+    /// - See [`crate::fabric::conn::Conn::acquire`] for errors of the connection.
     pub(crate) fn read_remote_rc(
         &self,
         instance: NodeInstance,
@@ -37,7 +49,7 @@ impl Fabric {
             .select_conn(self.qos.conn_subset(false))?;
         let credit = conn.acquire(1, 0, Some(deadline))?;
         let (slot, sges) = self.acquire_bounce_sge(out.len(), deadline)?;
-        // SAFETY: The request names the claim's buffer, and we wait below for its end.
+        // SAFETY: The work request names the buffer of `slot`, which stays mapped until `slot.wait` returns.
         unsafe { credit.read(&slot, &sges, addr)? };
         let status = slot.wait(|recovery| credit.recover(recovery));
         if status != WcStatus::Success {
@@ -46,12 +58,15 @@ impl Fabric {
         Self::copy_read_data(&slot, status, out)
     }
 
-    /// As [`Self::fetch`], of a peer to which nothing need be connected if we both have DC.
+    /// Reads memory of a peer into `out`, without a connection if both nodes have DC.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if the peer did not answer, or somebody else's request failed meanwhile; `EINVAL`, `EIO`, `ETIMEDOUT`,
-    /// `EINTR`; without DC also as for [`crate::fabric::conn::Conn::begin`].
+    /// - `EAGAIN`: the peer did not respond, or a request of another user failed the shared DCI.
+    /// - `EINVAL`: `out` is longer than the buffer of a slot.
+    /// - `EIO`: the READ did not complete, and QP recovery failed.
+    /// - `ETIMEDOUT`, `EINTR`: the deadline passed, or a signal arrived, before the READ was posted.
+    /// - Without DC, see [`Self::read_remote_rc`].
     pub(crate) fn read_remote(
         &self,
         (instance, address): (NodeInstance, &PeerAddress),
@@ -68,21 +83,24 @@ impl Fabric {
             rkey: address.rkey,
         };
         let op = read_op(&sges, remote);
-        // SAFETY: The request names the claim's buffer.
+        // SAFETY: The work request names the buffer of `slot`, which stays mapped until the call returns.
         let status = unsafe { self.post_and_wait((instance, address), &slot, op, deadline)? };
         Self::copy_read_data(&slot, status, out)
     }
 
-    /// Reads memory of a peer to memory here, if it may at the moment when that can be posted. `left` is what is not
-    /// read yet, also when it fails.
+    /// Reads memory of a peer directly into mapped memory of this node.
+    ///
+    /// `remaining` is the memory not read yet, and is updated after each READ, also if a later READ fails.
+    /// `is_admitted` is called immediately before each READ is posted.
     ///
     /// # Safety
     ///
-    /// `left` must be mapped for the RNIC until this returns.
+    /// The memory of `remaining` must stay mapped for the RNIC until the function returns.
     ///
     /// # Errors
     ///
-    /// As for [`Self::fetch_by`].
+    /// - `EAGAIN`: `is_admitted` returned `false`.
+    /// - See [`Self::read_remote`] for the other errors, except `EINVAL`.
     pub(crate) unsafe fn read_remote_into(
         &self,
         peer: (NodeInstance, &PeerAddress),
@@ -104,7 +122,7 @@ impl Fabric {
                 addr: from.addr + done_bytes,
                 ..from
             };
-            // SAFETY: By the safety requirements.
+            // SAFETY: The caller guarantees that the memory of `remaining`, which `sges` names, stays mapped.
             let status = unsafe {
                 self.post_and_wait_if(&is_admitted, peer, &slot, read_op(&sges, from), deadline)?
             };
@@ -114,7 +132,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Bytes that a READ may have.
+    /// Returns the maximum bytes of one READ: one packet for RC on an RNIC that requires single-packet READs.
     fn max_read_bytes(&self, (instance, address): (NodeInstance, &PeerAddress)) -> Result<usize> {
         if address.dc_address.is_some() || !self.device().needs_single_packet_reads() {
             return Ok(usize::MAX);
@@ -125,11 +143,12 @@ impl Fabric {
             .mtu())
     }
 
-    /// Sends a packet to a peer, which has no more bytes than a slot's buffer.
+    /// Sends a packet to a peer, and waits for the completion.
     ///
     /// # Errors
     ///
-    /// As for [`Self::fetch_by`].
+    /// - `EINVAL`: `bytes` is longer than the buffer of a slot.
+    /// - See [`Self::read_remote`] for the other errors.
     pub(crate) fn send_packet(
         &self,
         (instance, address): (NodeInstance, &PeerAddress),
@@ -145,15 +164,15 @@ impl Fabric {
             remote: RemoteAddr { addr: 0, rkey: 0 },
             fence: false,
         };
-        // SAFETY: The request names the claim's buffer.
+        // SAFETY: The work request names the buffer of `slot`, which stays mapped until the call returns.
         status_to_result(unsafe { self.post_and_wait((instance, address), &slot, op, deadline)? })
     }
 
-    /// Does one thing, and waits for its end.
+    /// Posts one operation, and waits for the completion.
     ///
     /// # Safety
     ///
-    /// The local memory that `op` names must be mapped until this returns.
+    /// The local memory named by `op` must stay mapped until the function returns.
     unsafe fn post_and_wait(
         &self,
         peer: (NodeInstance, &PeerAddress),
@@ -161,15 +180,16 @@ impl Fabric {
         op: RdmaOp<'_>,
         deadline: Deadline,
     ) -> Result<WcStatus> {
-        // SAFETY: By the safety requirements.
+        // SAFETY: The caller guarantees that the memory named by `op` stays mapped.
         unsafe { self.post_and_wait_if(|| true, peer, slot, op, deadline) }
     }
 
-    /// As [`Self::do_by`], if it may at the last moment: `EAGAIN`.
+    /// Posts one operation if `is_admitted` returns `true` once a credit is available, and waits for the completion.
+    /// Returns `EAGAIN` if `is_admitted` returns `false`.
     ///
     /// # Safety
     ///
-    /// As for [`Self::do_by`].
+    /// The local memory named by `op` must stay mapped until the function returns.
     unsafe fn post_and_wait_if(
         &self,
         is_admitted: impl FnOnce() -> bool,
@@ -183,7 +203,8 @@ impl Fabric {
         if !is_admitted() {
             return Err(EAGAIN);
         }
-        // SAFETY: By the safety requirements; we wait below for the end.
+        // SAFETY: The caller guarantees that the memory named by `op` stays mapped until the function returns, and
+        // the function returns only after `slot.wait`.
         unsafe { credit.post(slot, address.dc_address.as_ref(), &[op])? };
         let status = slot.wait(|recovery| credit.recover(recovery));
         if status != WcStatus::Success {
@@ -192,7 +213,7 @@ impl Fabric {
         Ok(status)
     }
 
-    /// What carries one request of so many bytes.
+    /// Acquires credit for one work request of `bytes` bytes: on a DCI if both nodes have DC, else on a connection.
     fn acquire_post_credit(
         &self,
         (instance, address): (NodeInstance, &PeerAddress),
@@ -213,17 +234,17 @@ impl Fabric {
         }
     }
 
-    /// A slot, and the part of its buffer for so many bytes.
+    /// Acquires a control slot, and returns the slot with an SGE for the first `len` bytes of its buffer.
     fn acquire_bounce_sge(&self, len: usize, deadline: Deadline) -> Result<(SlotGuard, [Sge; 1])> {
         let slot = self
             .send_engine()
             .acquire_slot(SlotClass::Control, Some(deadline))?;
-        // What is done by DC has the key to all memory from verbs, too: they share a protection domain.
+        // The lkey of the verbs PD is also valid on a DCI, since DC and verbs share the PD.
         let sge = slot.buffer().sge(self.local_key(), 0, len);
         Ok((slot, [sge.ok_or(EINVAL)?]))
     }
 
-    /// Takes what was read.
+    /// Copies the data of a successful READ from the buffer of `slot` to `out`.
     fn copy_read_data(slot: &SlotGuard, status: WcStatus, out: &mut [u8]) -> Result {
         status_to_result(status)?;
         slot.buffer().sync_for_cpu(0, out.len());
@@ -240,7 +261,7 @@ fn read_op(sges: &[Sge], remote: RemoteAddr) -> RdmaOp<'_> {
     }
 }
 
-/// How a request ended; if it failed with its queue pair, it may be made again.
+/// Converts a status to a result. `EAGAIN` means that the QP failed and the request may be repeated.
 fn status_to_result(status: WcStatus) -> Result {
     match status {
         WcStatus::Success => Ok(()),

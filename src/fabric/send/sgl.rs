@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Cuts the scatter list of a buffer into requests that the RNIC takes.
+//! Splits the scatter-gather list of a buffer into work requests that the RNIC accepts.
 
 use crate::verbs::work::Sge;
 
-/// What one request may have.
+/// Limits of one work request.
 #[derive(Clone, Copy)]
 pub(crate) struct WrLimits {
-    /// Scatter-gather entries, at least one, and no more than there is room for.
+    /// Maximum scatter-gather entries: from 1 to the size of the array passed to [`SglSplitter::next_sgl`].
     pub(crate) max_sges: usize,
-    /// Bytes, at least one, if there is such a bound; more than fit in two entries less than there may be.
+    /// Maximum bytes, at least 1; `None` if unlimited.
+    ///
+    /// The bytes must fit in `max_sges - 2` whole-page entries. The byte limit is then always reached before the
+    /// entry limit, also with partial first and last entries. [`Self::max_wrs`] relies on this order.
     pub(crate) max_bytes: Option<usize>,
 }
 
 impl WrLimits {
-    /// Requests that a buffer of `len` bytes in so many entries needs at most.
+    /// Returns the maximum number of work requests for a buffer of `len` bytes in `sge_count` entries.
     pub(crate) fn max_wrs(&self, sge_count: usize, len: usize) -> usize {
         match self.max_bytes {
             Some(bytes) => len.div_ceil(bytes.max(1)),
@@ -23,16 +26,16 @@ impl WrLimits {
     }
 }
 
-/// Cuts `entries`.
+/// Splits the entries of `sges` into lists for one work request each.
 pub(crate) struct SglSplitter<I> {
     sges: I,
-    /// What is left of an entry that was too long.
+    /// Remainder of an entry that exceeded the byte limit of the previous request.
     remainder: Option<Sge>,
     limits: WrLimits,
 }
 
 impl<I: Iterator<Item = Sge>> SglSplitter<I> {
-    /// Begins.
+    /// Creates a splitter for `sges`.
     pub(crate) fn new(sges: I, limits: WrLimits) -> Self {
         let remainder = None;
         Self {
@@ -42,7 +45,7 @@ impl<I: Iterator<Item = Sge>> SglSplitter<I> {
         }
     }
 
-    /// Puts the entries of the next request into `room`; none if there is no other request.
+    /// Stores the entries of the next request in `sgl`, and returns the used part. Returns an empty slice at the end.
     pub(crate) fn next_sgl<'r>(&mut self, sgl: &'r mut [Sge]) -> &'r [Sge] {
         let mut bytes_left = self.limits.max_bytes.unwrap_or(usize::MAX);
         let mut count = 0;

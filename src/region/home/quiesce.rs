@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Having all nodes that map a region pause, so that it can move ([`super::migrate`]), and go on.
+//! Quiescing a region on all nodes that map it, so that it can move ([`super::migrate`]), and resuming.
 //!
-//! Who has paused uses the region no more, and nothing that was sent can come late. Either is asked for exactly once,
-//! however often the message comes: one that came late would keep users waiting for ever, or let them go on too
-//! early.
+//! # Operation
+//!
+//! The home sends `QuiesceRegion` to every node with a mapping. When a node has replied, it does not access
+//! the region, and no packet it has sent can arrive late. After the move the home sends `ResumeRegion` with
+//! the new locations.
+//!
+//! # Recovery
+//!
+//! Both requests are executed exactly once, however often the message arrives. A delayed quiesce would block
+//! users forever, and a delayed resume would resume them too early. An unacknowledged quiesce is cancelled
+//! before the resume is sent.
 
 use super::{
     reclaim::{WorkPriority, DRAIN_POLL_MS, RETRY_MS},
@@ -33,47 +41,47 @@ use kite_core::{
     wire::{ChunkLocation, ControlHeader, ControlRequest, WireList, MAX_CONTROL_BYTES},
 };
 
-/// How long all nodes that map a region may take to pause: meanwhile nobody uses it.
+/// Maximum time in ms for all mapping nodes to quiesce. Meanwhile all accesses to the region are blocked.
 pub(in crate::region) const QUIESCE_TIMEOUT_MS: u32 = 2_000;
 
-/// Time between looks whether all have resumed.
+/// Interval in µs at which [`Latch::wait`] checks the count.
 const LATCH_POLL_US: i64 = 200;
 
-/// A node that was asked to pause.
+/// Node to which a quiesce request was sent.
 pub(in crate::region) struct QuiescedNode {
     instance: NodeInstance,
-    /// Unless the node is this one.
+    /// `None` if the node is this node.
     peer: Option<Arc<Peer>>,
-    /// The request, if it was not answered.
+    /// Sequence number of the quiesce request, if no reply was received.
     unacked: Option<SequenceGuard>,
 }
 
-/// A node that is to go on.
+/// Node to resume.
 struct PendingResume {
     peer: Arc<Peer>,
-    /// As in [`Paused`].
+    /// Sequence number of the quiesce request, if no reply was received. See [`QuiescedNode`].
     unacked: Option<SequenceGuard>,
     region: u64,
     moved: Arc<KVec<(u32, ChunkLocation)>>,
     _latch_guard: LatchGuard,
 }
 
-/// Things that somebody waits for the end of.
+/// Counter of operations to wait for. [`LatchGuard`] decrements it.
 pub(in crate::region) struct Latch(Arc<Atomic<u32>>);
 
 impl Latch {
-    /// Nothing to wait for, yet.
+    /// Creates a latch without operations.
     pub(in crate::region) fn new() -> Result<Self> {
         Ok(Self(Arc::new(Atomic::new(0u32), GFP_KERNEL)?))
     }
 
-    /// One more.
+    /// Adds an operation, which lasts until the guard is dropped.
     pub(in crate::region) fn add(&self) -> LatchGuard {
         self.0.fetch_add(1u32, Full);
         LatchGuard(self.0.clone())
     }
 
-    /// Waits for all of them.
+    /// Waits for all operations. The acquire load pairs with the decrement of [`LatchGuard`].
     pub(in crate::region) fn wait(&self) {
         while self.0.load(Acquire) != 0 {
             fsleep(Delta::from_micros(LATCH_POLL_US));
@@ -81,7 +89,7 @@ impl Latch {
     }
 }
 
-/// One of them, which ends when this is dropped.
+/// Operation that a [`Latch`] counts.
 pub(in crate::region) struct LatchGuard(Arc<Atomic<u32>>);
 
 impl Drop for LatchGuard {
@@ -90,10 +98,15 @@ impl Drop for LatchGuard {
     }
 }
 
-/// At the home.
+/// Requests sent by the home.
 impl MemoryService {
-    /// Has all who map a region pause, and waits until nothing of the dead can come late either. Says whom it asked
-    /// in any case.
+    /// Quiesces all nodes that map a region, and waits until nothing sent by removed nodes can arrive late.
+    /// `quiesced` receives all nodes to which a request was sent, also on error.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN`: not all nodes quiesced in time, or not all members synchronized the view in time.
+    /// - Other errors: this node has left the cluster, or out of memory.
     pub(in crate::region) fn quiesce_all(
         self: &Arc<Self>,
         region: &Region,
@@ -102,7 +115,7 @@ impl MemoryService {
     ) -> Result {
         let quiesce_deadline = Deadline::after_ms(QUIESCE_TIMEOUT_MS.min(deadline.remaining_ms()));
         for node in region.mapper_nodes() {
-            // One that is gone is no mapper any more.
+            // A node outside the view has no mapping any longer.
             if let Ok(instance) = self.cluster.instance_of(node) {
                 self.quiesce_node(region, instance, quiesced, quiesce_deadline)?;
             }
@@ -110,7 +123,7 @@ impl MemoryService {
         self.wait_view_synced(quiesce_deadline).map_err(|_| EAGAIN)
     }
 
-    /// Waits until all have heard of the death of whoever died: nothing comes late of them.
+    /// Waits until all members have synchronized the view. After that, nothing sent by removed nodes arrives.
     pub(in crate::region) fn wait_view_synced(&self, deadline: Deadline) -> Result {
         retry_until(deadline, || {
             self.cluster.local_node()?;
@@ -148,13 +161,13 @@ impl MemoryService {
         let send = || self.request_peer(&peer, &request, deadline)?.expect_done();
         let answered = retry_until(deadline, send).map_err(|_| EAGAIN);
         quiesced_node.peer = Some(peer.clone());
-        // Else what asked for it could come late.
+        // Keep the sequence number for the cancellation: otherwise the request could arrive late.
         quiesced_node.unacked = answered.is_err().then_some(seq_guard);
         let _ = quiesced.push(quiesced_node, GFP_KERNEL);
         answered
     }
 
-    /// Has a node go on that was asked to pause, in the background.
+    /// Resumes a quiesced node: this node at once, another node in the background.
     pub(in crate::region) fn resume_node(
         self: &Arc<Self>,
         region: &Region,
@@ -176,7 +189,8 @@ impl MemoryService {
         });
     }
 
-    /// Has another node go on, in the background. Others in the line do not wait for numbers, which end in it.
+    /// Resumes another node in the background. Requeues if no sequence number is free: the numbers may become
+    /// free by items of the same queue.
     fn resume_deferred(self: &Arc<Self>, mut pending_resume: PendingResume) {
         self.defer(
             pending_resume.peer.node(),
@@ -195,9 +209,9 @@ impl MemoryService {
         );
     }
 
-    /// Asks it to go on. Returns whether it did.
+    /// Sends the resume request to a node. Returns `true` if the node has resumed or is gone.
     fn request_resume(&self, pending_resume: &mut PendingResume) -> bool {
-        // Else what asked it to pause could come late.
+        // Cancel the quiesce request first: otherwise it could arrive late.
         if pending_resume
             .unacked
             .as_ref()
@@ -222,7 +236,7 @@ impl MemoryService {
                 Deadline::after_ms(CONTROL_TIMEOUT_MS),
             )
         };
-        // Until it is answered: another number would be another request.
+        // Repeat with the same sequence number: another number would be another request.
         while send().is_err_and(|error| !is_gone_error(error))
             && self.cluster.is_member(pending_resume.peer.instance())
         {
@@ -232,14 +246,15 @@ impl MemoryService {
     }
 }
 
-/// At a node that maps it.
+/// Requests served by a node that maps the region.
 impl MemoryService {
-    /// Lets nobody use a region of `node` here.
+    /// Blocks accesses to a region of home `node` on this node.
     ///
     /// # Errors
     ///
-    /// `EINPROGRESS` while somebody does, or something that was sent can come late. A lender of which we know that it
-    /// is out of the view counts for that until the home knows it, too.
+    /// - `EINPROGRESS`: an access is in progress, or a sent packet may still arrive. Also returned while the
+    ///   home has an older view than this node: a lender that only this node has removed may still be written
+    ///   to.
     pub(in crate::region) fn serve_quiesce(
         &self,
         node: u32,
@@ -261,7 +276,7 @@ impl MemoryService {
         all_quiesced.then_some(()).ok_or_else(errno::inprogress)
     }
 
-    /// Lets all use a region of `node` again.
+    /// Resumes accesses to a region of this home on this node, with the new locations `moved`.
     pub(in crate::region) fn resume_local(
         &self,
         home: u32,
@@ -274,7 +289,7 @@ impl MemoryService {
                 for (i, location) in moved.clone() {
                     if let Some(chunk) = chunks.get_mut(i as usize) {
                         let found = self.resolve_chunk((home, region), location, 1 << shift);
-                        // What the view does not have says so when it is used.
+                        // If the location cannot be resolved, accesses to the chunk fail with an error.
                         *chunk = found.unwrap_or(MappedChunk::Remote(location));
                     }
                 }

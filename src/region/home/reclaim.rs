@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Giving memory back: errands to other nodes.
+//! Deferred teardown of regions, mappings and loans.
 //!
-//! Each insists until the other node has answered or is out of the view. Memory is never reused while
-//! anybody may still reach it, so a region ends in steps: first its name and all mappings of it, on
-//! whichever nodes they are; then its memory; then the region itself.
+//! # Operation
+//!
+//! Memory is not reused while any node may still access it. So a region is freed in steps: first its name and
+//! all mappings on all nodes, then its loans, then the region itself. [`TeardownGuard`] starts the next step
+//! when the last item of the current one is done.
+//!
+//! # Recovery
+//!
+//! Each item retries until the other node replies or leaves the view. Items that cannot complete yet requeue
+//! themselves.
 
 use super::Region;
 use crate::{
@@ -26,18 +33,18 @@ use kite_core::{
     wire::{ControlRequest, InvalidateReason, WireList, MAX_CONTROL_BYTES},
 };
 
-/// Time between attempts to reach a node that does not answer.
+/// Interval in ms between attempts to reach a node that does not reply.
 pub(in crate::region) const RETRY_MS: i64 = 100;
 
-/// Whether a node that refused a request for this reason may do it later.
+/// Returns `true` if a node that failed a request with this error may complete it later.
 fn is_temporary(error: Error) -> bool {
     error == EAGAIN || error == ENOMEM || error == errno::inprogress()
 }
 
-/// Time between looks whether something can still come late. Others in the line wait for it.
+/// Interval in ms between checks for packets that may still arrive. Other items of the queue wait meanwhile.
 pub(in crate::region) const DRAIN_POLL_MS: i64 = 10;
 
-/// Tries again and again while there is no memory.
+/// Calls `f` until it succeeds. Used for allocations that must not fail.
 pub(in crate::region) fn retry_alloc<T>(mut f: impl FnMut() -> Result<T>) -> T {
     loop {
         match f() {
@@ -47,20 +54,21 @@ pub(in crate::region) fn retry_alloc<T>(mut f: impl FnMut() -> Result<T>) -> T {
     }
 }
 
-/// Whether somebody waits for an errand. What programs leave behind them may be very much, and those who
-/// wait do not stand in line behind it.
+/// Priority of deferred work. Cleanup after an exiting program can be large. Requests with a waiter use
+/// separate queues so that they do not wait behind cleanup.
 #[derive(Clone, Copy)]
 pub(crate) enum WorkPriority {
-    /// By who waits for a lock or at a barrier, which is not to wait for what takes long.
+    /// A thread waits for a lock or at a barrier. Such work must not wait for long operations.
     Lock,
     Foreground,
     Background,
 }
 
-/// A step of a region's end.
+/// Step of the teardown of a region.
 type TeardownStep = fn(&Arc<MemoryService>, &Arc<Region>, WorkPriority);
 
-/// Holds up the next step of a region's end until an errand of this one is done, or dropped.
+/// Item of the current teardown step. The next step starts when the last guard is dropped, also if the item
+/// was dropped without running.
 struct TeardownGuard {
     memory_service: Arc<MemoryService>,
     region: Arc<Region>,
@@ -113,8 +121,7 @@ impl MemoryService {
         }
     }
 
-    /// Has `f` done in the background, in a line of `node`. If the node is not in the view there is
-    /// nothing to do.
+    /// Runs `f` on the workqueue of `node` with this priority. Does nothing if the node is not in the view.
     pub(crate) fn defer(
         self: &Arc<Self>,
         node: u32,
@@ -129,13 +136,13 @@ impl MemoryService {
         }
     }
 
-    /// Begins the line of a node for errands that somebody waits for: who must not wait adds some.
+    /// Creates the foreground queue of a node, for callers that later queue work and must not wait.
     pub(crate) fn ensure_foreground_queue(&self, instance: NodeInstance) {
         self.foreground_queues
             .ensure_queue(instance, || self.cluster.is_member(instance));
     }
 
-    /// Makes a request until it is done or refused for good, or the node is out of the view.
+    /// Repeats a request until it succeeds or fails permanently, or the node leaves the view.
     pub(crate) fn request_until_removed(
         self: &Arc<Self>,
         peer: NodeInstance,
@@ -144,7 +151,7 @@ impl MemoryService {
         self.request_while(peer, request, || true);
     }
 
-    /// As [`Self::insist`], for as long as it is wanted.
+    /// Repeats a request as [`Self::request_until_removed`] does, while `keep_trying` returns `true`.
     pub(in crate::region) fn request_while(
         self: &Arc<Self>,
         peer: NodeInstance,
@@ -164,14 +171,14 @@ impl MemoryService {
         }
     }
 
-    /// Whether nothing that was sent by a mapping that is in use no more can come late. A node that is out of
-    /// the view counts only as of the present epoch, so look at that after this.
+    /// Returns `true` if nothing sent by a mapping that has ended can still arrive. Nodes outside the view do
+    /// not count. So a caller must read the epoch after this call.
     pub(crate) fn is_drained(&self, mapping: &Mapping) -> bool {
         mapping.is_drained(|instance| self.cluster.is_member(instance))
     }
 
-    /// Has `f` done in a line of `node` when a mapping that was given back is quiet. Others in the line do not
-    /// wait for that.
+    /// Runs `f` on a workqueue of `node` once a closed mapping is drained. Requeues until then, so other
+    /// items of the queue do not wait.
     pub(in crate::region) fn defer_until_drained(
         self: &Arc<Self>,
         node: u32,
@@ -193,7 +200,7 @@ impl MemoryService {
         });
     }
 
-    /// Takes a region apart that nobody can map any more, in the background.
+    /// Frees a region that cannot be mapped any longer, in the background.
     pub(in crate::region) fn reclaim_deferred(
         self: &Arc<Self>,
         region: &Arc<Region>,
@@ -208,7 +215,7 @@ impl MemoryService {
         }
     }
 
-    /// Takes a name back from whoever keeps it, also if that changes meanwhile.
+    /// Unregisters a name at its owner. Repeats if the view, and so perhaps the owner, changes meanwhile.
     fn unregister_name_deferred(self: &Arc<Self>, name: Name, guard: TeardownGuard) {
         let epoch = self.cluster.epoch();
         let Ok(name_owner) = self.cluster.name_owner(&name) else {
@@ -230,8 +237,8 @@ impl MemoryService {
         );
     }
 
-    /// Ends the mappings that a node has of a region. Others in the line do not wait for those that cannot
-    /// be ended yet.
+    /// Invalidates the mappings of a region on a node. Requeues for mappings that cannot end yet, so other
+    /// items of the queue do not wait.
     fn invalidate_mappings_deferred(self: &Arc<Self>, node: u32, guard: TeardownGuard) {
         self.defer(node, guard.priority, move |memory_service, instance| {
             let mut next = 0;
@@ -248,7 +255,8 @@ impl MemoryService {
         });
     }
 
-    /// Asks a node once to end a mapping. Returns whether that is done with.
+    /// Requests once that a node invalidate a mapping. Returns `true` if the mapping has ended, or the node
+    /// has left the view.
     pub(in crate::region) fn request_invalidate(
         self: &Arc<Self>,
         instance: NodeInstance,
@@ -266,8 +274,8 @@ impl MemoryService {
         }
     }
 
-    /// Gives the memory of a region back that nobody reaches any more, when all have heard of the death of whoever
-    /// died: others may still write to it for them.
+    /// Returns the loans of a region whose mappings have all ended. Waits until all members have synchronized
+    /// the view: until then, members may still write to the loans on behalf of dead nodes.
     fn return_all_loans(self: &Arc<Self>, region: &Arc<Region>, priority: WorkPriority) {
         let (guard, local_node) = (
             TeardownGuard::new(self, region, priority, Self::remove_region),
@@ -292,7 +300,8 @@ impl MemoryService {
         }
     }
 
-    /// Gives leased memory back to its lender, in the background; `then` is called, or dropped, after it.
+    /// Returns a loan to its lender in the background. `on_done` is called afterwards, or dropped if the
+    /// lender is gone.
     pub(in crate::region) fn return_loan_deferred(
         self: &Arc<Self>,
         (node, loan): NodeScopedId,
@@ -305,7 +314,8 @@ impl MemoryService {
         });
     }
 
-    /// Gives some chunks of a lease back to its lender, in the background; `then` is called, or dropped, after it.
+    /// Returns some chunks of a loan to its lender in the background. `on_done` is called afterwards, or
+    /// dropped if the lender is gone.
     pub(in crate::region) fn shrink_loan_deferred(
         self: &Arc<Self>,
         (node, loan): NodeScopedId,

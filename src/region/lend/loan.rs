@@ -1,11 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory that this node lends to regions, its own and those of other nodes.
+//! Memory that this node lends to regions, local ones and those of other nodes.
 //!
-//! A lease is known by the home of its region and the number that the home gave it, so that asking for
-//! the same lease twice gives the same memory. When a home dies its leases go to quarantine: a node that
-//! has not heard yet may still write to them, so they are freed only when all have
-//! (`cluster::Cluster::synced_epoch`).
+//! # Operation
+//!
+//! A loan is identified by the home of its region and by a number that the home chose. So a repeated request
+//! returns the same memory. A loan is reserved and charged first, then allocated without the lock, then
+//! committed.
+//!
+//! # Recovery
+//!
+//! When a home dies, its loans enter quarantine: a node that has not applied the view yet may still write to
+//! them. They are freed once all members have synchronized the view (`cluster::Cluster::synced_epoch`).
+//!
+//! # Locking
+//!
+//! - `LoanTable::state` (mutex) protects loans and quarantine.
+//! - `LoanTable::chunks_by_addr` (mutex) protects the index of chunks, and nests inside `state`.
 
 use crate::{
     bindings, errno,
@@ -27,16 +38,16 @@ use kernel::{
 };
 use kite_core::layout::Layout;
 
-/// The home of a region, and the number it gave the lease.
+/// Home of a region, and the number of a loan or region at that home.
 pub(crate) type NodeScopedId = (u32, u64);
 
-/// Those that were given back are missing.
+/// Chunks of a loan. `None`: the chunk was returned.
 type LentChunks = KVVec<Option<Arc<LentChunk>>>;
 
-/// A chunk of lent memory.
+/// Chunk of lent memory.
 pub(crate) struct LentChunk {
     pages: DmaPages,
-    /// What it is for: the home of a region, and the region.
+    /// Home and number of the region that the memory is lent to.
     region: NodeScopedId,
 }
 
@@ -49,34 +60,35 @@ impl Deref for LentChunk {
 }
 
 impl LentChunk {
-    /// The region, and the RNIC address. Memory of a process may be in several regions.
+    /// Returns the key of the chunk in `chunks_by_addr`. Pinned memory of a process may be in several
+    /// regions.
     fn table_key(&self) -> (NodeScopedId, u64) {
         (self.region, self.dma_addr())
     }
 }
 
 struct Loan {
-    /// Nothing while it is being allocated.
+    /// `None` while the chunks are being allocated.
     chunks: Option<LentChunks>,
     bytes: u64,
-    /// Whether its home is another node.
+    /// Set if the home is another node.
     remote_home: bool,
 }
 
-/// Bytes that this node lends to others, and to regions of its own, through whichever RNIC.
+/// Bytes lent to other nodes and to local regions. All RNICs of this node share both counters.
 static LENT_BYTES: Counter = Counter::new();
 static OWN_BYTES: Counter = Counter::new();
 
-/// The most that they may be.
+/// Maximum bytes lent to other nodes and to local regions.
 #[derive(Clone, Copy)]
 pub(crate) struct LendLimits {
     pub(crate) lent_bytes: u64,
     pub(crate) own_bytes: u64,
 }
 
-/// Memory of a dead home.
+/// Loan of a dead home.
 struct OrphanedLoan {
-    /// The view in which the home was missing first.
+    /// Epoch of the first view without the home.
     removed_epoch: u64,
     loan: Loan,
 }
@@ -86,20 +98,20 @@ struct LoanTableState {
     quarantine: KVVec<OrphanedLoan>,
 }
 
-/// The leases of one node.
+/// Loans of this node through one RNIC.
 #[pin_data]
 pub(crate) struct LoanTable {
     device: IbDevice,
     limits: LendLimits,
     #[pin]
     state: Mutex<LoanTableState>,
-    /// Chunks by region and RNIC address, for regions mapped on the node that lends them.
+    /// Chunks by region and RNIC address, for mappings on the lending node.
     #[pin]
     chunks_by_addr: Mutex<RBTree<(NodeScopedId, u64), Arc<LentChunk>>>,
     stats: Arc<Stats>,
 }
 
-/// Bytes that a region may take: what is available now, less a reserve to live on.
+/// Returns the bytes that a region may take: the available memory minus a reserve of 1/8 of RAM.
 fn lendable_bytes() -> u64 {
     // SAFETY: The function has no preconditions.
     let pages = unsafe { bindings::si_mem_available() };
@@ -108,7 +120,7 @@ fn lendable_bytes() -> u64 {
 }
 
 impl LoanTable {
-    /// Nothing lent.
+    /// Creates an empty table.
     pub(crate) fn new(
         device: IbDevice,
         limits: LendLimits,
@@ -127,16 +139,18 @@ impl LoanTable {
         })
     }
 
-    /// Lends memory for `layout` to a region of the home, unless the lease exists already. `foreign` says
-    /// whether the home is another node; if it is not, the caller is charged for the memory. `wanted` is asked, once there is a
-    /// lease and from time to time, whether to go on.
+    /// Lends memory for `layout` to a region of the home, unless the loan exists already. If the home is this
+    /// node (`remote_home` is `false`), the memory is charged to the caller. `check_live` is called before
+    /// each chunk is allocated, and an error stops the allocation.
     ///
     /// # Errors
     ///
-    /// - `ENOSPC` if there is not so much, or a cap is reached: chunks of no size will do.
-    /// - `ENOMEM` if there is none in chunks of this size.
-    /// - `EINPROGRESS` if the same lease is being made.
-    /// - That of `wanted`.
+    /// - `ENOSPC`: not enough memory, or a limit is reached. Smaller chunks do not help.
+    /// - `ENOMEM`: no memory in chunks of this size.
+    /// - `EINPROGRESS`: the same loan is being allocated.
+    /// - `EINVAL`: the loan exists with another number of chunks.
+    /// - `EHOSTDOWN`: the home died meanwhile.
+    /// - Errors of `check_live`.
     pub(crate) fn lend(
         &self,
         key: NodeScopedId,
@@ -152,13 +166,14 @@ impl LoanTable {
         self.commit(key, chunks)
     }
 
-    /// As [`Self::lend`], to a region of this node, but of memory that is there, and stays what it is.
+    /// Lends pinned memory to a region of this node. The contents remain.
     ///
     /// # Errors
     ///
-    /// - `ENOSPC` if a cap is reached, `ENOMEM`.
-    /// - `EINVAL` if it is not contiguous as the layout has it, or has a page twice.
-    /// - `EINTR` if the task is killed.
+    /// - `ENOSPC`: a limit is reached.
+    /// - `ENOMEM`: out of memory.
+    /// - `EINVAL`: the memory is not contiguous as `layout` requires, or contains a page twice.
+    /// - `EINTR`: the task was killed.
     pub(crate) fn lend_pinned(
         &self,
         key: NodeScopedId,
@@ -182,7 +197,7 @@ impl LoanTable {
         self.commit(key, chunks)
     }
 
-    /// Gives a lease that was reserved its memory, or forgets it.
+    /// Completes a reserved loan with its chunks, or removes the loan on error.
     fn commit(&self, key: NodeScopedId, chunks: Result<LentChunks>) -> Result {
         let mut state = self.state.lock();
         let (chunks, error) = match (chunks, state.loans.get_mut(&key)) {
@@ -202,7 +217,7 @@ impl LoanTable {
         Err(error)
     }
 
-    /// Enters a lease without memory. Returns whether it is new.
+    /// Reserves a loan without memory and charges its size. Returns `true` if the loan is new.
     fn reserve(&self, key: NodeScopedId, layout: &Layout, remote_home: bool) -> Result<bool> {
         let mut state = self.state.lock();
         match state.loans.get(&key) {
@@ -252,7 +267,7 @@ impl LoanTable {
         }
     }
 
-    /// Takes leases that are gone off what is taken.
+    /// Subtracts removed loans from the counters of lent memory.
     fn uncharge_all<'a>(&self, loans: impl IntoIterator<Item = &'a Loan>) {
         for loan in loans {
             self.uncharge(loan.bytes, loan.remote_home);
@@ -280,10 +295,11 @@ impl LoanTable {
         })
     }
 
-    /// The chunks of a region, of whose memory `pages` gives the part of each.
+    /// Builds the chunks of a region. `pages` returns the memory of each chunk.
     ///
-    /// What tells of them is charged to nobody: where a group has taken all it may, pages are refused, but
-    /// small things kill. It is little beside the pages, which the caps bound.
+    /// The bookkeeping is not charged to a cgroup. At the limit of a cgroup, page allocations fail, but small
+    /// allocations invoke the OOM killer. The bookkeeping is small compared to the pages, which the limits
+    /// bound.
     fn build_chunks(
         &self,
         region: NodeScopedId,
@@ -308,7 +324,7 @@ impl LoanTable {
     fn publish_chunk(&self, chunk: Arc<LentChunk>) -> Result<Arc<LentChunk>> {
         let node = RBTreeNode::new(chunk.table_key(), chunk.clone(), GFP_KERNEL)?;
         let mut chunks_by_addr = self.chunks_by_addr.lock();
-        // A process may have a page twice.
+        // A process may have mapped a page twice.
         if chunks_by_addr.get(&chunk.table_key()).is_some() {
             return Err(EINVAL);
         }
@@ -327,16 +343,18 @@ impl LoanTable {
         drop(removed);
     }
 
-    /// The chunk of a region at an RNIC address of ours.
+    /// Returns the chunk of a region at an RNIC address of this node.
     pub(crate) fn find_chunk(&self, region: NodeScopedId, addr: u64) -> Option<Arc<LentChunk>> {
         self.chunks_by_addr.lock().get(&(region, addr)).cloned()
     }
 
-    /// Calls `f` with the RNIC addresses of a lease's chunks from `first` on, until it returns false.
+    /// Calls `f` with the RNIC addresses of a loan's chunks, starting at `first_chunk`, until `f` returns
+    /// `false`.
     ///
     /// # Errors
     ///
-    /// `ENOENT` if there is no such lease.
+    /// - `ENOENT`: the loan does not exist, or a chunk was returned.
+    /// - `EINPROGRESS`: the loan is being allocated.
     pub(crate) fn for_each_address(
         &self,
         key: NodeScopedId,
@@ -354,11 +372,11 @@ impl LoanTable {
         Ok(())
     }
 
-    /// Takes the memory of a lease back, if there is such a lease.
+    /// Frees a loan, if it exists.
     ///
     /// # Errors
     ///
-    /// `EINPROGRESS` if it is being made.
+    /// - `EINPROGRESS`: the loan is being allocated.
     pub(crate) fn release(&self, key: NodeScopedId) -> Result {
         let mut state = self.state.lock();
         if matches!(state.loans.get(&key), Some(Loan { chunks: None, .. })) {
@@ -370,11 +388,11 @@ impl LoanTable {
         Ok(())
     }
 
-    /// Takes some chunks of a lease back, those that there are.
+    /// Frees some chunks of a loan. Ignores missing chunks and a missing loan.
     ///
     /// # Errors
     ///
-    /// `EINPROGRESS` if it is being made.
+    /// - `EINPROGRESS`: the loan is being allocated.
     pub(crate) fn shrink(&self, key: NodeScopedId, indices: impl Iterator<Item = u32>) -> Result {
         let mut state = self.state.lock();
         let Some(loan) = state.loans.get_mut(&key) else {
@@ -392,7 +410,7 @@ impl LoanTable {
         Ok(())
     }
 
-    /// Frees leases, whose memory nobody can reach any more.
+    /// Frees loans whose memory cannot be accessed any longer.
     fn free_loans(&self, loans: impl IntoIterator<Item = Loan>) {
         for loan in loans {
             if let Some(chunks) = &loan.chunks {
@@ -402,7 +420,7 @@ impl LoanTable {
         }
     }
 
-    /// Puts the leases of a home in quarantine that is missing from the view as of `epoch`.
+    /// Moves the loans of a home that is missing from the view of `epoch` into quarantine.
     pub(crate) fn quarantine_home(&self, home: u32, epoch: u64) {
         let mut state = self.state.lock();
         loop {
@@ -422,7 +440,8 @@ impl LoanTable {
                     removed_epoch: epoch,
                     loan,
                 };
-                // Without memory to note it, it is lost for good: a dead node's peers may still write to it.
+                // Leak the memory if the loan cannot be recorded: peers of the dead home may still write to
+                // it.
                 if let Err(error) = state.quarantine.reserve(1, GFP_KERNEL) {
                     pr_warn!("no memory to note lent memory: it is lost: {error:?}\n");
                     core::mem::forget(orphan);
@@ -430,13 +449,13 @@ impl LoanTable {
                     let _ = state.quarantine.push(orphan, GFP_KERNEL);
                 }
             } else {
-                // Who makes it finds it gone, and gives its memory back.
+                // The allocating thread finds the reservation removed, and frees the memory.
                 self.uncharge_all(Some(&loan));
             }
         }
     }
 
-    /// Frees what is in quarantine since `epoch` or before: every node has heard of that view.
+    /// Frees the loans quarantined at `epoch` or earlier. All members have synchronized that view.
     pub(crate) fn free_quarantined(&self, epoch: u64) {
         self.state.lock().quarantine.retain(|orphan| {
             let keep = orphan.removed_epoch > epoch;
@@ -447,7 +466,8 @@ impl LoanTable {
         });
     }
 
-    /// Frees everything: the node has left, or the RNIC goes, and nobody is connected any more.
+    /// Frees everything. The node has left the cluster, or the RNIC is removed, and no peer is connected any
+    /// longer.
     pub(crate) fn clear(&self) {
         let mut state = self.state.lock();
         let loans = core::mem::replace(&mut state.loans, RBTree::new());

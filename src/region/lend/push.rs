@@ -1,12 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Bytes that the node that lends them writes to another node's memory, for a third (LITE: `LT_memcpy` is
-//! executed at the source).
+//! Pushes: this node writes bytes that it lends to the memory of another node, on behalf of a third node
+//! (LITE executes `LT_memcpy` at the source).
 //!
-//! To answer a request no other node is asked, so the bytes go in the background, in the line of the node that
-//! they go to, and who asks is told to ask again until they are there. What is still under way when a queue pair
-//! fails is waited for: when the answer comes, nothing comes after it. And as nobody else knows of what is pushed
-//! for a node that has died, nobody hears from us of that death before it is over.
+//! # Operation
+//!
+//! Serving a request must not wait for another node. So a push runs in the background on the workqueue of the
+//! target node. The requester receives `EINPROGRESS` and repeats the request until the push is complete.
+//!
+//! # Recovery
+//!
+//! If a QP fails, the push waits until packets of that QP can no longer arrive. So no byte arrives after the
+//! reply. If the requester or the home of the target dies, no other node can detect the push. Therefore this
+//! node does not send its names for the new view before such pushes are complete
+//! ([`ActivePushes::involves_removed`]).
+//!
+//! # Locking
+//!
+//! `ActivePushes::active` and `PushFailures::qp_failures` (mutexes) protect one list each. The connection's
+//! state lock nests inside `qp_failures`.
 
 use super::loan::LentChunk;
 use crate::{
@@ -39,7 +51,7 @@ use kite_core::{
     wire::{ChunkLocation, LentChunkAddr},
 };
 
-/// What a push has left behind that may come late.
+/// Failed QPs of a push, whose packets may still arrive.
 #[pin_data]
 struct PushFailures {
     #[pin]
@@ -52,10 +64,10 @@ impl InflightGuard for &PushFailures {
     }
 }
 
-/// Who is concerned by a push: who asked for it, and the home of where it goes.
+/// Nodes involved in a push: the requester, and the home of the target region.
 type PushParties = (NodeInstance, NodeInstance);
 
-/// Whom pushes that are under way concern.
+/// Nodes involved in the pushes in progress. One entry per push.
 #[pin_data]
 pub(in crate::region) struct ActivePushes {
     #[pin]
@@ -63,12 +75,12 @@ pub(in crate::region) struct ActivePushes {
 }
 
 impl ActivePushes {
-    /// None.
+    /// Creates an empty list.
     pub(in crate::region) fn new() -> impl PinInit<Self> {
         pin_init!(Self { active <- new_mutex!(KVec::new()) })
     }
 
-    /// Whether one concerns a node that `has` does not know.
+    /// Returns `true` if a push involves a node for which `is_member` returns `false`.
     pub(in crate::region) fn involves_removed(
         &self,
         is_member: impl Fn(NodeInstance) -> bool,
@@ -80,13 +92,14 @@ impl ActivePushes {
     }
 }
 
-/// A push for a peer, which hears that nothing was done if this is dropped before it is over.
+/// Push for a peer. Dropping it records the result. If the push has not run, the request is recorded as not
+/// executed.
 struct PushJob {
     memory_service: Arc<MemoryService>,
     peer: Arc<Peer>,
     home: NodeInstance,
     sequence: u64,
-    /// 0, or the errno.
+    /// 0 on success, else the errno. `None` until the push has run.
     result: Option<u64>,
 }
 
@@ -124,13 +137,17 @@ impl Drop for PushJob {
 }
 
 impl MemoryService {
-    /// Begins to push memory that this node lends, for a peer, or says how far that is. It begins only when the peer
-    /// acts on the same view as we do: either may know of an end that the other does not.
+    /// Starts a push of lent memory for a peer, or returns its progress. A push starts only if the peer has
+    /// applied the same view as this node: otherwise either may count a dead node as member.
     ///
     /// # Errors
     ///
-    /// `EINPROGRESS`; those of [`Self::find_lent`]; `EHOSTDOWN` if the other node is not in the view; `ERANGE`,
-    /// `ETIMEDOUT`, `EIO`.
+    /// - `EINPROGRESS`: the push is not complete, or the views differ.
+    /// - `ESTALE`, `EHOSTDOWN`: see [`Self::find_lent_chunk`].
+    /// - `EHOSTDOWN`: the target node or the home of the target region is not in the view.
+    /// - `ERANGE`: the bytes are not all in the chunk.
+    /// - `ETIMEDOUT`: the push timed out, or the peer does not wait for the result any longer.
+    /// - `EIO`: the RNIC or the target node failed the write.
     pub(in crate::region) fn serve_push(
         self: &Arc<Self>,
         node: u32,
@@ -152,7 +169,7 @@ impl MemoryService {
             RequestState::Done(answer) => return result_from_errno(answer),
         }
         let started = self.start_push(&peer, sequence, source, (home, destination), len);
-        // A copy that comes late is to be refused, too.
+        // Record the error, so that a delayed copy of the request fails, too.
         started.inspect_err(|error| peer.complete_once(sequence, Some(errno_of(*error))))?;
         Err(errno::inprogress())
     }
@@ -191,11 +208,16 @@ impl MemoryService {
         Ok(())
     }
 
-    /// Writes `len` bytes of a chunk of ours to another node. When this returns, nothing of it can come late.
+    /// Writes `len` bytes of a lent chunk to another node. On return, no packet of the push can arrive any
+    /// longer.
     ///
     /// # Errors
     ///
-    /// `ERANGE` if they are not all in the chunk; `EHOSTDOWN`, `ETIMEDOUT`, `EIO`, `ENOMEM`.
+    /// - `ERANGE`: the bytes are not all in the chunk.
+    /// - `EHOSTDOWN`: the target node is not in the view.
+    /// - `ETIMEDOUT`: the write did not complete within [`CONTROL_TIMEOUT_MS`].
+    /// - `EIO`: the RNIC or the target node failed the write.
+    /// - `ENOMEM`: out of memory.
     pub(in crate::region) fn push_chunk(
         &self,
         chunk: &Arc<LentChunk>,
@@ -207,7 +229,8 @@ impl MemoryService {
         if offset > chunk.len() || len > chunk.len() - offset {
             return Err(ERANGE);
         }
-        // SAFETY: So many bytes are there from `offset` on, and stay while `chunk` does.
+        // SAFETY: The range check above proves that `len` bytes exist from `offset` on. They stay allocated
+        // while `chunk` exists.
         let memory = unsafe { Buffer::from_kernel(chunk.as_ptr().add(offset), len) };
         let failures = KBox::pin_init(
             pin_init!(PushFailures { qp_failures <- new_mutex!(KVec::new()) }),
@@ -240,8 +263,8 @@ impl MemoryService {
         }
         pushed.map_err(|stop| match stop {
             TransferStop::Failed(error) if error != EIO => error,
-            // The kernel's memory is present, and so is its permission. The RNIC may not let go of it: better lost than
-            // used again.
+            // Kernel memory is always present, and the transfer is not throttled. So only `EIO` remains. The
+            // RNIC may still access the chunk: leak the chunk rather than reuse its memory.
             _ => {
                 core::mem::forget(chunk.clone());
                 EIO

@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Setting the bytes of a region, and copying between regions (LITE: `LT_memset`, `LT_memcpy`,
-//! `LT_memmove`).
+//! Filling regions, and copying between regions (LITE: `LT_memset`, `LT_memcpy`, `LT_memmove`).
 //!
-//! What can be done where the memory is, is done there, by the processor of the node that lends it: it is
-//! asked for one piece at a time, as for an atomic operation ([`super::atomic`]). Bytes that go from one other
-//! node to another are pushed by the one that has them ([`crate::region::lend::push`]).
+//! # Operation
+//!
+//! The CPU of the node that lends the memory fills, and copies between chunks of that node. The requesting
+//! node sends one control request per step, as for an atomic operation ([`super::atomic`]). If source and
+//! destination are on two other nodes, the source node pushes the bytes ([`crate::region::lend::push`]). If
+//! one of both is on this node, the bytes pass through a bounce buffer of this node.
+//!
+//! # Recovery
+//!
+//! Each step repeats while a region moves. A step with unknown outcome is cancelled before the mapping counts
+//! as drained ([`Mapping::is_drained`]).
 
 use super::{chunk_map::PieceLocation, io::AccessRequest, Mapping};
 use crate::{
@@ -27,12 +34,12 @@ use kite_core::{
     wire::{ControlRequest, LentChunkAddr, PUSH_SEQUENCE_FLAG},
 };
 
-/// Most bytes that a node is asked to copy, or to set, at a time: other numbered requests of the asking node wait
+/// Maximum bytes of one copy or fill request. Other exactly-once requests of the requesting node wait
 /// meanwhile.
 const MAX_COPY_STEP_BYTES: u32 = 64 << 10;
 const MAX_FILL_STEP_BYTES: u32 = 256 << 10;
 
-/// Bytes to set.
+/// Fill of a range of a region with one byte value.
 pub(crate) struct FillRequest {
     pub(crate) offset: u64,
     pub(crate) len: u64,
@@ -40,14 +47,14 @@ pub(crate) struct FillRequest {
     pub(crate) deadline: Deadline,
 }
 
-/// One end of a copy.
+/// Source or destination of a copy.
 #[derive(Clone, Copy)]
 pub(crate) struct CopyOperand<'a> {
     pub(crate) mapping: &'a Arc<Mapping>,
     pub(crate) offset: u64,
 }
 
-/// Bytes to copy.
+/// Copy between two ranges of mapped regions.
 pub(crate) struct CopyRequest<'a> {
     pub(crate) from: CopyOperand<'a>,
     pub(crate) to: CopyOperand<'a>,
@@ -57,11 +64,11 @@ pub(crate) struct CopyRequest<'a> {
 }
 
 impl FillRequest {
-    /// Sets the bytes of a mapped region. The service is entered by `enter`.
+    /// Fills a range of a mapped region. `enter_service` returns a guard of the service for each attempt.
     ///
     /// # Errors
     ///
-    /// As `struct kite_fill` in `include/uapi/kite.h` says.
+    /// See `struct kite_fill` in `include/uapi/kite.h`.
     pub(crate) fn run<L: Deref<Target = Arc<MemoryService>>>(
         &self,
         enter_service: impl Fn() -> Result<L>,
@@ -121,7 +128,7 @@ impl FillRequest {
         piece: Piece,
     ) -> Result {
         let (len, byte) = (piece.len, self.byte);
-        // Our own memory stays while we are inside.
+        // The guard keeps local memory from being freed.
         let chunk_map = mapping.access_chunks()?;
         match chunk_map.find(piece)? {
             PieceLocation::Local(chunk) => {
@@ -150,7 +157,8 @@ impl FillRequest {
     }
 }
 
-/// A piece as the node that lends it knows it; it is at `addr` there.
+/// Returns a piece in the form in which the lender identifies chunks. `addr` is the address of the piece
+/// there.
 fn to_wire_span(mapping: &Mapping, addr: u64, piece: Piece) -> LentChunkAddr {
     LentChunkAddr {
         home: mapping.home,
@@ -161,11 +169,11 @@ fn to_wire_span(mapping: &Mapping, addr: u64, piece: Piece) -> LentChunkAddr {
 }
 
 impl CopyRequest<'_> {
-    /// Copies between mapped regions. The service is entered by `enter`.
+    /// Copies between mapped regions. `enter_service` returns a guard of the service for each attempt.
     ///
     /// # Errors
     ///
-    /// As `struct kite_copy` in `include/uapi/kite.h` says.
+    /// See `struct kite_copy` in `include/uapi/kite.h`.
     pub(crate) fn run<L: Deref<Target = Arc<MemoryService>>>(
         &self,
         enter_service: impl Fn() -> Result<L>,
@@ -218,7 +226,7 @@ impl CopyRequest<'_> {
         Ok(())
     }
 
-    /// Calls `f`, and again when either region has moved meanwhile.
+    /// Calls `f`, and again after each move of either region for which `f` returns `EINPROGRESS`.
     fn retry_on_move<T>(&self, mut f: impl FnMut() -> Result<T>) -> Result<T> {
         loop {
             match f() {
@@ -231,20 +239,22 @@ impl CopyRequest<'_> {
         }
     }
 
-    /// Whether others do it. What comes from or to this node asks by itself.
+    /// Returns `true` if other nodes copy the step. Transfers from or to this node are admitted by
+    /// [`AccessRequest::run`] instead.
     fn is_all_remote(&self, step: CopySegment) -> Result<bool> {
         let (from, to) = (self.from, self.to);
         Ok(from.mapping.is_remote(from.piece(step)?)? && to.mapping.is_remote(to.piece(step)?)?)
     }
 
-    /// Copies what is all at this node, or all at others. Returns whether it is.
+    /// Copies a step whose source and destination are both on this node, or both on other nodes. Returns
+    /// `false` otherwise, and copies nothing.
     fn copy_at_lender(
         &self,
         memory_service: &Arc<MemoryService>,
         step: CopySegment,
     ) -> Result<bool> {
         let (from_piece, to_piece) = (self.from.piece(step)?, self.to.piece(step)?);
-        // Our own memory stays while we are inside.
+        // The guards keep local memory from being freed.
         let (source_map, target_map) = (
             self.from.mapping.access_chunks()?,
             self.to.mapping.access_chunks()?,
@@ -294,7 +304,7 @@ impl CopyRequest<'_> {
         }
     }
 
-    /// Reads or writes what comes from or goes to this node.
+    /// Reads the step into the bounce buffer, and writes it from there.
     fn copy_via_bounce<L: Deref<Target = Arc<MemoryService>>>(
         &self,
         enter_service: impl Fn() -> Result<L>,
@@ -305,8 +315,9 @@ impl CopyRequest<'_> {
         if bounce.is_empty() {
             bounce.resize(MAX_COPY_STEP_BYTES as usize, 0, GFP_KERNEL_ACCOUNT)?;
         }
-        // SAFETY: The buffer has so many bytes, stays where it is while this lives, and is used by nothing
-        // else meanwhile.
+        // SAFETY: The buffer has at least `step.len` bytes, since `step.len` is at most
+        // `MAX_COPY_STEP_BYTES`. The vector is not reallocated while `memory` exists, and nothing else uses
+        // the bytes meanwhile.
         let memory = unsafe { Buffer::from_kernel(bounce.as_mut_ptr(), step.len as usize) };
         let ends = [(&self.from, Direction::Read), (&self.to, Direction::Write)];
         let copied = ends.into_iter().try_for_each(|(end, direction)| {
@@ -319,7 +330,7 @@ impl CopyRequest<'_> {
             access.run(&enter_service, end.mapping, &memory, self.tenant, stats)
         });
         if copied == Err(EIO) {
-            // The RNIC may not let go of it: better lost than used again.
+            // The RNIC may still access the buffer. Leak the buffer rather than reuse its memory.
             core::mem::forget(core::mem::take(bounce));
         }
         copied
@@ -334,7 +345,7 @@ impl CopyOperand<'_> {
         })
     }
 
-    /// The piece of a step, which is in one chunk.
+    /// Returns the piece of a step. Each step is within one chunk.
     fn piece(&self, step: CopySegment) -> Result<Piece> {
         let layout = self.mapping.layout()?;
         let pieces = layout.pieces(self.offset + step.offset, step.len.into());
@@ -342,7 +353,7 @@ impl CopyOperand<'_> {
     }
 }
 
-/// Copies within this node.
+/// Copies between chunks of this node.
 fn copy_lent_bytes(
     (from, from_offset): (&LentChunk, u32),
     (to, to_offset): (&LentChunk, u32),
@@ -351,26 +362,27 @@ fn copy_lent_bytes(
     to.copy_from(to_offset as usize, from, from_offset as usize, len as usize)
 }
 
-/// At the node that lends the memory.
+/// Requests served by the lender of the memory.
 impl MemoryService {
-    /// Finds memory that this node lends.
+    /// Returns a chunk that this node lends.
     ///
     /// # Errors
     ///
-    /// `ESTALE` if it is not lent to that region any more, `EHOSTDOWN` if the home of it died.
+    /// - `ESTALE`: the chunk is not lent to that region any longer.
+    /// - `EHOSTDOWN`: the home of the region died.
     pub(in crate::region) fn find_lent_chunk(
         &self,
         home: u32,
         region: u64,
         chunk: u64,
     ) -> Result<Arc<LentChunk>> {
-        // Else the memory of a home that died would be taken for freed.
+        // Check the view first: otherwise a chunk of a dead home would be reported as freed.
         self.cluster.instance_of(home)?;
         let key: NodeScopedId = (home, region);
         self.loans.find_chunk(key, chunk).ok_or_else(errno::stale)
     }
 
-    /// Sets bytes of memory that this node lends, for a peer.
+    /// Fills bytes of lent memory for a peer.
     pub(in crate::region) fn serve_fill(
         &self,
         node: u32,
@@ -388,7 +400,7 @@ impl MemoryService {
         done.map(drop)
     }
 
-    /// Copies within memory that this node lends, for a peer.
+    /// Copies between lent chunks for a peer.
     pub(in crate::region) fn serve_copy(
         &self,
         node: u32,

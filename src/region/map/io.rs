@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Reading and writing a mapped region.
+//! Reads and writes of mapped regions.
 //!
-//! The request is checked whole before anything is posted (handle and rights by the session, range
-//! here). Chunks of this node are copied, others go through the fabric.
+//! # Operation
 //!
-//! The caller's memory may not be present, and its owner may let us wait for it for as long as he likes
-//! (FUSE, userfaultfd). So an access stops there, leaves the RNIC, and goes on when the memory has come.
+//! The range is checked completely before anything is posted; the session has checked the handle and the
+//! rights. Chunks of this node are copied by the CPU, other chunks are transferred by [`Transfer`]. Short
+//! accesses to one chunk can be submitted without waiting ([`AccessRequest::submit`]).
+//!
+//! # Recovery
+//!
+//! The caller's memory may be absent, and a fault on that memory may take arbitrarily long (FUSE,
+//! userfaultfd). So an access stops at an absent page, drains its in-flight segments, faults the memory in,
+//! and continues. An access also stops while the region moves and while the tenant is throttled.
 
 use super::{batch::AccessBatch, chunk_map::PieceLocation, Mapping};
 use crate::{
@@ -38,20 +44,20 @@ use kite_core::{
     wire::ChunkLocation,
 };
 
-/// Bytes that are copied while parts are under way.
+/// Bytes that are copied locally before segments in flight are drained.
 const MAX_LOCAL_COPY_BYTES: usize = 4 << 20;
 
-/// Times in a row that the caller's memory may go away between being made present and being used.
+/// Number of successive times that the caller's memory may be reclaimed between the fault-in and the use.
 const MAX_FAULT_RETRIES: u32 = 16;
 
-/// Part of a region.
+/// Range of a region, in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct RegionRange {
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
-/// Bytes to move between parts of a region, and as many of a buffer, which has them one after the other.
+/// Transfer between ranges of a region and a buffer that holds the ranges one after the other.
 pub(crate) struct VectoredAccess<'a> {
     pub(crate) direction: Direction,
     pub(crate) ranges: &'a [RegionRange],
@@ -60,11 +66,11 @@ pub(crate) struct VectoredAccess<'a> {
 }
 
 impl VectoredAccess<'_> {
-    /// Moves them. The service is entered by `enter`.
+    /// Transfers the bytes. `enter_service` returns a guard of the service for each attempt.
     ///
     /// # Errors
     ///
-    /// As `struct kite_rw` in `include/uapi/kite.h` says.
+    /// See `struct kite_rw` in `include/uapi/kite.h`.
     pub(crate) fn run<L: Deref<Target = Arc<MemoryService>>>(
         &self,
         enter_service: impl Fn() -> Result<L>,
@@ -111,24 +117,26 @@ impl VectoredAccess<'_> {
                 false => absent.fault_in(memory),
             };
             if absent.needs_pin && fetched == Err(ENOMEM) {
-                // RLIMIT_MEMLOCK or the pins of other threads leave no room. Slot buffers need no pins.
+                // No page can be pinned: RLIMIT_MEMLOCK is reached, or pins of other threads use the limit
+                // up. Slot buffers need no pins.
                 memory.fault_in(absent.buffer_offset, absent.len, absent.writable)?;
                 resume_state.bounced_until = absent.buffer_offset.saturating_add(absent.len);
                 fault_retries = 0;
             } else {
                 fetched?;
             }
-            // Nothing is under way, so the memory's owner may take its time.
+            // A fault may take arbitrarily long here: no segment is in flight.
             resume_state.copy_out_deferred(memory)?;
         }
         resume_state.copy_out_deferred(memory)
     }
 
-    /// The pieces of the region, each with its place in the buffer, but for the first `moved` bytes.
+    /// Returns the pieces of the region, each with its offset in the buffer. The first `bytes_done` bytes are
+    /// skipped.
     ///
     /// # Errors
     ///
-    /// `ERANGE` if not all are in the region.
+    /// - `ERANGE`: a range is not entirely in the region.
     fn pieces<'a>(
         &'a self,
         layout: &'a Layout,
@@ -150,7 +158,7 @@ impl VectoredAccess<'_> {
     }
 }
 
-/// Part of a region, and a deadline.
+/// Transfer between one range of a region and a buffer.
 pub(crate) struct AccessRequest {
     pub(crate) direction: Direction,
     pub(crate) offset: u64,
@@ -158,24 +166,25 @@ pub(crate) struct AccessRequest {
     pub(crate) deadline: Deadline,
 }
 
-/// Who looks after many accesses, and begins more, without waiting.
+/// State that successive non-blocking accesses of one submitter share.
 pub(crate) struct SubmitContext<'a> {
     pub(crate) tenant: &'a Tenant,
-    /// When it may go, by the priority and limits of the tenant.
+    /// Admission of the access by the priority and the rate limits of the tenant.
     pub(crate) admission: &'a mut AdmissionTicket,
-    /// Where requests are put that are posted together.
+    /// Scratch space for the work requests that are posted as one chain.
     pub(crate) wr_chain: &'a mut WrChain,
-    /// Memory that some of them may name.
+    /// Long-term DMA mapping in which buffers of the accesses may lie.
     pub(crate) arena: Option<&'a Arc<LongTermDmaMap>>,
     pub(crate) now: Instant<Monotonic>,
 }
 
 impl AccessRequest {
-    /// Moves bytes between a region and `memory`. The service is entered by `enter`.
+    /// Transfers bytes between a region and `memory`. `enter_service` returns a guard of the service for each
+    /// attempt.
     ///
     /// # Errors
     ///
-    /// As `struct kite_rw` in `include/uapi/kite.h` says.
+    /// See `struct kite_rw` in `include/uapi/kite.h`.
     pub(crate) fn run<L: Deref<Target = Arc<MemoryService>>>(
         &self,
         enter_service: impl Fn() -> Result<L>,
@@ -189,7 +198,7 @@ impl AccessRequest {
         result
     }
 
-    /// Takes note of its end, by an error or without.
+    /// Counts and traces a completed or failed access.
     pub(crate) fn account(&self, mapping: &Mapping, stats: &Stats, error: Option<Error>) {
         self.count_stats(stats, error.is_none());
         trace::access(
@@ -202,12 +211,14 @@ impl AccessRequest {
         );
     }
 
-    /// Begins to move bytes between a region and `memory`, which has to be present, without waiting. When
-    /// what is posted has landed, [`Self::ended`] is to be told.
+    /// Submits a transfer between a region and `memory`, which must be present, without waiting. If a batch
+    /// is returned, the caller must call [`Self::account`] when the access has completed.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it would have to wait; else as for [`Self::run`].
+    /// - `EAGAIN`: the call would have to wait.
+    /// - `ETIMEDOUT`: the deadline expired.
+    /// - Other errors: see [`Self::run`].
     pub(crate) fn submit(
         &self,
         memory_service: &MemoryService,
@@ -222,11 +233,12 @@ impl AccessRequest {
         self.account_unless_retry(mapping, &memory_service.stats, context.now, submitted)
     }
 
-    /// As [`Self::begin`], but it goes with others. Returns nothing if it cannot.
+    /// Adds the access to a batch that is not posted yet, without waiting. Returns `None` if the access does
+    /// not fit the batch.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// See [`Self::submit`].
     pub(crate) fn try_join(
         &self,
         fabric: &Fabric,
@@ -238,11 +250,12 @@ impl AccessRequest {
         self.account_unless_retry(batch.mapping(), &fabric.stats, context.now, joined)
     }
 
-    /// The piece of a region in which it is, if it is short and in one.
+    /// Returns the piece that the access covers. Returns `None` if the access crosses a chunk boundary, or is
+    /// too long for a submission without waiting.
     ///
     /// # Errors
     ///
-    /// `ERANGE` if it is not in the region.
+    /// - `ERANGE`: the access is not entirely in the region.
     pub(in crate::region) fn single_chunk_piece(
         &self,
         layout: &Layout,
@@ -257,7 +270,7 @@ impl AccessRequest {
         Ok(piece.filter(|piece| piece.len as usize <= max_len))
     }
 
-    /// All of it, which is at this place.
+    /// Returns the whole access as one segment at `location`.
     pub(in crate::region) fn to_segment(&self, location: ChunkLocation) -> Segment {
         Segment {
             instance: location.instance,
@@ -267,7 +280,8 @@ impl AccessRequest {
         }
     }
 
-    /// Takes note of an error, unless it is to be tried again.
+    /// Counts and traces an error, unless the caller must retry the access. A moving region is reported as
+    /// `EAGAIN`.
     fn account_unless_retry<T>(
         &self,
         mapping: &Mapping,
@@ -275,7 +289,7 @@ impl AccessRequest {
         now: Instant<Monotonic>,
         submitted: Result<T>,
     ) -> Result<T> {
-        // Signals to whoever looks are not the caller's.
+        // Compare with `now` only: a pending signal of the polling thread must not fail the caller's access.
         let error = match submitted {
             Err(error) if error != EAGAIN && error != errno::inprogress() => error,
             Err(_) if self.deadline.has_expired_at(now) => ETIMEDOUT,
@@ -285,11 +299,12 @@ impl AccessRequest {
         Err(error)
     }
 
-    /// As [`Self::run`], for what is no access of a user.
+    /// Transfers bytes as [`Self::run`] does, but without statistics and trace: for accesses by the module
+    /// itself.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// See [`Self::run`].
     pub(crate) fn transfer<L: Deref<Target = Arc<MemoryService>>>(
         &self,
         enter_service: impl Fn() -> Result<L>,
@@ -324,29 +339,29 @@ impl AccessRequest {
 }
 
 impl SubmitContext<'_> {
-    /// Whether it may go now.
+    /// Returns `true` if the tenant's limits admit the access now.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(in crate::region) fn try_admit(&mut self, access: &AccessRequest) -> Result<bool> {
         self.tenant
             .try_admit(self.admission, access.len, access.deadline)
     }
 }
 
-/// What became of an access at once.
+/// Result of [`AccessRequest::submit`].
 pub(crate) enum SubmitResult {
-    /// It is done.
+    /// The access is complete.
     Done,
-    /// It is the first of a batch, which is to be posted.
+    /// The access is the first of a new batch, which the caller must post.
     NewBatch(AccessBatch, BatchedSegment),
-    /// Nothing: it takes longer.
+    /// Nothing was done: a worker must run the access, since it needs to wait or is long.
     NeedsWorker,
 }
 
 impl MemoryService {
-    /// Begins an access, or does it, if it is short and of one piece.
+    /// Completes or submits an access that is short and within one chunk.
     fn submit_access(
         &self,
         mapping: &Arc<Mapping>,
@@ -364,7 +379,7 @@ impl MemoryService {
         };
         let chunk_map = mapping.access_chunks()?;
         match chunk_map.find(piece)? {
-            // That would keep others waiting.
+            // A long copy would delay other accesses of the submitter.
             PieceLocation::Local(_) if access.len as usize > SLOT_BUFFER_BYTES => {
                 Ok(SubmitResult::NeedsWorker)
             }
@@ -400,7 +415,7 @@ impl MemoryService {
         }
     }
 
-    /// Moves bytes but for the first `moved`.
+    /// Transfers the bytes of all ranges, except the first `bytes_done`.
     fn transfer_vectored(
         &self,
         mapping: &Mapping,
@@ -426,7 +441,7 @@ impl MemoryService {
         let mut copied_bytes = 0;
         for (piece, buffer_offset) in vectored.pieces(&layout, bytes_done)? {
             let len = piece.len as usize;
-            // Who ends the mapping, or moves the region, waits for this.
+            // Ending the mapping and moving the region both wait for this guard.
             let chunk_map = match mapping.access_chunks_at(version) {
                 Ok(chunk_map) => chunk_map,
                 Err(error) => {
@@ -448,7 +463,7 @@ impl MemoryService {
                     deadline.check()?;
                     copied_bytes += len;
                     if copied_bytes > MAX_LOCAL_COPY_BYTES {
-                        // Others need what is held for parts that are under way.
+                        // Do not keep the credits and slots of in-flight segments during a long local copy.
                         transfer.drain()?;
                         copied_bytes = len;
                     }
@@ -464,8 +479,9 @@ impl MemoryService {
         transfer.drain()
     }
 
-    /// Copies between memory of this node and the caller's, page by page, until some of that is absent.
-    /// The mapping may end meanwhile; the memory is not reused before we let go of it.
+    /// Copies between memory of this node and the caller's memory page by page. Stops at the first absent
+    /// page of the caller. The mapping may end meanwhile: `pages` is a reference, so the memory is not
+    /// reused.
     fn copy_local(
         &self,
         direction: Direction,

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How packets find the ends of virtual queue pairs that they are for.
+//! Dispatch of packets to the endpoints of VQPs.
 //!
-//! What nobody wants is answered, so that its sender learns. What comes from a node that is not in our view is kept
-//! until the next: views do not come to all at the same time.
+//! A packet for which no endpoint exists is rejected with an update to its sender. Views do not reach all
+//! nodes at the same time. So packets of nodes outside the view are stored until the next view.
+//!
+//! `VqpTable::deferred_packets` is held during the dispatch, so packets are processed in order. Its lock
+//! order is in [`crate::vqp::table`].
 
 use crate::vqp::table::{VqpTable, MAX_DEFERRED_PACKETS};
 use kernel::{prelude::*, sync::Arc};
@@ -13,12 +16,13 @@ use kite_core::{
 };
 
 impl VqpTable {
-    /// The view has changed: what has come from nodes that were not in it before is taken now. Others may be in the next.
+    /// Processes the stored packets of nodes that the current view has added. The others may be in the next
+    /// view.
     pub(crate) fn deliver_deferred(self: &Arc<Self>) {
         self.deliver_from_members(&mut self.deferred_packets.lock());
     }
 
-    /// Takes what has come from nodes that are in the view by now, in its order.
+    /// Processes the stored packets of members, in order.
     fn deliver_from_members(self: &Arc<Self>, deferred: &mut KVec<KVec<u8>>) {
         let is_from_member = |bytes: &KVec<u8>| {
             let packet = Packet::decode(bytes);
@@ -32,21 +36,22 @@ impl VqpTable {
         }
     }
 
-    /// A packet has come, by a connection only from who is at its other end.
+    /// Processes a received packet. `conn_peer` is the node at the other end of the connection, or `None` for
+    /// DC. A packet with another sender than `conn_peer` counts as malformed.
     pub(crate) fn deliver(self: &Arc<Self>, conn_peer: Option<NodeInstance>, bytes: KVec<u8>) {
         let packet = Packet::decode(&bytes).ok();
         let authentic = packet.filter(|packet| conn_peer.is_none_or(|from| packet.sender == from));
         let Some(packet) = authentic else {
             return self.lmr.stats.malformed_messages.add(1);
         };
-        // Held meanwhile, so that packets are taken in their order.
+        // Held throughout, so packets are processed in order.
         let mut deferred = self.deferred_packets.lock();
         if self.lmr.cluster.is_member(packet.sender) {
             self.deliver_from_members(&mut deferred);
             self.process_packet(&packet, &bytes);
         } else {
             if deferred.len() == MAX_DEFERRED_PACKETS {
-                // Most likely of one that has left.
+                // The oldest packet most likely is of a node that has left.
                 drop(deferred.remove(0));
             }
             let _ = deferred.push_within_capacity(bytes);
@@ -70,7 +75,7 @@ impl VqpTable {
         }
     }
 
-    /// A message has come that is for nobody yet.
+    /// Handles a message to which no endpoint belongs yet: creates an endpoint, or rejects the message.
     fn on_first_message(self: &Arc<Self>, packet: &Packet, message: VqpMessage, bytes: &[u8]) {
         let cluster = &self.lmr.cluster;
         let Ok(local) = cluster
@@ -84,7 +89,7 @@ impl VqpTable {
         let created = match is_closed {
             false => {
                 let mut table = self.state.lock();
-                // Nobody prunes what is made for who has left.
+                // The endpoint of a node that left would never be removed.
                 let is_member = cluster.is_member(packet.sender);
                 let memcg = table.listener_memcg(message.port).filter(|_| is_member);
                 memcg.and_then(|memcg| {
@@ -97,7 +102,7 @@ impl VqpTable {
             vqp.on_message(message, bytes);
             return;
         }
-        // Answers to several may come in any order, so it is the same for all.
+        // Replies may arrive in any order, so all replies to one source are equal.
         let phase = match is_closed {
             false => VqpPhase::Refused,
             true => VqpPhase::Closed,

@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Messages that have come to a virtual queue pair, and how a process takes them.
+//! Messages received by a VQP, and how a process receives them.
 //!
-//! Short ones are here, and copied. The bytes of long ones are fetched with one READ, straight to where the process
-//! wants them, after a look whether the sender still lends them: so a sender that died breaks nothing. Whoever takes
-//! a message tells the sender when that may have to wait for it.
+//! # Operation
+//!
+//! Short messages are queued and copied. Long messages are fetched with one READ, directly into the buffer of
+//! the process. Before the READ, the MR entry of the sender is validated, so a dead sender cannot cause an
+//! error on the QP. After a message was taken, the receiver sends an update if the sender could otherwise
+//! block.
+//!
+//! # Locking
+//!
+//! All fields of [`RecvQueue`] are under `Vqp::state`. The lock is not held during the READ, `popping`
+//! reserves the first message meanwhile.
 
 pub(crate) mod deliver;
 pub(crate) mod window_update;
@@ -35,27 +43,27 @@ const _: () = {
     assert!(MAX_RC_INLINE_PAYLOAD_BYTES == 956);
 };
 
-/// A message that has come.
+/// Received message.
 struct QueuedMsg {
     message: VqpMessage,
-    /// Its bytes, if they came with it.
+    /// Inline payload, empty if the message has none.
     bytes: KVec<u8>,
 }
 
-/// Those that no process has taken.
+/// Messages that no process has taken.
 pub(super) struct RecvQueue {
     pub(super) recv_window: RecvWindow,
     messages: KVec<QueuedMsg>,
-    /// A process is taking the first.
+    /// Set while a process takes the first message.
     popping: bool,
 }
 
 impl RecvQueue {
-    /// Empty, with room for all that may come.
+    /// Creates an empty queue with room for a full receive window.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(super) fn new(gfp: Flags) -> Result<Self> {
         Ok(Self {
             recv_window: RecvWindow::default(),
@@ -64,53 +72,53 @@ impl RecvQueue {
         })
     }
 
-    /// Whether there is nothing to take now.
+    /// Returns `true` if no message can be taken now.
     pub(super) fn is_empty(&self) -> bool {
         self.popping || self.messages.is_empty()
     }
 
-    /// Whether a process is taking the first.
+    /// Returns `true` while a process takes the first message.
     pub(super) fn is_popping(&self) -> bool {
         self.popping
     }
 
-    /// Forgets what no process will take.
+    /// Drops all messages that no process will take.
     pub(super) fn clear(&mut self) {
         self.messages.clear();
     }
 }
 
-/// Where a process wants a message.
+/// Destination of a message in a process.
 pub(crate) struct RecvBuffer {
     pub(crate) mr: Arc<UserMr>,
     pub(crate) addr: u64,
     pub(crate) len: u32,
 }
 
-/// What a process hears of a message.
+/// Message metadata for the receiving process.
 #[derive(Clone, Copy)]
 pub(crate) struct ReceivedMsg {
     pub(crate) len: u32,
     pub(crate) immediate: Option<u32>,
-    /// The bytes were written before, to where the sender chose.
+    /// Set if the sender wrote the data before, at an address of its choice.
     pub(crate) is_written: bool,
 }
 
 impl Vqp {
-    /// A message has come. Returns whether the sender is to be told how we are.
+    /// Queues a received message. Returns `true` if the sender must receive an update.
     pub(super) fn on_message(&self, message: VqpMessage, packet_bytes: &[u8]) -> bool {
         let bytes = packet_bytes.get(PACKET_HEADER_SIZE..).unwrap_or_default();
         let mut payload = KVec::new();
         let charged = self
             .memcg
-            // The poller does not wait for a cgroup that is full.
+            // The poller must not wait for a cgroup that has reached its limit.
             .with_active(|| payload.extend_from_slice(bytes, memcg::gfp_atomic_account()));
         let mut state = self.state.lock();
         if state.closed_with.is_some() {
             return true;
         }
         match state.recv_queue.recv_window.receive(message.sequence) {
-            // It is lost, and so is what comes after it.
+            // Without memory the message is lost, and with it all later messages. Close the VQP.
             SequenceCheck::InOrder if charged.is_err() => {
                 state.closed_with = Some(errno::connreset())
             }
@@ -119,10 +127,10 @@ impl Vqp {
                     message,
                     bytes: payload,
                 };
-                // There is room for as many as are let in.
+                // The queue has room for a full receive window, so this does not allocate.
                 let _ = state.recv_queue.messages.push(queued_msg, GFP_ATOMIC);
             }
-            // Who has not accepted it says nothing yet.
+            // An endpoint that is not accepted sends no update yet.
             SequenceCheck::Duplicate => return state.accepted,
             SequenceCheck::OutOfWindow => state.closed_with = Some(errno::connreset()),
         }
@@ -133,7 +141,7 @@ impl Vqp {
         is_closed
     }
 
-    /// The other end, of this number, says how it is.
+    /// Applies an update of the peer endpoint, whose number is `peer_vqpn`.
     pub(super) fn on_window_update(&self, peer_vqpn: u64, update: &WindowUpdate, table: &VqpTable) {
         let mut state = self.state.lock();
         state.send_window.on_window_update(update);
@@ -147,11 +155,11 @@ impl Vqp {
         self.wake_waiters();
     }
 
-    /// Takes the first message, if there is one.
+    /// Takes the first message.
     ///
     /// # Errors
     ///
-    /// As `struct kite_pop_message` in `include/uapi/kite.h` says.
+    /// See `struct kite_pop_message` in `include/uapi/kite.h`.
     pub(crate) fn pop_message(
         self: &Arc<Self>,
         table: &Arc<VqpTable>,
@@ -174,7 +182,8 @@ impl Vqp {
         })
     }
 
-    /// A message was taken, or not. Returns whether the sender is to be told something.
+    /// Completes a pop: consumes the message, or requeues it. Returns `true` if the sender must receive an
+    /// update.
     fn finish_pop(&self, msg: QueuedMsg, received: &Result<ReceivedMsg>) -> bool {
         let mut state = self.state.lock();
         state.recv_queue.popping = false;
@@ -185,13 +194,13 @@ impl Vqp {
                 let is_rendezvous = matches!(msg.message.payload, Payload::Remote { .. });
                 is_rendezvous || state.recv_queue.recv_window.should_advertise()
             }
-            // Who sent it has taken its memory back: it breaks off.
+            // The sender deregistered its memory: close the connection.
             Err(error) if *error == ENOENT => {
                 state.closed_with = state.closed_with.or(Some(errno::connreset()));
                 true
             }
             Err(_) => {
-                // It is the first again.
+                // Put the message back at the front.
                 let _ = state.recv_queue.messages.insert_within_capacity(0, msg);
                 false
             }
@@ -204,7 +213,7 @@ impl Vqp {
             return Err(EINVAL);
         }
         if state.recv_queue.is_empty() {
-            // There is more while somebody takes one.
+            // Other messages can follow while one is popped, so do not report the close yet.
             let close_error = state.closed_with.filter(|_| !state.recv_queue.popping);
             return Err(close_error.unwrap_or(EAGAIN));
         }
@@ -217,7 +226,11 @@ impl Vqp {
         state.recv_queue.messages.remove(0).map_err(|_| EAGAIN)
     }
 
-    /// Brings the bytes of a message to where they are wanted.
+    /// Copies or fetches the payload of a message to its destination.
+    ///
+    /// # Errors
+    ///
+    /// See [`Vqp::pop_message`]. `ENOENT`: the memory of the sender is gone.
     fn receive_payload(
         &self,
         table: &VqpTable,
@@ -247,7 +260,12 @@ impl Vqp {
         })
     }
 
-    /// Reads memory that the sender lends, as far as that is left.
+    /// Reads the remaining payload from the memory of the sender. `remaining` is updated even on failure.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOENT`: the sender deregistered the memory, or its entry does not cover the message.
+    /// - See also [`crate::fabric::Fabric::read_remote_into`].
     fn fetch_payload(
         &self,
         table: &VqpTable,
@@ -258,7 +276,7 @@ impl Vqp {
         let cluster = &table.lmr.cluster;
         let cached = mr_cache::resolve_mr(&self.mr_cache, cluster, self.peer, key, deadline)?;
         let entry = cached.entry;
-        // The sender's kernel has checked it for its process.
+        // The sender's kernel has checked the access of its own process.
         entry
             .check_access(entry.owner_uid, Rights::READ, addr, len.into())
             .map_err(|_| ENOENT)?;
@@ -269,7 +287,7 @@ impl Vqp {
         };
         let address = cluster.resolve_address(self.peer, deadline)?;
         let (peer, has_valid_lease) = ((self.peer, &*address), || cached.lease.is_valid());
-        // SAFETY: The memory is registered for as long as the caller has it, who waits for the end.
+        // SAFETY: The caller holds the registered memory and waits for the end of the READ.
         unsafe {
             cluster
                 .fabric

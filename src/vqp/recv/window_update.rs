@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What ends of virtual queue pairs tell each other: that they were accepted, what they have taken, that they are over.
+//! Updates between the endpoints of a VQP: accepted, messages consumed, closed.
 //!
-//! It is told again until it was, for as long as both are there. What may wait for other nodes is for workers, as
-//! packets come by the poller.
+//! A failed update is sent again, for as long as both endpoints exist. Packets are dispatched by the poller,
+//! so work that may wait for other nodes runs on workers. All state is under `Vqp::state`, which is not held
+//! while an update is sent.
 
 use crate::{
     sys::deadline::{retry_until, Deadline},
@@ -19,19 +20,19 @@ use kite_core::{
     wire::packet::{Packet, PacketBody, VqpPhase},
 };
 
-/// How long to try to tell somebody, and to wait before that is tried again.
+/// Timeout of one attempt to send an update, and delay before the next attempt, both in milliseconds.
 const UPDATE_TIMEOUT_MS: u32 = 3000;
 const UPDATE_RETRY_MS: i64 = 500;
 
-/// How long a process may wait for that, which has its message already.
+/// Maximum time in milliseconds that a process waits for the update after it has received its message.
 const INLINE_UPDATE_TIMEOUT_MS: u32 = 100;
 
 impl VqpTable {
-    /// Sends a packet to a node, and waits until it has come.
+    /// Sends a packet to a node, and waits until the packet has arrived.
     ///
     /// # Errors
     ///
-    /// As for [`crate::cluster::Cluster::reach`] and [`crate::fabric::Fabric::send_packet`].
+    /// See [`crate::cluster::Cluster::resolve_address`] and [`crate::fabric::Fabric::send_packet`].
     fn send_packet(&self, peer: NodeInstance, packet: &Packet, deadline: Deadline) -> Result {
         let (bytes, cluster) = (packet.encode(), &self.lmr.cluster);
         retry_until(deadline, || {
@@ -42,7 +43,8 @@ impl VqpTable {
         })
     }
 
-    /// Has a worker send one. If it cannot, the other end is not told, and learns when it sends something.
+    /// Sends a packet on a worker. After a failure the peer endpoint learns nothing, until it sends a message
+    /// and receives a reply.
     pub(in crate::vqp) fn send_packet_deferred(
         self: &Arc<Self>,
         peer: NodeInstance,
@@ -55,7 +57,7 @@ impl VqpTable {
         });
     }
 
-    /// Tells the other end how this one is: now, if that works, or else a worker does.
+    /// Sends the state of `vqp` to the peer endpoint, now, or on a worker if that fails.
     pub(in crate::vqp) fn send_update_or_defer(self: &Arc<Self>, vqp: &Arc<Vqp>) {
         if self
             .send_update(vqp, Deadline::after_ms(INLINE_UPDATE_TIMEOUT_MS))
@@ -72,19 +74,20 @@ impl VqpTable {
         Ok(())
     }
 
-    /// Has a worker tell the other end how this one is, for as long as both are there, unless one does that already.
+    /// Sends the state of `vqp` to the peer endpoint on a worker, until it succeeds or one endpoint is gone.
+    /// Has no effect if an update is queued already.
     pub(in crate::vqp) fn send_update_deferred(self: &Arc<Self>, vqp: &Arc<Vqp>) {
         if !vqp.try_mark_update_queued() {
             return;
         }
         let (table, owned_vqp) = (self.clone(), vqp.clone());
         let queued = self.updates_wq.try_spawn(GFP_KERNEL, move || {
-            // What changes from here on is told anew.
+            // Later changes queue another update.
             owned_vqp.clear_update_queued();
             let deadline = Deadline::after_ms(UPDATE_TIMEOUT_MS);
             if table.send_update(&owned_vqp, deadline).is_err() && owned_vqp.has_live_peer(&table) {
                 fsleep(Delta::from_millis(UPDATE_RETRY_MS));
-                // Behind all others: they may be for nodes that answer.
+                // Requeued behind all other updates, which may be to nodes that respond.
                 table.send_update_deferred(&owned_vqp);
             }
         });
@@ -95,7 +98,7 @@ impl VqpTable {
 }
 
 impl Vqp {
-    /// What to say to a message that is not kept.
+    /// Returns the update packet with the present state of this endpoint.
     fn make_window_update(&self) -> Packet {
         let state = self.state.lock();
         let phase = match state.closed_with {
@@ -105,7 +108,7 @@ impl Vqp {
         state.make_update_packet(phase)
     }
 
-    /// Somebody is to tell the other end. Returns whether nobody was.
+    /// Marks an update as queued. Returns `true` if none was queued before.
     fn try_mark_update_queued(&self) -> bool {
         !core::mem::replace(&mut self.state.lock().update_queued, true)
     }
@@ -124,7 +127,7 @@ impl Vqp {
         }
     }
 
-    /// Whether there still is somebody to tell.
+    /// Returns `true` if the peer endpoint is not known to be closed, and its node is a member.
     fn has_live_peer(&self, table: &VqpTable) -> bool {
         !self.state.lock().peer_closed && table.lmr.cluster.is_member(self.peer)
     }

@@ -195,7 +195,10 @@ fn a_node_that_does_not_answer_shows_in_events_and_counters() -> Result<()> {
     }
     for (event, words) in [
         ("kite_access", ["write ", "home=1 ", "result=-110"]),
-        ("kite_retry", ["node=2 ", "len=4096 ", "status=retry exceeded"]),
+        (
+            "kite_retry",
+            ["node=2 ", "len=4096 ", "status=retry exceeded"],
+        ),
         ("kite_qp_state", ["node=2 ", "generation=", " down"]),
         ("kite_view", ["epoch=", "members=1 ", "left=1"]),
         ("kite_view", ["epoch=", "members=2 ", "left=0"]),

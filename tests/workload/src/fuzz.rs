@@ -360,7 +360,7 @@ impl Abuser {
                     len: self
                         .random
                         .pick(&[0, 1, 4096, 5000, 65_536, 1 << 30, 1 << 60]),
-                    others: self.random.pick(&[0, 3, 7, 8]),
+                    other_rights: self.random.pick(&[0, 3, 7, 8]),
                     name: name(self.random.pick(&["", "", "", "a", "b"])),
                     ..Default::default()
                 };
@@ -467,7 +467,7 @@ impl Abuser {
             },
             nodes: self.nodes(),
             node_count: self.random.pick(&[0, 0, 1, 1, 2, 3, 64, 65, u32::MAX]),
-            others: self.random.pick(&[0, 1, 3, 7, 7, 7, 8]),
+            other_rights: self.random.pick(&[0, 1, 3, 7, 7, 7, 8]),
             name: name(&self.name()),
             ..Default::default()
         };

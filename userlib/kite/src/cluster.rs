@@ -148,7 +148,7 @@ impl Cluster {
     pub fn alloc(&self, options: &AllocOptions) -> Result<Region> {
         let mut alloc = sys::kite_alloc {
             len: options.len,
-            others: options.other_rights.bits(),
+            other_rights: options.other_rights.bits(),
             name: sys::pack_name(&options.name)?,
             ..Default::default()
         };
@@ -171,7 +171,7 @@ impl Cluster {
         other_rights: Rights,
     ) -> Result<Region> {
         let mut register = sys::kite_register {
-            others: other_rights.bits(),
+            other_rights: other_rights.bits(),
             name: sys::pack_name(name)?,
             ..Default::default()
         };

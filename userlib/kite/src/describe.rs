@@ -152,8 +152,8 @@ impl From<&sys::kite_region_entry> for RegionEntry {
             name: sys::unpack_name(&raw.name),
             len: raw.len,
             owner: raw.owner,
-            other_rights: Rights::from_bits_truncate(raw.others),
-            open_handles: raw.mappers,
+            other_rights: Rights::from_bits_truncate(raw.other_rights),
+            open_handles: raw.open_handles,
             home: raw.home,
         }
     }

@@ -23,7 +23,7 @@ impl LockGuard {
         Ok(Self {
             region: region.clone(),
             id: args.lock,
-            owner_died: args.died != 0,
+            owner_died: args.owner_died != 0,
         })
     }
 

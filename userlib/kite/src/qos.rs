@@ -141,7 +141,7 @@ impl Cluster {
             LimitSubject::Cgroup(id) => (sys::KITE_LIMIT_CGROUP, id),
         };
         let mut argument = sys::kite_limit {
-            whom: subject_kind,
+            subject: subject_kind,
             id,
             bytes: limit.bytes.unwrap_or(0),
             requests: limit.requests.unwrap_or(0),
@@ -173,7 +173,7 @@ fn zero_to_none(rate: u64) -> Option<u64> {
 
 /// A limit, unless it is for somebody whom this crate does not know.
 fn limit_from_raw(raw: &sys::kite_limit) -> Option<(LimitSubject, RateLimit, LimitUsage)> {
-    let subject = match raw.whom {
+    let subject = match raw.subject {
         sys::KITE_LIMIT_USER => LimitSubject::User(raw.id.try_into().ok()?),
         sys::KITE_LIMIT_CGROUP => LimitSubject::Cgroup(raw.id),
         _ => return None,
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn limit_of_unknown_subject_kind_is_skipped() {
         let unknown = sys::kite_limit {
-            whom: 77,
+            subject: 77,
             ..Default::default()
         };
         assert_eq!(limit_from_raw(&unknown), None);

@@ -204,7 +204,7 @@ impl Cluster {
     /// [`Error::NotJoined`](crate::Error::NotJoined), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn reg_mr(&self, memory: Buffer, other_rights: Rights) -> Result<Mr> {
         let mut raw = sys::kite_reg_mr {
-            others: other_rights.bits(),
+            other_rights: other_rights.bits(),
             ..Default::default()
         };
         sys::reg_mr(self.as_fd(), memory.mapping(), &mut raw)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of rings: the two ends against a model of the memory between them, at random here, and by trying all
-//! that can happen in `model`.
+//! Ring tests: random sequences against a model of the memory between the two ends. The module `model` checks
+//! all sequences exhaustively.
 
 use super::*;
 use proptest::prelude::*;
@@ -148,17 +148,17 @@ fn unit_fifo_returns_units_in_fifo_order() {
     assert!(!UnitFifo::new(Vec::new()).push(1));
 }
 
-/// What may happen to a ring.
+/// Step of a random ring history.
 #[derive(Clone, Debug)]
 enum RingStep {
     Write(usize),
-    /// A message that may be written arrives, perhaps not for the first time.
+    /// A message in flight arrives, possibly as a copy.
     Receive(prop::sample::Index),
-    /// Its writer knows that it came.
+    /// The writer receives the confirmation that a message arrived.
     Complete(prop::sample::Index),
     Free(prop::sample::Index),
     PublishHead,
-    /// Something that was told arrives, perhaps late.
+    /// A published head arrives at the writer, possibly late.
     ApplyCredit(prop::sample::Index),
 }
 
@@ -174,9 +174,8 @@ fn ring_steps() -> impl Strategy<Value = RingStep> {
 }
 
 proptest! {
-    /// Whatever comes in whatever order, and however often: each message is taken once, no two that are
-    /// not freed share a unit, none is written where another may still be written, and in the end all of
-    /// the ring is free again.
+    /// Steps in any order and any number: each message is received once, and no two unfreed messages share a
+    /// unit. No message is written where another may still be written. In the end all of the ring is free.
     #[test]
     fn messages_are_received_once_and_all_units_are_freed(steps in prop::collection::vec(ring_steps(), 0..400)) {
         const CAPACITY: u32 = 37;
@@ -236,8 +235,8 @@ proptest! {
         prop_assert_eq!((producer.reuse_limit, consumer.head), (producer.tail, producer.tail));
     }
 
-    /// A writer that waits for room always gets it when all was freed that it was not told of because it
-    /// was too little to tell.
+    /// A waiting writer always gets a slot once the reader has freed all messages, although the reader does
+    /// not publish a head that advanced by less than a quarter.
     #[test]
     fn unpublished_head_never_blocks_the_producer(lengths in prop::collection::vec(1..=MAX_MESSAGE_BYTES, 1..200)) {
         let capacity = capacity_units(MIN_RING_BYTES).unwrap();
@@ -255,7 +254,7 @@ proptest! {
         }
     }
 
-    /// No place that a peer could name makes the reader fail or forget what it has.
+    /// No slot sent by a peer makes the reader fail or lose messages.
     #[test]
     fn arbitrary_slot_is_survived(position: u64, skipped_units: u32, units: u32) {
         let mut consumer = new_consumer(37);

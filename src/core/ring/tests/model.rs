@@ -1,38 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The credits of a small ring, tried exhaustively: every order in which messages are written, come, come
-//! again, are known to have come and are freed, and in which the reader tells how far it is and the writer hears
-//! of it, late or never.
+//! Exhaustive check of the credits of a small ring.
+//!
+//! The steps of the writer are to write a message, to confirm its arrival, and to apply a head. The steps of
+//! the reader are to receive a message or a copy, to free a message, and to publish its head. All orders are
+//! explored. A published head may arrive late or never.
 
 use super::super::*;
 use std::collections::{BTreeSet, HashSet};
 
 const CAPACITY: u32 = 5;
 
-/// Units of the longest message. As in the smallest ring that there is, two of them and what is not worth
-/// telling fit.
+/// Maximum message length in units. As in the smallest real ring, two of them fit beside the unpublished
+/// freed units.
 const MAX_MESSAGE_UNITS: usize = 2;
 
-/// Units that are written in all: the ring goes round, and on.
+/// Total number of units that are written: enough for the ring to wrap around.
 const MAX_POSITION: u64 = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct RingMessage {
     slot: RingSlot,
-    /// A copy of it may still come.
+    /// A copy of the message may still arrive.
     is_writable: bool,
     is_received: bool,
     is_freed: bool,
 }
 
-/// All that there is at a moment.
+/// State of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct RingModel {
     producer: RingProducer<Vec<u8>>,
     consumer: RingConsumer<Vec<u8>>,
-    /// Those whose units are not another's yet.
+    /// Messages that are not yet both freed and complete.
     messages: Vec<RingMessage>,
-    /// What the reader told and the writer may hear.
+    /// Published heads that the writer may still receive.
     published: BTreeSet<u64>,
 }
 
@@ -46,7 +48,8 @@ impl RingModel {
         }
     }
 
-    /// Whether a unit has something that would be lost, or that a late copy would write over.
+    /// Returns `true` if writing to a unit would destroy a message, or if a late copy could overwrite the
+    /// unit.
     fn is_unit_in_use(&self, unit: u64) -> bool {
         let index = |position: u64| position % u64::from(CAPACITY);
         self.messages.iter().any(|message| {
@@ -109,7 +112,7 @@ impl RingModel {
         self.published.retain(|other| *other > head);
     }
 
-    /// What may come next.
+    /// Returns all possible next states.
     fn successors(&self) -> Vec<Self> {
         let mut states: Vec<Self> = (1..=MAX_MESSAGE_UNITS)
             .filter_map(|units| self.write(units))
@@ -142,7 +145,9 @@ impl RingModel {
         states
     }
 
-    /// When all has come and was freed, and the reader tells what is worth it, there is room for the longest.
+    /// Checks for deadlock: a message of maximum length fits after all messages were received and freed.
+    ///
+    /// The reader publishes its head only if a publication is due.
     fn check_progress(&self) {
         let mut end = self.clone();
         for i in 0..end.messages.len() {

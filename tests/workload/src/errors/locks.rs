@@ -15,7 +15,7 @@ const LOCK: kite_lock = kite_lock {
     number: 5,
     lock: 77,
     flags: 0,
-    died: 78,
+    owner_died: 78,
     timeout_ms: 200,
     reserved: 0,
 };
@@ -53,7 +53,7 @@ pub(super) fn locks(checks: &mut Checks) -> Result<()> {
 fn lock(checks: &mut Checks, device: &Device, mut lock: kite_lock, want: Errno) -> kite_lock {
     let errno = device.ask(KITE_IOC_LOCK_NR, &mut lock);
     checks.errno(&format!("{lock:?}"), errno, want);
-    let given = (lock.lock, lock.died) != (LOCK.lock, LOCK.died);
+    let given = (lock.lock, lock.owner_died) != (LOCK.lock, LOCK.owner_died);
     checks.errno("results", i32::from(given != (want == 0)), 0);
     lock
 }
@@ -82,7 +82,7 @@ fn holding(checks: &mut Checks, device: &Device, own: u64, other: &Device, handl
     let theirs = kite_lock { handle, ..LOCK };
     let (shared, tries) = (KITE_LOCK_SHARED, KITE_LOCK_TRY);
     let held = lock(checks, device, mine, 0);
-    checks.errno("nobody died", held.died as Errno, 0);
+    checks.errno("nobody owner_died", held.owner_died as Errno, 0);
     // Not even by who has it.
     lock(checks, device, mine, ETIMEDOUT);
     for flags in [tries, tries | shared] {
@@ -131,7 +131,7 @@ fn values(checks: &mut Checks, device: &Device, handle: u64) {
         checks.errno("abandoning", with(KITE_UNLOCK_OWNER_DIED), 0);
         for died in [1, 0] {
             let held = lock(checks, device, kite_lock { number, ..good }, 0);
-            checks.errno("whether it is told", i32::from(held.died != died), 0);
+            checks.errno("whether it is told", i32::from(held.owner_died != died), 0);
             checks.errno("unlocking", unlock(device, held.lock), 0);
         }
     }
@@ -203,7 +203,11 @@ fn undelivered(checks: &mut Checks, device: &Device, handle: u64) -> Result<()> 
     let got = device.ask_at(KITE_IOC_LOCK_NR, read_only(wanted)?);
     checks.errno("a lock to a read-only page", got, EFAULT);
     let held = lock(checks, device, tries, 0);
-    checks.errno("a warning that nobody got", i32::from(held.died != 1), 0);
+    checks.errno(
+        "a warning that nobody got",
+        i32::from(held.owner_died != 1),
+        0,
+    );
     checks.errno("unlocking", unlock(device, held.lock), 0);
     Ok(())
 }

@@ -62,13 +62,13 @@ fn policies(checks: &mut Checks, device: &Device, may: Errno) {
 
 fn limits(checks: &mut Checks, device: &Device, may: Errno) {
     let good = kite_limit {
-        whom: KITE_LIMIT_USER,
+        subject: KITE_LIMIT_USER,
         id: STRANGER,
         requests: 1,
         ..Default::default()
     };
     let cgroup = kite_limit {
-        whom: KITE_LIMIT_CGROUP,
+        subject: KITE_LIMIT_CGROUP,
         id: u64::MAX,
         ..good
     };
@@ -82,8 +82,8 @@ fn limits(checks: &mut Checks, device: &Device, may: Errno) {
         (lifted(good), may),
         (lifted(good), may),
         (lifted(cgroup), may),
-        (kite_limit { whom: 0, ..good }, EINVAL),
-        (kite_limit { whom: 3, ..good }, EINVAL),
+        (kite_limit { subject: 0, ..good }, EINVAL),
+        (kite_limit { subject: 3, ..good }, EINVAL),
         (
             kite_limit {
                 id: 1 << 32,
@@ -123,7 +123,7 @@ fn limits(checks: &mut Checks, device: &Device, may: Errno) {
 fn crowd(checks: &mut Checks, device: &Device) {
     let mut set = |i: u32, requests, want| {
         let mut limit = kite_limit {
-            whom: KITE_LIMIT_USER,
+            subject: KITE_LIMIT_USER,
             id: STRANGER + u64::from(i),
             requests,
             ..Default::default()
@@ -156,7 +156,7 @@ fn crowd(checks: &mut Checks, device: &Device) {
     checks.errno("limits of others", wrong as Errno, 0);
     let mut lift = |i: u32| {
         let mut limit = kite_limit {
-            whom: KITE_LIMIT_USER,
+            subject: KITE_LIMIT_USER,
             id: STRANGER + u64::from(i),
             ..Default::default()
         };

@@ -58,7 +58,14 @@ pub(super) fn register(checks: &mut Checks) -> Result<()> {
             },
             EINVAL,
         ),
-        ("rights", kite_register { others: 8, ..good }, EINVAL),
+        (
+            "rights",
+            kite_register {
+                other_rights: 8,
+                ..good
+            },
+            EINVAL,
+        ),
         (
             "in a page",
             kite_register {

@@ -119,11 +119,17 @@ pub(super) fn values(checks: &mut Checks) -> Result<()> {
                 ..base
             },
         ),
-        ("an unknown right", kite_alloc { others: 8, ..base }),
+        (
+            "an unknown right",
+            kite_alloc {
+                other_rights: 8,
+                ..base
+            },
+        ),
         (
             "all bits as rights",
             kite_alloc {
-                others: u32::MAX,
+                other_rights: u32::MAX,
                 ..base
             },
         ),

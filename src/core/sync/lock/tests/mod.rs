@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of one line here; of the whole protocol, by trying all that can happen, in `model`.
+//! Tests of a single queue. The module `model` checks the distributed protocol exhaustively.
 
 use super::*;
 use proptest::prelude::*;
@@ -18,13 +18,13 @@ const SHARED: LockWaiter = LockWaiter {
 const GRANTED: WaiterState = WaiterState::Granted { owner_died: false };
 const GRANTED_OWNER_DIED: WaiterState = WaiterState::Granted { owner_died: true };
 
-/// How far each claim of a line has come.
+/// Grants the lock, then returns the state of each waiter of a queue.
 fn grant_and_list_states(queue: &mut [LockWaiter]) -> Vec<WaiterState> {
     grant_next(queue.iter_mut());
     queue.iter().map(|claim| claim.state).collect()
 }
 
-/// Ends a claim as the home does.
+/// Releases the waiter at index `at` as the home does.
 fn release(queue: &mut Vec<LockWaiter>, at: usize, reason: ReleaseReason) {
     let removal = queue[at].release(reason);
     if removal != Removal::None {
@@ -80,7 +80,7 @@ fn owner_died_is_reported_until_an_exclusive_unlock() {
             WaiterState::Waiting
         ]
     );
-    // Neither who shares, nor who dies, nor who gives up, mends anything.
+    // An unlock by a shared holder, the death of a holder, and a cancellation do not remove the tombstone.
     release(&mut queue, 1, ReleaseReason::Unlocked);
     assert_eq!(
         grant_and_list_states(&mut queue)[..2],
@@ -111,7 +111,8 @@ fn death_of_shared_or_waiting_waiter_leaves_no_tombstone() {
 }
 
 proptest! {
-    /// Whoever comes and goes, and however: the holders are one, or share, and nobody waits for nobody.
+    /// Random arrivals and releases: the holders are one exclusive waiter or all shared. No waiter waits
+    /// without a holder.
     #[test]
     fn lock_holders_are_one_exclusive_or_all_shared(steps in prop::collection::vec((0u8..5, any::<prop::sample::Index>()), 0..200)) {
         let mut queue = Vec::new();

@@ -1,36 +1,38 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The protocol by which nodes take locks of another, tried exhaustively: every order in which messages
-//! come, late, twice or never, in which who waits gives up, and in which one of them dies.
+//! Exhaustive check of the protocol by which nodes acquire locks at the home of a region.
 //!
-//! What is sent can be delivered at any time from then on, and again; so a message that is lost is one that
-//! is not delivered. What is insisted on ([`Leave`], [`Granted`] and [`Gone`]) is gone once it was
-//! delivered, if chance wills it: then it was acknowledged. The home remembers all its answers here; that it may forget
-//! some is the matter of [`crate::proto::once`].
+//! The model explores every order in which messages arrive late, twice or never. A waiter may cancel at any
+//! time, and one node may die.
+//!
+//! A sent message can be delivered at any later time, and repeatedly. A lost message is one that is never
+//! delivered. The sender retransmits [`Release`], [`Granted`] and [`MappingEnded`] until acknowledged. After
+//! a delivery, such messages may be removed from the network: the acknowledgement has arrived. The home
+//! caches all replies in the model. Eviction from the reply cache is covered by [`crate::proto::once`].
 
 use crate::sync::lock::*;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use ModelMessage::*;
 
-/// A ticket: whose it is, and its number.
+/// Ticket: the node that owns the ticket, and its number.
 type ModelTicket = (usize, u8);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum ModelMessage {
     Acquire(ModelTicket),
-    /// The answer to that; with the lock, whether there is a warning.
+    /// Reply to [`Acquire`]. `Some` if the lock is granted, with the value of `owner_died`.
     AcquireReplied(ModelTicket, Option<bool>),
-    /// With whether it unlocks.
+    /// With `true` for an unlock, `false` for a cancellation.
     Release(ModelTicket, bool),
     Granted(ModelTicket, bool),
-    /// The node's mapping has ended.
+    /// The mapping of the node has ended.
     MappingEnded(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum ModelPhase {
     Idle,
-    /// It has asked, and may have heard already that it has the lock.
+    /// [`Acquire`] was sent. `Some` if [`Granted`] has already arrived, with the value of `owner_died`.
     Acquiring(Option<bool>),
     Waiting,
     Holding {
@@ -42,22 +44,22 @@ enum ModelPhase {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ModelNode {
     phase: ModelPhase,
-    /// Number of its last ticket.
+    /// Number of the last ticket.
     ticket: u8,
-    /// Whether its tickets share the lock.
+    /// `true` if the tickets of the node are shared.
     shared: bool,
 }
 
-/// All that there is at a moment.
+/// State of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct LockModel {
     nodes: Vec<ModelNode>,
     queue: Vec<(ModelTicket, LockWaiter)>,
-    /// What the home has answered; nothing to what was given up before it came.
+    /// Cached replies of the home. `None` for a ticket that was released before [`Acquire`] arrived.
     replies: BTreeMap<ModelTicket, Option<ModelMessage>>,
     ended_mappings: BTreeSet<usize>,
     in_flight: BTreeSet<ModelMessage>,
-    /// One died with the lock to itself, and nobody has put right what it left.
+    /// An exclusive holder died, and no exclusive holder has unlocked with `owner_died` since.
     is_inconsistent: bool,
 }
 
@@ -78,7 +80,7 @@ impl LockModel {
         }
     }
 
-    /// Everything that can happen next; and whether no message changes anything any more.
+    /// Returns all possible next states, and `true` if no delivery changes the state.
     fn successors(&self, tickets: u8) -> (Vec<LockModel>, bool) {
         let mut worlds = Vec::new();
         let mut quiescent = true;
@@ -101,7 +103,7 @@ impl LockModel {
         (worlds, quiescent)
     }
 
-    /// What a node may do.
+    /// Returns all states that a step of `node` can produce.
     fn node_steps(&self, node: usize, tickets: u8) -> Vec<LockModel> {
         let mut successors = Vec::new();
         let mut add_successor = |change: &dyn Fn(&mut LockModel)| {
@@ -123,7 +125,7 @@ impl LockModel {
             }
             ModelPhase::Holding { .. } => add_successor(&|world| world.release(node, true)),
         }
-        // One that dies is enough to know, and spares time.
+        // Only node 0 may die: one death suffices, and keeps the number of states small.
         if node == 0 && phase != ModelPhase::Dead {
             add_successor(&|world| world.kill(node));
         }
@@ -193,7 +195,7 @@ impl LockModel {
             .extend(self.replies.get(&ticket).copied().flatten());
     }
 
-    /// Ends a ticket that is alive, and tells those whose turn it is then.
+    /// Removes a live ticket from the queue, and sends grants to the waiters that now hold the lock.
     fn remove_waiter(&mut self, ticket: ModelTicket, reason: ReleaseReason) {
         let is_live = |(other, claim): &(ModelTicket, LockWaiter)| {
             *other == ticket && claim.state != WaiterState::OwnerDied
@@ -220,7 +222,7 @@ impl LockModel {
         }
     }
 
-    /// The node of a ticket, if it is the one that it is about.
+    /// Returns the phase of a ticket's node, if the ticket is the current one of the node.
     fn phase_of(&mut self, ticket: ModelTicket) -> Option<&mut ModelPhase> {
         let node = &mut self.nodes[ticket.0];
         (node.ticket == ticket.1).then_some(&mut node.phase)
@@ -258,10 +260,10 @@ impl LockModel {
         let holders: Vec<&ModelNode> = self.nodes.iter().filter(|node| is_holder(node)).collect();
         let is_exclusive = holders.len() <= 1 || holders.iter().all(|node| node.shared);
         assert!(is_exclusive, "two have it: {self:?}");
-        // Whoever waits, waits for somebody.
+        // If no message changes the state, a waiting node implies a holder.
         let stuck = quiescent && holders.is_empty() && self.nodes.iter().any(is_waiting);
         assert!(!stuck, "nobody has it: {self:?}");
-        // Nor is anything left in line of who is not there.
+        // In such a state, each queue entry is a tombstone or belongs to a node that waits or holds.
         let has_owner = |(ticket, claim): &(ModelTicket, LockWaiter)| {
             let node = &self.nodes[ticket.0];
             claim.state == WaiterState::OwnerDied
@@ -274,7 +276,7 @@ impl LockModel {
     }
 }
 
-/// Visits all worlds; returns how many there are.
+/// Explores all reachable states. Returns their number.
 fn explore_states(shared: &[bool], tickets: u8) -> usize {
     let first = LockModel::new(shared);
     let mut seen = HashSet::from([first.clone()]);
