@@ -272,12 +272,14 @@ fn the_module_says_what_it_is_and_warns_once_of_its_key() -> Result<()> {
         );
     }
     for parameter in [
-        "pairs",
-        "slots",
-        "promote",
+        "conns_per_peer",
+        "max_idle_conns",
+        "max_inflight",
+        "max_promoted",
         "max_lent_mib",
         "max_local_mib",
-        "timeout_ms",
+        "max_poll_us",
+        "default_timeout_ms",
     ] {
         assert!(info.contains(&format!("{parameter}:")), "{info}");
     }
