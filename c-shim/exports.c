@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Exports the functions of src/session/export.rs: EXPORT_SYMBOL_GPL() is C. */
+/* Exports the functions of src/session/export/mod.rs: EXPORT_SYMBOL_GPL() is C. */
 #include <linux/export.h>
 
 #include <kite.h>

@@ -132,7 +132,7 @@ fn virtual_queue_pairs_go_by_connections_without_dc() -> Result<()> {
     idle.read_until("ready", SOON)?;
     let _sender = one.workload("vqp last 2 9").spawn()?;
     until("the end to be there", SOON, || {
-        Ok(two.kite("vqps")?.contains(" 9  connection"))
+        Ok(two.kite("vqps")?.contains(" 9  RC"))
     })?;
     Ok(())
 }
