@@ -3,8 +3,9 @@
 //! Chunk layout of a memory region, and its striping over nodes.
 //!
 //! A region has any size and consists of physically contiguous chunks, possibly on several nodes (LITE,
-//! section 4). All chunks but the last have the same size, a power of two; the last may be shorter. Hence a
-//! shift and a mask convert a region offset to a chunk and an offset in the chunk. Chunks are assigned to the nodes round robin.
+//! section 4). All chunks but the last have the same size, a power of two. The last chunk may be shorter.
+//! Hence a shift and a mask convert a region offset to a chunk and an offset in the chunk. Chunks are
+//! assigned to the nodes round robin.
 
 use core::iter::FusedIterator;
 

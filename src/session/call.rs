@@ -1,9 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Calling whoever serves a region.
+//! RPC client: calls and one-way messages to the server of a region.
 //!
-//! The memory of a process is touched only while the RNIC does not wait for us, since its owner may let us
-//! wait for it.
+//! # Operation
+//!
+//! The session's priority and limits admit each call. If the data or the reply may be too long for the ring, the
+//! call gets rendezvous buffers. The call is sent through the channel of its handle. The first call through a
+//! handle attaches the channel. After the end of the channel, the next call attaches a new one.
+//!
+//! # Locking
+//!
+//! Unpinned user memory is accessed only while no service guard is held. A page fault can block as long as the
+//! process likes, for example with userfaultfd, and RNIC removal waits for all guards.
+//!
+//! The channel is attached with `Handle::rpc_state` unlocked. Of concurrent attachments one is kept.
 
 use super::{
     rendezvous::{exceeds_max_data, CallBuffers, PendingCall},
@@ -29,7 +39,7 @@ use kite_core::{
     wire::ring::{MsgHeader, MsgType},
 };
 
-/// A call or message to make.
+/// RPC or one-way message to send.
 pub(crate) struct RpcRequest {
     pub(crate) function: u32,
     pub(crate) uid: u32,
@@ -42,11 +52,11 @@ pub(crate) struct RpcRequest {
 }
 
 impl RpcRequest {
-    /// The line of its message.
+    /// Returns the header of the message.
     ///
     /// # Errors
     ///
-    /// `EMSGSIZE`.
+    /// - `EMSGSIZE`: the data exceed `KITE_DATA_MAX`.
     fn header(&self) -> Result<MsgHeader> {
         if exceeds_max_data(self.len) {
             return Err(errno::msgsize());
@@ -66,11 +76,12 @@ impl RpcRequest {
         })
     }
 
-    /// It, with its data, in memory of that kind.
+    /// Returns the message with its data, in memory allocated with `flags`.
     ///
     /// # Errors
     ///
-    /// `EFAULT`, `ENOMEM`.
+    /// - `EFAULT`: the data cannot be read.
+    /// - `ENOMEM`: out of memory.
     fn message(
         &self,
         header: MsgHeader,
@@ -82,11 +93,11 @@ impl RpcRequest {
         })
     }
 
-    /// It, to be sent by a link; if it is to be answered, with what waits for that.
+    /// Prepares the transmission through a channel. If the message expects a reply, registers a waiter.
     ///
     /// # Errors
     ///
-    /// As for [`Self::message`].
+    /// See [`Self::message`].
     fn prepare_send(
         &self,
         rpc: &Arc<Rpc>,
@@ -108,27 +119,28 @@ impl RpcRequest {
     }
 }
 
-/// What became of a call or message at once.
+/// Result of starting an RPC or a message without blocking.
 pub(super) enum CallStartResult {
-    /// It is to be sent; if it is to be answered, with what waits for that.
+    /// The message can be sent. If the message expects a reply, with the pending call.
     Sending(RpcSendOp, Option<PendingCall>),
-    /// Nothing: there is no way yet to whoever serves the region, or no memory now; or it needs relays.
+    /// Nothing was started: no channel is attached, no memory is available without blocking, or the call
+    /// needs rendezvous buffers.
     NeedsWorker,
 }
 
 impl Session {
-    /// Makes a call, or sends a message. Returns the bytes of the reply.
+    /// Makes a call, or sends a one-way message. Returns the length of the reply in bytes.
     ///
     /// # Errors
     ///
-    /// As `struct kite_call` in `include/uapi/kite.h` says.
+    /// See `struct kite_call` in `include/uapi/kite.h`.
     pub(crate) fn call(&self, handle_id: u64, request: &RpcRequest) -> Result<u64> {
         let result = self.do_call(handle_id, request);
         self.count_call_result(&result);
         result
     }
 
-    /// Takes note of what came of a call or message.
+    /// Counts the result of a call or message in the statistics.
     pub(super) fn count_call_result(&self, result: &Result<u64>) {
         let Ok(rnic) = self.rnic() else { return };
         match result {
@@ -137,11 +149,12 @@ impl Session {
         }
     }
 
-    /// Begins a call or message, without waiting.
+    /// Starts a call or message without blocking.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it would have to wait; else as for [`Self::call`].
+    /// - `EAGAIN`: the call would block.
+    /// - Otherwise see [`Self::call`].
     pub(super) fn try_start_call(
         &self,
         handle_id: u64,
@@ -172,17 +185,17 @@ impl Session {
             gfp_nowait_account(),
         ) {
             Ok((sending, pending)) => Ok(CallStartResult::Sending(sending, pending)),
-            // Who waits gets what others give back.
+            // A worker allocates with blocking, which can reclaim memory.
             Err(error) if error == ENOMEM => Ok(CallStartResult::NeedsWorker),
             Err(error) => Err(error),
         }
     }
 
-    /// Begins a call or message, and waits for what it takes, but not for the reply.
+    /// Prepares the transmission of a call or message. May block, but does not wait for the reply.
     ///
     /// # Errors
     ///
-    /// As for [`Self::call`].
+    /// See [`Self::call`].
     pub(super) fn prepare_call(
         &self,
         handle_id: u64,
@@ -203,15 +216,15 @@ impl Session {
         )
     }
 
-    /// Waits until a message of so many bytes may go by the session's priority and limits. Returns whether it has
-    /// high priority.
+    /// Waits until the session's priority and limits admit a message of `len` bytes. Returns `true` if the
+    /// session has high priority.
     pub(super) fn wait_message_admitted(&self, len: u64, deadline: Deadline) -> Result<bool> {
         let tenant = self.tenant()?;
         tenant.admit(len, deadline)?;
         Ok(!tenant.is_low_priority())
     }
 
-    /// The handle of that number, if who serves its region may be called by it.
+    /// Returns the handle if its rights permit calls.
     fn handle_for_call(&self, handle_id: u64) -> Result<Arc<Handle>> {
         let handle = self.get(handle_id)?;
         let is_allowed = handle.rights.contains(Rights::WRITE);
@@ -236,7 +249,7 @@ impl Session {
         self.store_reply(&reply, buffers, &request.reply_buffer)
     }
 
-    /// The way to whoever serves a region: a new one if that of before has ended.
+    /// Returns the channel to the server of a region. Attaches a new channel if none is open.
     fn ensure_channel(
         &self,
         rpc: &Arc<Rpc>,
@@ -247,7 +260,8 @@ impl Session {
         if let Some(channel) = handle.lock_rpc_state()?.live_channel() {
             return Ok(channel);
         }
-        // Nobody waits for this with the lock held. Of those who are here at once one is faster.
+        // Attach without the lock, because the peer may be slow. If several threads attach, the first stores
+        // its channel, and the others detach theirs.
         let attached = rpc.attach(&handle.mapping, deadline)?;
         let (channel, surplus) = match handle.lock_rpc_state() {
             Ok(mut uses) => match uses.live_channel() {
@@ -264,7 +278,7 @@ impl Session {
 }
 
 impl HandleRpcState {
-    /// The way to whoever serves the region, if it has not ended.
+    /// Returns the channel to the server if the channel is open.
     fn live_channel(&self) -> Option<Arc<RpcChannel>> {
         let channel = self.channel.as_ref();
         channel
@@ -274,11 +288,11 @@ impl HandleRpcState {
 }
 
 impl Handle {
-    /// What it is used for.
+    /// Locks and returns the RPC state.
     ///
     /// # Errors
     ///
-    /// `EBADF` if it was given back.
+    /// - `EBADF`: the handle was closed.
     pub(super) fn lock_rpc_state(
         &self,
     ) -> Result<impl core::ops::DerefMut<Target = HandleRpcState> + '_> {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `/dev/kite`.
+//! Character device `/dev/kite`.
 //!
-//! `kernel::miscdevice` sets no owner, so a module could be unloaded while its device is open, and knows
-//! no `poll`. Both are added here: our file operations are the kernel's with these two fields set.
+//! `kernel::miscdevice` sets no `owner`, so the module could be unloaded while its device is open, and has no
+//! `poll`. The file operations here are those of `kernel::miscdevice` with both fields set.
 
 use super::{ioctl, Session};
 use crate::rnic;
@@ -52,26 +52,26 @@ impl MiscDevice for Session {
 
 const MISC: c::miscdevice = MiscDeviceOptions { name: c"kite" }.into_raw::<Session>();
 
-/// File operations hold pointers, which are not `Sync` of themselves.
+/// Wrapper for file operations, which contain pointers and so are not `Sync` by themselves.
 struct FileOperations(c::file_operations);
 
-// SAFETY: They are constant.
+// SAFETY: The file operations are constant.
 unsafe impl Sync for FileOperations {}
 
 static FILE_OPERATIONS: FileOperations = FileOperations(c::file_operations {
     owner: crate::sys::compat::this_module(),
     poll: Some(poll),
-    // SAFETY: `into_raw` makes it point to a constant.
+    // SAFETY: `into_raw` sets `fops` to the address of a constant.
     ..unsafe { ptr::read(MISC.fops) }
 });
 
 /// # Safety
 ///
-/// Called by the VFS alone, for an open file of ours.
+/// Only the VFS may call this function, for an open file of `/dev/kite`.
 unsafe extern "C" fn poll(file: *mut c::file, table: *mut c::poll_table_struct) -> c_uint {
-    // SAFETY: `MiscDevice` stored the session when the file was opened, and keeps it until the release.
+    // SAFETY: `MiscDevice` stored the session in `private_data` at open, and keeps the session until release.
     let session = unsafe { <Arc<Session> as ForeignOwnable>::borrow((*file).private_data.cast()) };
-    // SAFETY: Both are valid during this call.
+    // SAFETY: The VFS passes a file and a poll table that are valid during the call.
     let (file, table) = unsafe { (File::from_raw_file(file), PollTable::from_raw(table)) };
     table.register_wait(file, &session.events.poll_condvar);
     let mut mask = 0;
@@ -91,31 +91,32 @@ unsafe extern "C" fn poll(file: *mut c::file, table: *mut c::poll_table_struct) 
     mask
 }
 
-/// The registered device.
+/// Registered character device. Deregisters the device when dropped.
 ///
 /// # Invariants
 ///
-/// `misc` is registered.
+/// `misc_device` is registered.
 #[pin_data(PinnedDrop)]
 pub(crate) struct KiteMiscDevice {
     #[pin]
     misc_device: Opaque<c::miscdevice>,
 }
 
-// SAFETY: It may be deregistered by any thread.
+// SAFETY: Any thread may deregister the device.
 unsafe impl Send for KiteMiscDevice {}
-// SAFETY: Nothing of it is reachable through a shared reference.
+// SAFETY: A shared reference gives access to no field.
 unsafe impl Sync for KiteMiscDevice {}
 
 impl KiteMiscDevice {
-    /// Makes `/dev/kite`.
+    /// Registers `/dev/kite`.
     pub(crate) fn new() -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             misc_device <- Opaque::try_ffi_init(|slot: *mut c::miscdevice| {
-                // SAFETY: `slot` may be written.
+                // SAFETY: `slot` is valid for writes.
                 unsafe { slot.write(c::miscdevice { fops: &FILE_OPERATIONS.0, mode: 0o660, ..MISC }) };
-                // SAFETY: The device is pinned until it is deregistered. `MiscDevice` looks at it only
-                // as the `MiscDeviceRegistration` that it would be, a transparent wrapper.
+                // SAFETY: The device is initialized above, and stays pinned until `drop` deregisters the
+                // device. `MiscDevice` uses the device only as a `MiscDeviceRegistration`, which is a
+                // transparent wrapper of `struct miscdevice`.
                 to_result(unsafe { c::misc_register(slot) })
             }),
         }? Error)
@@ -125,7 +126,7 @@ impl KiteMiscDevice {
 #[pinned_drop]
 impl PinnedDrop for KiteMiscDevice {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: By the type invariants.
+        // SAFETY: By the type invariants the device is registered.
         unsafe { c::misc_deregister(self.misc_device.get()) };
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The requests of a session, one function each.
+//! System calls of a session: one function per ioctl.
 //!
-//! `include/uapi/kite.h` says what they mean. Each structure is copied in once, checked whole, acted on,
-//! and copied out only if that succeeded.
+//! `include/uapi/kite.h` documents their semantics. Each handler copies the argument structure from user
+//! space once, and checks all fields. The result is copied to user space only on success.
 
 use super::{
     args::{
@@ -31,7 +31,7 @@ use kernel::{
 };
 use kite_core::{name::Name, rights::Rights, wire::RegionInfo};
 
-/// Runs the request `cmd` with the structure at `arg`.
+/// Executes the ioctl `cmd` with the argument structure at `arg`.
 pub(super) fn dispatch(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Result {
     let (session_arc, session): (_, &Session) = (session, &session);
     match cmd {
@@ -159,17 +159,18 @@ pub(super) fn dispatch(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) ->
     }
 }
 
-/// A request that only takes.
+/// Runs an ioctl with input only (`_IOW`).
 fn ioctl_w<T: Abi>(arg: usize, f: impl FnOnce(T) -> Result) -> Result {
     f(UserArray::new(arg as u64).read(0)?)
 }
 
-/// A request that takes and gives.
+/// Runs an ioctl with input and output (`_IOWR`).
 fn ioctl_wr<T: Abi>(arg: usize, f: impl FnOnce(T) -> Result<T>) -> Result {
     ioctl_wr_undo(arg, f, |_| Ok(()))
 }
 
-/// A request that takes and gives, and does `undo` if what it made cannot be told to the user.
+/// Runs an ioctl with input and output (`_IOWR`). If the output cannot be copied to user space, calls `undo`
+/// to destroy the created object.
 fn ioctl_wr_undo<T: Abi>(
     arg: usize,
     f: impl FnOnce(T) -> Result<T>,
@@ -178,12 +179,12 @@ fn ioctl_wr_undo<T: Abi>(
     let user_array = UserArray::new(arg as u64);
     let output = f(user_array.read(0)?)?;
     user_array.write(0, output).inspect_err(|_| {
-        // What is made for nobody ends with the session at the latest.
+        // If `undo` fails, closing the session destroys the object.
         let _ = undo(output);
     })
 }
 
-/// The name in a field; `None` if it is empty.
+/// Parses a name field. Returns `None` if the field is empty.
 fn parse_name(field: &[c_char; bindings::KITE_NAME_SIZE as usize]) -> Result<Option<Name>> {
     Name::from_field(field).map_err(|_| errno::nametoolong())
 }
@@ -211,7 +212,7 @@ fn bind(session: &Session, mut bind: bindings::kite_bind) -> Result<bindings::ki
     Ok(bind)
 }
 
-/// The numbers of nodes that a request points to.
+/// Reads an array of node numbers from user space.
 fn read_nodes(addr: u64, count: u32) -> Result<KVec<u32>> {
     if count > bindings::KITE_STRIPE_MAX {
         return Err(EINVAL);
@@ -440,7 +441,8 @@ fn list_regions(
         list.count,
         add_entry,
     )?;
-    // The RNIC is not to wait for the caller's memory.
+    // Copy the entries after the service guard is dropped: a page fault on user memory must not delay RNIC
+    // removal.
     let user_array = UserArray::new(list.entries);
     for (i, entry) in entries.iter().enumerate() {
         user_array.write(i, *entry)?;
@@ -451,7 +453,7 @@ fn list_regions(
 
 fn next_event(session: &Session) -> Result<bindings::kite_event> {
     let rnic = session.rnic()?;
-    // A daemon that waits would otherwise wait for ever, or spin on `POLLHUP`.
+    // After RNIC removal `EAGAIN` would make a daemon wait forever, or spin on `POLLHUP`.
     let none_error = if rnic.is_removed() { ENODEV } else { EAGAIN };
     let (kind, value) = session.next_event().ok_or(none_error)?;
     Ok(bindings::kite_event {

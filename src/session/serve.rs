@@ -1,8 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Serving a region: taking calls and messages that come to it, and answering.
+//! RPC server: receiving calls and one-way messages to a region, and replying.
 //!
-//! What is taken is entered before its server hears of it, so that its caller is told if the server ends.
+//! # Operation
+//!
+//! [`Session::serve`] starts an RPC service for a region whose home is this node. [`Session::receive`] takes
+//! a call, and [`Session::reply`] answers the call. A call with long data arrives as a [`RendezvousCall`],
+//! whose data are then fetched from the caller's node.
+//!
+//! # Recovery
+//!
+//! A received call enters `accepted_calls` before the server learns the number of the call. When the server
+//! ends, every caller without a reply therefore gets an error. If a reply fails with `EFAULT`, `EMSGSIZE` or
+//! `ENOMEM` before its transmission, the server can reply again.
+//!
+//! # Locking
+//!
+//! `Handle::rpc_state` nests outside `served_regions`, which nests outside the locks of [`RpcService`].
+//! `accepted_calls` is taken alone. Non-blocking receives find their handle and service with `try_lock`.
 
 use super::{rendezvous::exceeds_max_data, AcceptedCall, Handle, HandleRpcState, Session};
 use crate::{
@@ -26,13 +41,13 @@ use kernel::{
 };
 use kite_core::{rights::Rights, ring};
 
-/// Bytes of a ring, if who serves does not say.
+/// Default size of a ring in bytes.
 const DEFAULT_RING_BYTES: u32 = 64 << 10;
 
-/// Times in a row that a server's memory may go away between being made present and being used.
+/// Maximum number of retries per receive when buffer pages are reclaimed between fault-in and use.
 const MAX_FAULT_RETRIES: u32 = 16;
 
-/// A call or message that was taken; its number is 0 if it wants no reply.
+/// Received call or one-way message. `call_id` is 0 if the caller expects no reply.
 pub(crate) struct IncomingCall {
     pub(crate) len: u64,
     pub(crate) call_id: u64,
@@ -41,25 +56,25 @@ pub(crate) struct IncomingCall {
     pub(crate) uid: u32,
 }
 
-/// What a look for a call or message came to.
+/// Result of a non-blocking receive.
 pub(super) enum TryReceiveResult {
-    /// There is none.
+    /// No call is queued.
     Empty,
-    /// Somebody else is just looking, or there is no memory now.
+    /// Another thread is receiving, or no memory is available without blocking.
     Busy,
     Received(IncomingCall),
-    /// Its data are to be brought first.
+    /// A call whose data must be fetched first.
     Rendezvous(RendezvousCall),
 }
 
-/// Memory for a call that is to be taken.
+/// Memory for an entry of `accepted_calls`, allocated before a call is received.
 pub(super) struct CallReservation {
     pending_reply: UniqueArc<MaybeUninit<PendingReply>>,
     node: RBTreeNodeReservation<u64, AcceptedCall>,
 }
 
 impl CallReservation {
-    /// Without waiting for memory.
+    /// Allocates without blocking.
     pub(super) fn try_new() -> Result<Self> {
         Self::new(gfp_nowait_account())
     }
@@ -72,17 +87,17 @@ impl CallReservation {
     }
 }
 
-/// Whether an answer failed as nobody is there any more to hear it, which is no error.
+/// Returns `true` if a reply failed because the caller is gone, which counts as success.
 pub(super) fn is_caller_gone(error: Error) -> bool {
     error == errno::hostdown() || error == errno::stale()
 }
 
 impl Session {
-    /// Makes the session a server of a region.
+    /// Makes the session the server of a region.
     ///
     /// # Errors
     ///
-    /// As `struct kite_serve` in `include/uapi/kite.h` says.
+    /// See `struct kite_serve` in `include/uapi/kite.h`.
     pub(crate) fn serve(&self, handle_id: u64, ring_size: u32, max_data_bytes: u32) -> Result {
         let ring_bytes = if ring_size == 0 {
             DEFAULT_RING_BYTES
@@ -123,13 +138,14 @@ impl Session {
         Ok(served.push((handle_id, service), GFP_KERNEL)?)
     }
 
-    /// Whether a call waits for this session.
+    /// Returns `true` if a call waits for this session.
     pub(super) fn has_pending_calls(&self) -> bool {
         let served = self.served_regions.lock();
         served.iter().any(|(_, service)| service.has_ready_call())
     }
 
-    /// Ends what a handle is used for besides memory.
+    /// Detaches the channel of a handle, aborts the calls received through the handle, and stops its RPC
+    /// service.
     pub(super) fn close_rpc_state(&self, rpc: &Arc<Rpc>, handle: &Handle) {
         let closed = HandleRpcState {
             closed: true,
@@ -150,12 +166,12 @@ impl Session {
         }
     }
 
-    /// Takes a call or message to a region that this session serves; its data go to `memory`, which has
-    /// `room` bytes. Without patience it waits for none.
+    /// Receives a call or message to a region that this session serves. Stores the data, at most `max_len`
+    /// bytes, in `memory`. Waits until `wait_until`, or not at all if `None`.
     ///
     /// # Errors
     ///
-    /// As `struct kite_receive` in `include/uapi/kite.h` says.
+    /// See `struct kite_receive` in `include/uapi/kite.h`.
     pub(crate) fn receive(
         &self,
         handle_id: u64,
@@ -177,7 +193,7 @@ impl Session {
                 }
                 Err(RpcReceiveError::BufferTooShort) => return Err(errno::msgsize()),
                 Err(RpcReceiveError::Failed(error)) => {
-                    // If the RNIC went, that is the reason.
+                    // After RNIC removal report `ENODEV`, the cause.
                     drop(self.enter_rpc()?);
                     return Err(error);
                 }
@@ -186,22 +202,25 @@ impl Session {
         Err(ENOMEM)
     }
 
-    /// What a handle serves, for a receive that waits for nothing: from now on the poller thread is woken for calls.
+    /// Registers a non-blocking receiver for a handle. As long as the receiver exists, arriving calls wake
+    /// the poller thread.
     ///
     /// # Errors
     ///
-    /// As `struct kite_receive` in `include/uapi/kite.h` says; `EAGAIN` if somebody is just looking at that.
+    /// - `EAGAIN`: the handle table or the RPC state of the handle is locked.
+    /// - Otherwise see `struct kite_receive` in `include/uapi/kite.h`.
     pub(super) fn register_polled_receive(&self, handle_id: u64) -> Result<PolledReceiver> {
         let (_, service) = self.try_service(handle_id)?;
         Ok(PolledReceiver::new(service))
     }
 
-    /// Looks for a call or message, and waits for nothing. Long ones are taken if `longs`, and then are for
-    /// [`Self::receive_long`]. If it is had, `blank` is used up; without one it is not.
+    /// Receives a call or message without blocking. Calls with long data are taken only if
+    /// `accept_rendezvous`, and must be passed to [`Self::receive_rendezvous`]. Consumes `reservation` if a
+    /// call is received. Without a reservation returns [`TryReceiveResult::Busy`].
     ///
     /// # Errors
     ///
-    /// As for [`Self::receive`].
+    /// See [`Self::receive`].
     pub(super) fn try_receive(
         &self,
         handle_id: u64,
@@ -237,12 +256,12 @@ impl Session {
         }
     }
 
-    /// Brings the data of what a look has found. Returns nothing if it is not to be had, and the next is to be
-    /// looked for.
+    /// Fetches the data of a rendezvous call. Returns `None` if the call is lost: the caller of this function
+    /// must receive the next call.
     ///
     /// # Errors
     ///
-    /// As for [`Self::receive`].
+    /// See [`Self::receive`].
     pub(super) fn receive_rendezvous(
         &self,
         handle_id: u64,
@@ -263,14 +282,14 @@ impl Session {
             Err(RpcReceiveError::BufferTooShort) => Err(errno::msgsize()),
             Err(RpcReceiveError::FaultNeeded(_)) => Ok(None),
             Err(RpcReceiveError::Failed(error)) => {
-                // If the RNIC went, that is the reason.
+                // After RNIC removal report `ENODEV`, the cause.
                 drop(self.enter_rpc()?);
                 Err(error)
             }
         }
     }
 
-    /// Has a long call, if it is to be had.
+    /// Fetches the data of a rendezvous call and accepts the call. Returns `None` if the call is lost.
     fn fetch_and_accept(
         &self,
         handle: &Handle,
@@ -301,7 +320,8 @@ impl Session {
         Ok((handle, service))
     }
 
-    /// Takes a call. Returns nothing if its data are not to be had, and the next is to be taken.
+    /// Receives a call. Returns `None` if the data of the call are lost: the caller of this function must try
+    /// again.
     fn receive_call(
         &self,
         handle: &Handle,
@@ -310,7 +330,7 @@ impl Session {
         max_len: u64,
         wait_until: Option<Deadline>,
     ) -> Result<Option<IncomingCall>, RpcReceiveError> {
-        // What is taken is not to be lost for want of memory.
+        // Allocate first: a dequeued call must not be lost because memory is short.
         let reservation = CallReservation::new(GFP_KERNEL_ACCOUNT)?;
         let check_mapped = || handle.mapping.access().map(drop);
         let receive = || {
@@ -335,7 +355,7 @@ impl Session {
         }
     }
 
-    /// Enters a call that was taken by a handle, or leaves it to nobody if that was given back meanwhile.
+    /// Enters a received call into `accepted_calls`. Aborts the call if the handle was closed meanwhile.
     fn accept_call(
         &self,
         rpc: &Arc<Rpc>,
@@ -348,7 +368,7 @@ impl Session {
             None => 0,
         };
         if let Err(error) = handle.lock_rpc_state().map(drop) {
-            // And its calls with it.
+            // Closing the handle may have missed the new entry.
             let _ = self.abandon_call(call_id);
             return Err(error);
         }
@@ -380,11 +400,11 @@ impl Session {
         call_id
     }
 
-    /// Answers a call that the session has taken.
+    /// Replies to a received call.
     ///
     /// # Errors
     ///
-    /// As `struct kite_reply` in `include/uapi/kite.h` says.
+    /// See `struct kite_reply` in `include/uapi/kite.h`.
     pub(crate) fn reply(
         &self,
         call_id: u64,
@@ -392,7 +412,7 @@ impl Session {
         len: u64,
         deadline: Deadline,
     ) -> Result {
-        // What goes by a relay asks by itself.
+        // The rendezvous transfer passes admission itself.
         let is_rendezvous = len > bindings::KITE_DATA_INLINE.into();
         let high_priority =
             self.wait_message_admitted(if is_rendezvous { 0 } else { len }, deadline)?;
@@ -413,7 +433,7 @@ impl Session {
             }
         };
         let rpc = self.enter_rpc()?;
-        // Unless it was abandoned meanwhile.
+        // `EBADF` if the call was aborted meanwhile.
         self.remove_accepted_call(call_id).ok_or(EBADF)?;
         let sent = message.map_or(Ok(()), |message| {
             pending_reply.send(&rpc, message, deadline)
@@ -424,11 +444,11 @@ impl Session {
         }
     }
 
-    /// The call of that number, which nobody else may answer now.
+    /// Returns the call, and reserves the right to reply.
     ///
     /// # Errors
     ///
-    /// `EBADF` if there is none, or somebody does.
+    /// - `EBADF`: no such call, or another thread is replying.
     fn claim_reply(&self, call_id: u64) -> Result<Arc<PendingReply>> {
         let mut accepted_calls = self.accepted_calls.lock();
         let accepted = accepted_calls.get_mut(&call_id).ok_or(EBADF)?;
@@ -438,7 +458,8 @@ impl Session {
         Ok(accepted.pending_reply.clone())
     }
 
-    /// A call was not answered for want of data. It can still be, unless that is not why.
+    /// Handles a reply whose data could not be read or transferred. Allows another reply after `EFAULT`,
+    /// `EMSGSIZE` and `ENOMEM`. Aborts the call after any other error.
     fn on_reply_failed(&self, call_id: u64, error: Error) {
         if ![EFAULT, errno::msgsize(), ENOMEM].contains(&error) {
             let _ = self.abandon_call(call_id);
@@ -447,11 +468,12 @@ impl Session {
         }
     }
 
-    /// Tells the caller that nobody will answer.
+    /// Aborts a call: the caller receives `ECONNRESET`.
     ///
     /// # Errors
     ///
-    /// `EBADF` if there is no such call.
+    /// - `EBADF`: no such call.
+    /// - `ENODEV`: the RNIC was removed.
     pub(super) fn abandon_call(&self, call_id: u64) -> Result {
         let rpc = self.enter_rpc()?;
         self.remove_accepted_call(call_id)
@@ -460,7 +482,7 @@ impl Session {
         Ok(())
     }
 
-    /// Tells the callers of all calls, or of those taken by one handle, that nobody will answer.
+    /// Aborts all calls, or the calls received through one handle.
     pub(super) fn abandon_calls(&self, rpc: &Arc<Rpc>, handle_id: Option<u64>) {
         let remove_next = || {
             let mut accepted_calls = self.accepted_calls.lock();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The structures of the device ABI as types that may be copied from and to user space.
+//! Structures of the device ABI, as types that may be copied to and from user space.
 
 use crate::{bindings, region::home::Grantee};
 use kernel::{
@@ -10,32 +10,33 @@ use kernel::{
 };
 use kite_core::atomic::AtomicOp;
 
-/// A structure of `include/uapi/kite.h`.
+/// Structure of `include/uapi/kite.h`.
 ///
 /// # Safety
 ///
-/// Any bytes must be a value, and no value may have padding.
+/// Every bit pattern must be a valid value, and the type must have no padding.
 pub(super) unsafe trait Abi: Copy {}
 
-/// Lets any [`Abi`] type be copied as bytes.
+/// Wrapper that implements `FromBytes` and `AsBytes` for any [`Abi`] type.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 struct Raw<T>(T);
 
-// SAFETY: By the contract of `Abi`.
+// SAFETY: By the contract of `Abi`, every bit pattern is a valid value, and `Raw` is transparent.
 unsafe impl<T: Abi> FromBytes for Raw<T> {}
-// SAFETY: By the contract of `Abi`.
+// SAFETY: By the contract of `Abi`, the type has no padding, and `Raw` is transparent.
 unsafe impl<T: Abi> AsBytes for Raw<T> {}
 
 macro_rules! abi {
     ($($name:ident $size:literal,)*) => {$(
-        // SAFETY: Integers and arrays of them, without padding, as the size shows.
+        // SAFETY: The structure consists of integers and arrays of integers, for which every bit pattern is
+        // valid. The asserted size is the sum of the field sizes, so the structure has no padding.
         unsafe impl Abi for bindings::$name {}
         const _: () = assert!(size_of::<bindings::$name>() == $size);
     )*};
 }
 
-// The sizes are the sums of the fields' sizes. They are part of the ABI: a request's number has them.
+// Each size is the sum of the field sizes. The sizes are part of the ABI: ioctl numbers encode them.
 abi! {
     kite_bind 72,
     kite_alloc 96,
@@ -96,22 +97,23 @@ abi! {
     kite_list_vqps 16,
 }
 
-/// A structure out of bytes, if they are as many as it has.
+/// Parses a structure. Returns `None` unless `bytes` has exactly the size of the structure.
 pub(super) fn from_bytes<T: Abi>(bytes: &[u8]) -> Option<T> {
     Raw::from_bytes_copy(bytes).map(|Raw(value)| value)
 }
 
-/// The bytes of a structure.
+/// Returns the bytes of a structure.
 pub(super) fn as_bytes<T: Abi>(value: &T) -> &[u8] {
-    // SAFETY: By the contract of `Abi` all of them are initialised.
+    // SAFETY: `value` is valid for `size_of::<T>()` bytes. By the contract of `Abi` there is no padding, so
+    // all bytes are initialized.
     unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// The operation of `struct kite_atomic`.
+/// Returns the operation of `struct kite_atomic`.
 ///
 /// # Errors
 ///
-/// `EINVAL` if there is no such operation, or it expects nothing.
+/// - `EINVAL`: unknown operation, or a nonzero `expected` for an operation without comparison.
 pub(super) fn parse_atomic(operation: u32, operand: u64, expected: u64) -> Result<AtomicOp> {
     match (operation, expected) {
         (bindings::KITE_ATOMIC_FETCH_ADD, 0) => Ok(AtomicOp::FetchAdd { operand }),
@@ -123,11 +125,11 @@ pub(super) fn parse_atomic(operation: u32, operand: u64, expected: u64) -> Resul
     }
 }
 
-/// Whom `struct kite_grant` means.
+/// Returns the grantee of `struct kite_grant`.
 ///
 /// # Errors
 ///
-/// `EINVAL` if it is none.
+/// - `EINVAL`: unknown flags, or a UID together with `KITE_GRANT_OTHERS`.
 pub(super) fn parse_grantee(uid: u32, flags: u32) -> Result<Grantee> {
     match (flags, uid) {
         (0, uid) => Ok(Grantee::User(uid)),
@@ -136,20 +138,20 @@ pub(super) fn parse_grantee(uid: u32, flags: u32) -> Result<Grantee> {
     }
 }
 
-// SAFETY: A number.
+// SAFETY: An integer: every bit pattern is valid, and there is no padding.
 unsafe impl Abi for u32 {}
 
-// SAFETY: Numbers.
+// SAFETY: An array of integers: every bit pattern is valid, and there is no padding.
 unsafe impl Abi for [u64; 7] {}
 
-/// An array of `T` in user space, or a single one.
+/// Array of `T` in user space, or a single `T`.
 pub(super) struct UserArray<T> {
     addr: u64,
     _marker: core::marker::PhantomData<T>,
 }
 
 impl<T: Abi> UserArray<T> {
-    /// The array at `addr`.
+    /// Returns the array at `addr`.
     pub(super) fn new(addr: u64) -> Self {
         Self {
             addr,
@@ -172,7 +174,7 @@ impl<T: Abi> UserArray<T> {
     ///
     /// # Errors
     ///
-    /// `EFAULT`.
+    /// - `EFAULT`: the memory is not readable, or the address overflows.
     pub(super) fn read(&self, index: usize) -> Result<T> {
         Ok(self.user_slice(index)?.reader().read::<Raw<T>>()?.0)
     }
@@ -181,7 +183,7 @@ impl<T: Abi> UserArray<T> {
     ///
     /// # Errors
     ///
-    /// `EFAULT`.
+    /// - `EFAULT`: the memory is not writable, or the address overflows.
     pub(super) fn write(&self, index: usize, item: T) -> Result {
         self.user_slice(index)?.writer().write(&Raw(item))
     }
@@ -190,7 +192,8 @@ impl<T: Abi> UserArray<T> {
     ///
     /// # Errors
     ///
-    /// `EFAULT`, `ENOMEM`.
+    /// - `EFAULT`: the memory is not readable, or the address overflows.
+    /// - `ENOMEM`: out of memory.
     pub(super) fn read_all(&self, count: usize) -> Result<KVec<T>> {
         let mut items = KVec::with_capacity(count, GFP_KERNEL)?;
         for i in 0..count {

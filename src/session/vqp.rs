@@ -1,6 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Virtual queue pairs of a session, where it listens for new ones, and the memory that it has registered for them.
+//! Virtual queue pairs (VQPs) of a session, its listeners, and its registered memory regions (MRs).
+//!
+//! # Operation
+//!
+//! [`Session::connect`] and [`Session::accept`] create a VQP and register a poll client, so the poller thread
+//! drives the VQP. [`Session::push`] submits requests, [`Session::pop`] takes completions, and
+//! [`Session::pop_message_into`] takes messages. Requests name local memory by the key of an MR, which must
+//! belong to the session.
+//!
+//! # Locking
+//!
+//! The mutex `Session::vqps` protects [`SessionVqps`], and nests outside the VQP table, the MR table, and the
+//! poll client table. The poller thread runs clients with the poll client table locked, and so only tries to
+//! lock `vqps`. No guard of the RNIC's services is held while a thread waits for an event, because RNIC
+//! removal waits for all guards.
 
 use super::{source, Session, VqpTableGuard};
 use crate::{
@@ -20,41 +34,41 @@ use crate::{
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::rights::Rights;
 
-/// How long the bytes of a message may take to be fetched, for who does not wait for messages.
+/// Timeout in milliseconds for fetching the bytes of a message, if the caller does not wait for messages.
 const FETCH_TIMEOUT_MS: u32 = 5000;
 
-/// A queue pair that the poller drives.
+/// VQP driven by the poller thread.
 struct SessionVqp {
     id: u64,
     vqp: Arc<Vqp>,
-    /// By which the poller knows it.
+    /// Number of the VQP's poll client.
     poll_client_id: u64,
 }
 
-/// Where new ones come to.
+/// Listener at a port.
 struct SessionListener {
     id: u64,
     listener: Arc<Listener>,
 }
 
-/// What a session has of all.
+/// VQPs, listeners, and MRs of a session.
 #[derive(Default)]
 pub(super) struct SessionVqps {
     vqps: KVec<SessionVqp>,
     listeners: KVec<SessionListener>,
-    /// Keys to its memory.
+    /// Keys of the MRs.
     mr_keys: KVec<u32>,
 }
 
-/// Time in milliseconds for which a registration waits for memory that its user took back.
+/// Time in milliseconds for which a registration waits for deregistered memory to be unpinned.
 const PIN_RETRY_TIMEOUT_MS: u32 = 10_000;
 
 impl Session {
-    /// Registers memory of the current process. Returns its key.
+    /// Registers memory of the current process as an MR. Returns the key.
     ///
     /// # Errors
     ///
-    /// As `struct kite_reg_mr` in `include/uapi/kite.h` says.
+    /// See `struct kite_reg_mr` in `include/uapi/kite.h`.
     pub(super) fn register_user_mr(&self, addr: u64, len: u64, others: Rights) -> Result<u32> {
         let uid = source::current_euid();
         let vqp_table = self.enter_vqp_table()?;
@@ -69,14 +83,15 @@ impl Session {
         self.register_mr(pinned, (addr, len), uid, others)
     }
 
-    /// Pins memory of the current process until it is taken back. If the lock limit leaves no room, waits for the
-    /// memory that the user took back before.
+    /// Pins memory of the current process until the pages are released. If `RLIMIT_MEMLOCK` leaves no room,
+    /// waits until memory that the user deregistered earlier is unpinned.
     ///
     /// # Errors
     ///
-    /// - `EFAULT` if the process has no such memory, may not write it, or no RNIC may reach it for long.
-    /// - `ENOMEM` if the lock limit is too low, or there is no memory.
-    /// - `EINTR` if the process is being killed, `ERESTARTSYS` if a signal is pending.
+    /// - `EFAULT`: the memory is not mapped, is not writable, or cannot be pinned for long-term DMA.
+    /// - `ENOMEM`: `RLIMIT_MEMLOCK` is too low, or out of memory.
+    /// - `EINTR`: the process is being killed.
+    /// - `ERESTARTSYS`: a signal is pending.
     pub(super) fn pin_long_term(&self, base: usize, len: usize) -> Result<PinnedPages> {
         let deadline = Deadline::after_ms(PIN_RETRY_TIMEOUT_MS);
         let pinned = loop {
@@ -90,7 +105,7 @@ impl Session {
                 break pinned;
             }
         };
-        // The kernel's error for memory of some files, such as those of fs-dax.
+        // The kernel returns `EOPNOTSUPP` for memory of some files, such as those of fs-dax.
         pinned.map_err(|error| match error == errno::opnotsupp() {
             true => EFAULT,
             false => error,
@@ -103,7 +118,8 @@ impl Session {
         self.enter_vqp_table().map_or(0, count)
     }
 
-    /// Waits until the memory that the user took back is released. Returns whether any was since `seen`.
+    /// Waits until the memory that the user deregistered is unpinned. Returns `true` if any memory was
+    /// unpinned since `released_before` was read.
     fn wait_mr_release(&self, released_before: u64) -> Result<bool> {
         let Ok(vqp_table) = self.enter_vqp_table() else {
             return Ok(false);
@@ -112,11 +128,12 @@ impl Session {
         mr_table.wait_deregistered(source::current_euid(), released_before)
     }
 
-    /// Registers pinned memory, of which a user has so many bytes from an address on. Returns its key.
+    /// Registers pinned memory as an MR. `range` is the address and length by which requests of the user name
+    /// the memory. Returns the key.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// See [`Self::register_user_mr`].
     pub(super) fn register_mr(
         &self,
         pinned: PinnedPages,
@@ -138,11 +155,12 @@ impl Session {
         Ok(key)
     }
 
-    /// Takes memory back.
+    /// Deregisters an MR.
     ///
     /// # Errors
     ///
-    /// `EBADF` if it is not this session's.
+    /// - `EBADF`: the MR does not belong to this session.
+    /// - `ENODEV`: the RNIC was removed.
     pub(super) fn deregister_mr(&self, key: u32) -> Result {
         let vqp_table = self.enter_vqp_table()?;
         let mut vqps = self.vqps.lock();
@@ -154,11 +172,12 @@ impl Session {
         Ok(())
     }
 
-    /// Makes a queue pair of a user to a node, and to a port there unless that is 0. Returns its number.
+    /// Creates a VQP of a user to a node, and to a port of the node unless `port` is 0. Returns the number of
+    /// the VQP.
     ///
     /// # Errors
     ///
-    /// As `struct kite_connect` in `include/uapi/kite.h` says.
+    /// See `struct kite_connect` in `include/uapi/kite.h`.
     pub(super) fn connect(
         &self,
         node: u32,
@@ -172,7 +191,8 @@ impl Session {
         self.insert_vqp(&vqp_table, vqp)
     }
 
-    /// Has the poller drive a queue pair, which is this session's from now on. Returns its number.
+    /// Adds a VQP to the session, and lets the poller thread drive the VQP. Closes the VQP on failure.
+    /// Returns the number of the VQP.
     fn insert_vqp(&self, vqp_table: &Arc<VqpTable>, vqp: Arc<Vqp>) -> Result<u64> {
         self.do_insert_vqp(vqp_table, vqp.clone())
             .inspect_err(|_| vqp_table.close(&vqp))
@@ -199,11 +219,11 @@ impl Session {
         Ok(vqp_id)
     }
 
-    /// Listens at a port for a user. Returns a number for that.
+    /// Listens at a port for a user. Returns the number of the listener.
     ///
     /// # Errors
     ///
-    /// As `struct kite_listen` in `include/uapi/kite.h` says.
+    /// See `struct kite_listen` in `include/uapi/kite.h`.
     pub(super) fn listen(&self, port: u32, uid: u32) -> Result<u64> {
         let vqp_table = self.enter_vqp_table()?;
         vqp_table.lmr.cluster.local_node()?;
@@ -224,11 +244,12 @@ impl Session {
         Ok(listener_id)
     }
 
-    /// Takes a queue pair that somebody has made to a port. Returns its number, the other node and the user there.
+    /// Accepts a VQP that a peer connected to the port of a listener. Returns the number of the VQP, the peer
+    /// node, and the UID of the peer.
     ///
     /// # Errors
     ///
-    /// As `struct kite_accept` in `include/uapi/kite.h` says.
+    /// See `struct kite_accept` in `include/uapi/kite.h`.
     pub(super) fn accept(
         &self,
         listener_id: u64,
@@ -241,7 +262,7 @@ impl Session {
             let found = entries.find(|entry| entry.id == listener_id).ok_or(EBADF)?;
             found.listener.clone()
         };
-        // The RNIC may go while somebody waits.
+        // Enter the services per attempt: a guard held while waiting would block RNIC removal.
         let try_accept = || {
             let vqp_table = self.enter_vqp_table()?;
             vqp_table.accept(&listener)
@@ -255,11 +276,12 @@ impl Session {
         Ok((self.insert_vqp(&*self.enter_vqp_table()?, vqp)?, node, uid))
     }
 
-    /// Ends a queue pair, or listens no more.
+    /// Closes a VQP or a listener.
     ///
     /// # Errors
     ///
-    /// `EBADF` if there is no such.
+    /// - `EBADF`: the session has neither of this number.
+    /// - `ENODEV`: the RNIC was removed.
     pub(super) fn disconnect(&self, id: u64) -> Result {
         let vqp_table = self.enter_vqp_table()?;
         let mut vqps = self.vqps.lock();
@@ -276,25 +298,28 @@ impl Session {
         Ok(())
     }
 
-    /// A queue pair.
+    /// Returns a VQP.
     ///
     /// # Errors
     ///
-    /// `EBADF` if there is no such.
+    /// - `EBADF`: the session has no VQP of this number.
     pub(super) fn vqp(&self, vqp_id: u64) -> Result<Arc<Vqp>> {
         self.vqps.lock().find(vqp_id)
     }
 
-    /// As [`Self::vqp`], for the poller, who is not to wait for who waits for it: `EAGAIN`.
+    /// Like [`Self::vqp`], for the poller thread: fails with `EAGAIN` instead of waiting for a holder of the
+    /// lock. The holder may wait for the poller thread.
     pub(super) fn try_vqp(&self, vqp_id: u64) -> Result<Arc<Vqp>> {
         self.vqps.try_lock().ok_or(EAGAIN)?.find(vqp_id)
     }
 
-    /// A request of a user, with memory of this session.
+    /// Builds a request of a user from a work request that names an MR of this session.
     ///
     /// # Errors
     ///
-    /// Those of [`Request::new`], `EBADF`; `EAGAIN` as above.
+    /// - `EAGAIN`: `vqps` is locked.
+    /// - `EBADF`: the MR does not belong to this session.
+    /// - Otherwise see [`VqpRequest::new`].
     pub(super) fn try_build_request(
         &self,
         vqp_table: &VqpTable,
@@ -313,11 +338,11 @@ impl Session {
         })
     }
 
-    /// Adds `count` requests of a user to a queue pair, of which `read` reads each.
+    /// Submits `count` requests of a user to a VQP. `read_wr` returns the work request of an index.
     ///
     /// # Errors
     ///
-    /// As `struct kite_push` in `include/uapi/kite.h` says.
+    /// See `struct kite_push` in `include/uapi/kite.h`.
     pub(super) fn push(
         &self,
         vqp_id: u64,
@@ -340,12 +365,13 @@ impl Session {
         pushed.map_err(|error| self.or_device_gone(error))
     }
 
-    /// Why something failed: a node leaves the cluster just before its RNIC goes.
+    /// Returns `ENODEV` if the RNIC was removed, else `error`. A node leaves the cluster just before its RNIC
+    /// is removed, so requests can fail with a secondary error.
     pub(super) fn or_device_gone(&self, error: Error) -> Error {
         self.enter_vqp_table().err().unwrap_or(error)
     }
 
-    /// What `get` finds, if that is memory of this session.
+    /// Returns the result of `lookup` if the MR belongs to this session, else `EBADF`.
     fn own_mr(
         &self,
         key: u32,
@@ -355,11 +381,11 @@ impl Session {
         is_own.then(lookup).ok_or(EBADF)?
     }
 
-    /// Takes completions of a queue pair.
+    /// Takes up to `max_count` completions of a VQP. Without a deadline does not wait.
     ///
     /// # Errors
     ///
-    /// As `struct kite_pop` in `include/uapi/kite.h` says.
+    /// See `struct kite_pop` in `include/uapi/kite.h`.
     pub(super) fn pop(
         &self,
         vqp_id: u64,
@@ -367,7 +393,7 @@ impl Session {
         deadline: Option<Deadline>,
     ) -> Result<KVec<VqpCompletion>> {
         let vqp = self.vqp(vqp_id)?;
-        // The RNIC may go while somebody waits.
+        // Enter the services per attempt: a guard held while waiting would block RNIC removal.
         let try_pop = || {
             vqp.pop(
                 &self.enter_vqp_table()?.lmr.cluster.fabric,
@@ -384,11 +410,12 @@ impl Session {
         Ok(popped)
     }
 
-    /// Takes the first message of a queue pair, to memory of this session.
+    /// Takes the first message of a VQP, into an MR of this session. Without a deadline does not wait for a
+    /// message.
     ///
     /// # Errors
     ///
-    /// As `struct kite_pop_message` in `include/uapi/kite.h` says.
+    /// See `struct kite_pop_message` in `include/uapi/kite.h`.
     fn pop_message(
         &self,
         vqp_id: u64,
@@ -401,7 +428,7 @@ impl Session {
         let try_pop = || {
             let vqp_table = self.enter_vqp_table()?;
             let mr_table = &vqp_table.lmr.cluster.fabric.mr_table;
-            // Not longer than the RNIC is sure to stay.
+            // The reference to the MR must not outlive `vqp_table`, whose guard blocks RNIC removal.
             let mr = self.own_mr(key, || mr_table.get(key))?;
             let record = &mr.entry;
             record
@@ -418,11 +445,12 @@ impl Session {
         }
     }
 
-    /// Takes the first message as `pop` says, and says there what it is.
+    /// Takes the first message into the MR that `args` names, and stores the description of the message in
+    /// `args`.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// See `struct kite_pop_message` in `include/uapi/kite.h`.
     pub(super) fn pop_message_into(
         &self,
         args: &mut bindings::kite_pop_message,
@@ -438,7 +466,8 @@ impl Session {
         Ok(())
     }
 
-    /// Whether a queue pair has completions or messages, or somebody waits to be accepted.
+    /// Returns `true` if a VQP has completions or messages, if a listener has a VQP to accept, or if the RNIC
+    /// was removed.
     pub(super) fn has_vqp_events(&self) -> bool {
         let vqps = self.vqps.lock();
         let vqp_table = match self.enter_vqp_table() {
@@ -450,18 +479,21 @@ impl Session {
             || listeners.any(|entry| vqp_table.has_pending_accept(&entry.listener))
     }
 
-    /// The accounts of all queue pairs of the caller, or of everybody if he is root.
+    /// Returns the statistics of all VQPs of the caller, or of all users if the caller is root.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENODEV`: the RNIC was removed.
+    /// - `ENOMEM`: out of memory.
+    /// - `ENOTCONN`: the session is not bound.
     pub(super) fn list_vqps(&self) -> Result<KVec<bindings::kite_vqp_info>> {
         let uid = source::current_euid();
         let owner_uid = (uid != source::ROOT_UID).then_some(uid);
         self.enter_vqp_table()?.list_vqps(owner_uid)
     }
 
-    /// Ends all queue pairs, and takes all memory back. If the RNIC is gone they are, too.
+    /// Closes all VQPs and listeners, and deregisters all MRs. RNIC removal has already done so if the RNIC
+    /// was removed.
     pub(super) fn close_vqps(&self) {
         let vqps = core::mem::take(&mut *self.vqps.lock());
         let Ok(vqp_table) = self.enter_vqp_table() else {

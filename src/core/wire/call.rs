@@ -149,7 +149,7 @@ pub enum ControlRequest<'a> {
     },
     /// To the home: map a region for a user (`LT_map`). Reply: [`ControlReply::Mapped`].
     MapRegion {
-        /// The region.
+        /// Region ID.
         region: u64,
         /// Mapping ID, chosen by the mapper and unique to the mapper.
         mapping: u64,
@@ -160,7 +160,7 @@ pub enum ControlRequest<'a> {
     },
     /// To the home: return chunk locations. Reply: [`ControlReply::Located`].
     LocateChunks {
-        /// The region.
+        /// Region ID.
         region: u64,
         /// Index of the first chunk in the reply.
         first_chunk: u32,
@@ -168,15 +168,15 @@ pub enum ControlRequest<'a> {
     /// To the home: remove a mapping (`LT_unmap`). No access through the mapping can arrive any longer.
     /// Reply: [`ControlReply::Done`].
     UnmapRegion {
-        /// The region.
+        /// Region ID.
         region: u64,
-        /// The mapping.
+        /// Mapping ID.
         mapping: u64,
     },
     /// To the home: free the region (`LT_free`). Reply: [`ControlReply::Done`] once no node can access its
     /// memory; `EINPROGRESS` until then.
     FreeRegion {
-        /// The region.
+        /// Region ID.
         region: u64,
         /// Mapping of the sender with the right to free the region.
         mapping: u64,
@@ -185,7 +185,7 @@ pub enum ControlRequest<'a> {
     /// [`ControlReply::Done`] once the mapping is unused and no access through the mapping can arrive any
     /// longer.
     InvalidateMapping {
-        /// The mapping.
+        /// Mapping ID.
         mapping: u64,
         /// Reason for the invalidation.
         reason: InvalidateReason,
@@ -240,7 +240,7 @@ pub enum ControlRequest<'a> {
     },
     /// To the home: set up an RPC channel to the server of a region. Reply: [`ControlReply::RingAttached`].
     AttachRing {
-        /// The region.
+        /// Region ID.
         region: u64,
         /// Mapping of the sender with the right to write.
         mapping: u64,
@@ -261,7 +261,7 @@ pub enum ControlRequest<'a> {
     EnqueueWaiter {
         /// Ticket number, which is also the sequence number of the request ([`crate::proto::once`]).
         ticket: u64,
-        /// The region.
+        /// Region ID.
         region: u64,
         /// Mapping of the sender; removing the mapping removes the ticket.
         mapping: u64,
@@ -276,7 +276,7 @@ pub enum ControlRequest<'a> {
     RemoveWaiter {
         /// Ticket number.
         ticket: u64,
-        /// The region.
+        /// Region ID.
         region: u64,
         /// Number of the lock or barrier.
         sync_id: u64,
@@ -327,7 +327,7 @@ pub enum ControlRequest<'a> {
     MigrateRegion {
         /// Sequence number from the sender to the home ([`crate::proto::once`]).
         sequence: u64,
-        /// The region.
+        /// Region ID.
         region: u64,
         /// Mapping of the sender with the right to migrate the region.
         mapping: u64,
@@ -341,7 +341,7 @@ pub enum ControlRequest<'a> {
     /// To the home: return the result of a migration. Reply: [`ControlReply::Done`], or the errno of the
     /// migration; `EINPROGRESS` while the migration runs.
     MigrationStatus {
-        /// The region.
+        /// Region ID.
         region: u64,
         /// Token of the migration.
         token: u64,
@@ -351,7 +351,7 @@ pub enum ControlRequest<'a> {
     QuiesceRegion {
         /// Sequence number from the home to the receiver ([`crate::proto::once`]).
         sequence: u64,
-        /// The region.
+        /// Region ID.
         region: u64,
     },
     /// From the home: allow accesses to a region again, and update chunk locations. Reply:
@@ -359,7 +359,7 @@ pub enum ControlRequest<'a> {
     ResumeRegion {
         /// Sequence number from the home to the receiver ([`crate::proto::once`]).
         sequence: u64,
-        /// The region.
+        /// Region ID.
         region: u64,
         /// Indices and new locations of the migrated chunks.
         moved: MovedChunks<'a>,
@@ -375,7 +375,7 @@ pub enum ControlRequest<'a> {
     GrantRights {
         /// Sequence number from the sender to the home ([`crate::proto::once`]).
         sequence: u64,
-        /// The region.
+        /// Region ID.
         region: u64,
         /// Mapping of the sender with the right to change rights.
         mapping: u64,
@@ -387,7 +387,7 @@ pub enum ControlRequest<'a> {
     /// To the home: return whether all mappings with revoked rights are gone. Reply: [`ControlReply::Done`];
     /// `EINPROGRESS` until then.
     RevokeStatus {
-        /// The region.
+        /// Region ID.
         region: u64,
     },
     /// From the home: result for a queued ticket. Reply: [`ControlReply::Done`].
@@ -552,7 +552,7 @@ impl ControlReply<'_> {
     }
 }
 
-/// Generates encoder and decoder from one table of message numbers and fields. Both are in wire order.
+/// Generates encoder and decoder from one table: message numbers, and the fields in wire order.
 macro_rules! wire_format {
     ($message:ident {
         $($number:literal => $kind:ident $({ $($field:ident),* })? $(($list:ident))?,)*

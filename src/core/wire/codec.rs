@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How the fields of a message become bytes and back.
+//! Encoding and decoding of message fields.
 //!
-//! [`Reader`] and [`Writer`] keep track of the place, so that no format computes an offset, and
-//! neither can be led out of its buffer.
+//! [`Reader`] and [`Writer`] track the position in the buffer, so no format computes an offset. Neither can
+//! access bytes outside its buffer, whatever the input.
 
 use super::Malformed;
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// Reads a message from its begin to its end.
+/// Sequential reader of an encoded message.
 pub struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -25,7 +25,7 @@ impl<'a> Reader<'a> {
         Self(bytes)
     }
 
-    /// The next `N` bytes.
+    /// Reads the next `N` bytes.
     #[inline]
     pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let (array, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
@@ -33,13 +33,13 @@ impl<'a> Reader<'a> {
         Ok(*array)
     }
 
-    /// All that is left.
+    /// Returns all unread bytes and consumes them.
     #[inline]
     pub(super) fn take_remaining(&mut self) -> &'a [u8] {
         core::mem::take(&mut self.0)
     }
 
-    /// Makes sure that nothing is left.
+    /// Returns [`Malformed`] if unread bytes remain.
     #[inline]
     pub(super) fn expect_end(&self) -> Result<(), Malformed> {
         if self.0.is_empty() {
@@ -50,8 +50,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes a message from its begin to its end. A field that does not fit is left out, and there is no
-/// message then.
+/// Sequential writer of a message. A field that does not fit is not written, and [`Writer::len`] then returns
+/// `None`.
 pub struct Writer<'a> {
     out: &'a mut [u8],
     position: usize,
@@ -59,7 +59,7 @@ pub struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Writes at most `limit` bytes to `out`.
+    /// Creates a writer of at most `limit` bytes to `out`.
     pub(super) fn new(out: &'a mut [u8], limit: usize) -> Self {
         let capacity = out.len().min(limit);
         Self {
@@ -69,7 +69,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Bytes that can still be written.
+    /// Returns the free space in bytes; 0 after an overrun.
     #[inline]
     pub(super) fn remaining(&self) -> usize {
         if self.overrun {
@@ -79,7 +79,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Writes `bytes`, all or none.
+    /// Writes all of `bytes`, or none if they do not fit.
     #[inline]
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
         let free = self.out.get_mut(self.position..).unwrap_or_default();
@@ -92,7 +92,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Replaces bytes that were written.
+    /// Overwrites bytes at offset `at`. Has no effect unless the whole range was written before.
     pub(super) fn patch(&mut self, at: usize, bytes: &[u8]) {
         let written = self.out.get_mut(..self.position).unwrap_or_default();
         let old = written
@@ -103,18 +103,18 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Bytes that were written, or `None` if something did not fit.
+    /// Returns the number of bytes written, or `None` if a field did not fit.
     pub(super) fn len(&self) -> Option<usize> {
         (!self.overrun).then_some(self.position)
     }
 }
 
-/// A part of a message.
+/// Field of a message.
 pub trait Field<'a>: Sized {
-    /// Reads it, and checks what can be checked of it alone.
+    /// Decodes the field and validates the value by itself, without other fields.
     fn get(from: &mut Reader<'a>) -> Result<Self, Malformed>;
 
-    /// Writes it.
+    /// Encodes the field.
     fn put(&self, to: &mut Writer<'_>);
 }
 
@@ -163,7 +163,8 @@ impl<const N: usize> Field<'_> for [u8; N] {
 }
 
 impl Field<'_> for Name {
-    /// Stricter than the ABI: what is after the name must be zero, so that no memory leaks.
+    /// Stricter than the ABI: the padding after the name must be zero, so that senders leak no memory
+    /// contents.
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let field: [u8; NAME_SIZE] = from.array()?;
         match Self::from_field(&field) {

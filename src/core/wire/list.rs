@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Lists at the end of messages.
+//! Lists at the end of control messages.
 //!
-//! A list is as long as the message allows. It is read in place, and written item by item, so that
-//! neither side needs memory for it beyond the message.
+//! A list extends to the end of the message. [`WireList`] decodes items in place and [`ListWriter`] encodes
+//! them one by one, so neither side allocates memory besides the message buffer.
 
 use super::{
     codec::{Field, Reader, Writer},
@@ -13,9 +13,9 @@ use super::{
 use crate::{name::Name, rights::Rights, view::NodeInstance};
 use core::{fmt, iter::FusedIterator, marker::PhantomData};
 
-/// What a list consists of. All of one type have the same size.
+/// Item of a list. All items of one type have the same encoded size.
 pub trait ListItem: for<'a> Field<'a> {
-    /// Bytes of an item.
+    /// Encoded size of an item, in bytes.
     const SIZE: usize;
 }
 
@@ -27,12 +27,12 @@ impl ListItem for u32 {
     const SIZE: usize = 4;
 }
 
-/// Where a chunk is.
+/// Location of a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkLocation {
-    /// The node that lends it, in the life in which it did.
+    /// Lender of the chunk, in the incarnation that made the loan.
     pub instance: NodeInstance,
-    /// Its address in that node's global memory region.
+    /// Address in the global MR of the lender.
     pub addr: u64,
 }
 
@@ -65,7 +65,7 @@ impl Field<'_> for ChunkLocation {
     }
 }
 
-/// A chunk's number, and where it is.
+/// Index and location of a chunk.
 impl ListItem for (u32, ChunkLocation) {
     const SIZE: usize = 4 + ChunkLocation::SIZE;
 }
@@ -74,18 +74,18 @@ impl ListItem for (Name, u64) {
     const SIZE: usize = crate::name::NAME_SIZE + u64::SIZE;
 }
 
-/// A named region in a listing.
+/// Entry of a region listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// Its name.
+    /// Name of the region.
     pub name: Name,
-    /// Bytes.
+    /// Length of the region, in bytes.
     pub len: u64,
-    /// User that owns it.
+    /// Owner of the region.
     pub owner_uid: u32,
-    /// Rights of everybody else.
+    /// Rights of users without an entry of their own.
     pub other_rights: Rights,
-    /// Handles that are open on it, in the whole cluster.
+    /// Number of mappings of the region in the whole cluster.
     pub mapping_count: u32,
 }
 
@@ -113,37 +113,37 @@ impl Field<'_> for RegionInfo {
     }
 }
 
-/// The rest of a list in a message: an iterator over its items, which were checked with the message.
+/// Iterator over the remaining items of a list. The items were validated when the message was decoded.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WireList<'a, T> {
     bytes: &'a [u8],
     item: PhantomData<T>,
 }
 
-/// Addresses of chunks for RDMA, in the order of the chunks.
+/// RDMA addresses of chunks, in chunk order.
 pub type ChunkAddresses<'a> = WireList<'a, u64>;
 
-/// Where chunks are: the number of the node and the address there, in the order of the chunks.
+/// Locations of chunks, in chunk order.
 pub type ChunkLocations<'a> = WireList<'a, ChunkLocation>;
 
-/// Numbers of nodes, or of chunks.
+/// Node IDs, or chunk indices.
 pub type U32List<'a> = WireList<'a, u32>;
 
-/// Where some chunks are.
+/// Indices and locations of some chunks.
 pub type MovedChunks<'a> = WireList<'a, (u32, ChunkLocation)>;
 
-/// Most items of [`MovedChunks`] in a [`ControlRequest::ResumeRegion`].
+/// Maximum items of [`MovedChunks`] in a [`ControlRequest::ResumeRegion`].
 pub const MAX_MOVED_CHUNKS: usize =
     (MAX_CONTROL_BYTES - CONTROL_HEADER_SIZE - 2 * 8) / <(u32, ChunkLocation)>::SIZE;
 
-/// Names with the identifiers of their regions.
+/// Region names with region IDs.
 pub type RegionNames<'a> = WireList<'a, (Name, u64)>;
 
-/// Named regions of a node.
+/// Named regions of a home.
 pub type RegionInfos<'a> = WireList<'a, RegionInfo>;
 
 impl<T> WireList<'_, T> {
-    /// A list of no items.
+    /// Returns a list without items.
     pub const fn empty() -> Self {
         Self {
             bytes: &[],
@@ -153,7 +153,8 @@ impl<T> WireList<'_, T> {
 }
 
 impl<'a, T: ListItem> WireList<'a, T> {
-    /// A list of `items`, or as many as `room` holds, which is for that.
+    /// Encodes `items` into `buffer` and returns the list. Items beyond the capacity of `buffer` are left
+    /// out.
     pub fn from_items(items: impl IntoIterator<Item = T>, buffer: &'a mut [u8]) -> Self {
         let limit = buffer.len() / T::SIZE * T::SIZE;
         let mut writer = Writer::new(buffer, limit);
@@ -195,7 +196,7 @@ impl<T: ListItem + Clone + fmt::Debug> fmt::Debug for WireList<'_, T> {
 }
 
 impl<'a, T: ListItem> Field<'a> for WireList<'a, T> {
-    /// Takes all that is left, and checks every item.
+    /// Consumes all remaining bytes and validates every item.
     fn get(from: &mut Reader<'a>) -> Result<Self, Malformed> {
         let bytes = from.take_remaining();
         let mut items = Reader::new(bytes);
@@ -214,16 +215,16 @@ impl<'a, T: ListItem> Field<'a> for WireList<'a, T> {
     }
 }
 
-/// Writes a message that ends with a list, item by item.
+/// Writer of a message that ends with a list.
 ///
-/// In a buffer that has no room for the rest of the message, no item fits and the length is 0.
+/// If the buffer is too small for the fields before the list, no item fits and the length is 0.
 pub struct ListWriter<'a, T> {
     writer: Writer<'a>,
     item: PhantomData<T>,
 }
 
 impl<'a> ListWriter<'a, u64> {
-    /// Begins a [`ControlReply::Addresses`].
+    /// Starts a [`ControlReply::Addresses`].
     pub fn addresses(out: &'a mut [u8], request_id: u64, epoch: u64) -> Self {
         Self::start_reply(
             out,
@@ -235,7 +236,7 @@ impl<'a> ListWriter<'a, u64> {
 }
 
 impl<'a> ListWriter<'a, ChunkLocation> {
-    /// Begins a [`ControlReply::Located`].
+    /// Starts a [`ControlReply::Located`].
     pub fn chunk_locations(out: &'a mut [u8], request_id: u64, epoch: u64) -> Self {
         Self::start_reply(
             out,
@@ -247,7 +248,7 @@ impl<'a> ListWriter<'a, ChunkLocation> {
 }
 
 impl<'a> ListWriter<'a, RegionInfo> {
-    /// Begins a [`ControlReply::Listed`] with cursor 0, which ends a listing.
+    /// Starts a [`ControlReply::Listed`] with cursor 0.
     pub fn regions(out: &'a mut [u8], request_id: u64, epoch: u64) -> Self {
         let entries = WireList::empty();
         Self::start_reply(
@@ -258,7 +259,7 @@ impl<'a> ListWriter<'a, RegionInfo> {
         )
     }
 
-    /// Says where the listing goes on. May be called at any time before the end.
+    /// Sets the cursor of the reply. May be called at any time before [`Self::finish`].
     pub fn set_cursor(&mut self, cursor: u64) {
         self.writer
             .patch(CONTROL_HEADER_SIZE, &cursor.to_le_bytes());
@@ -266,7 +267,7 @@ impl<'a> ListWriter<'a, RegionInfo> {
 }
 
 impl<'a> ListWriter<'a, (Name, u64)> {
-    /// Begins a [`ControlRequest::SyncNames`] for the view of number `synced` that is not the last.
+    /// Starts a [`ControlRequest::SyncNames`] for the view of `synced_epoch`, with `is_last` unset.
     pub fn names(out: &'a mut [u8], request_id: u64, epoch: u64, synced_epoch: u64) -> Self {
         let request = ControlRequest::SyncNames {
             epoch: synced_epoch,
@@ -279,14 +280,16 @@ impl<'a> ListWriter<'a, (Name, u64)> {
         Self::new(writer)
     }
 
-    /// Says whether it is the last for this view. May be called at any time before the end.
+    /// Sets `is_last` of the request. May be called at any time before [`Self::finish`].
     pub fn set_last(&mut self, last: bool) {
         self.writer
             .patch(CONTROL_HEADER_SIZE + 8, &[u8::from(last)]);
     }
 }
 
-/// That of a list, which is never the first copy of a call's request.
+/// Returns the header of a message with a list.
+///
+/// The low watermark is 0, since the message is never the first copy of a request.
 fn list_header(kind: ControlKind, request_id: u64, epoch: u64) -> ControlHeader {
     let low_watermark = 0;
     ControlHeader {
@@ -317,7 +320,7 @@ impl<'a, T> ListWriter<'a, T> {
         }
     }
 
-    /// Completes the message and returns its length, 0 if even an empty list does not fit.
+    /// Completes the message and returns its length in bytes; 0 if not even an empty list fits.
     #[must_use]
     pub fn finish(self) -> usize {
         finish_message(self.writer).unwrap_or(0)
@@ -325,7 +328,7 @@ impl<'a, T> ListWriter<'a, T> {
 }
 
 impl<T: ListItem> ListWriter<'_, T> {
-    /// Appends an item. Returns `false` if the message is full; then it is not in it.
+    /// Appends an item. Returns `false`, without appending, if the message is full.
     #[must_use]
     pub fn push(&mut self, item: T) -> bool {
         let fits = self.writer.remaining() >= T::SIZE;

@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Short parts that are posted together, with one doorbell (KRCORE, section 4.4).
+//! Batch of short segments that are posted together, with one doorbell (KRCORE, section 4.4).
 //!
-//! They go to one peer, share a slot with its buffer and the use of a connection, and end together: what each
-//! request would look up and count by itself, which takes longer than the request, is done once for all.
-//! What is in memory that is mapped for the RNIC goes straight from and to there.
+//! # Operation
+//!
+//! All segments of a batch go to one peer in one direction, and share one slot and one connection credit.
+//! Lookup and accounting, which take longer than a short request, are therefore done once per batch.
+//! A segment in memory that is mapped for the RNIC (the arena) is transferred directly (zero copy).
+//! Other segments are copied through the bounce buffer of the slot.
+//!
+//! # Recovery
+//!
+//! If the QP fails, the batch completes partially. [`InflightOp::complete_batch`] returns the number of successful work
+//! requests, and [`BatchedSegment::wr_end`] determines which segments are done.
 
 use super::{
     inflight::{Direction, InflightGuard, InflightOp, PolledOp, Segment, SegmentPoster},
@@ -27,59 +35,62 @@ use kernel::{
 };
 use kite_core::view::NodeInstance;
 
-/// Requests of a batch.
+/// Maximum work requests of a batch.
 pub(crate) const MAX_BATCH_WRS: usize = 16;
 
-/// Longest part that goes straight from or to mapped memory with others.
+/// Maximum bytes of a zero-copy segment in a batch.
 pub(crate) const ZERO_COPY_MAX_BYTES: usize = 1 << 16;
 
-/// Parts begin at multiples of this in the buffer, so that no two share what an RNIC writes at once.
+/// Alignment of segments in the bounce buffer, in bytes. No two segments share a cache line that the RNIC writes.
 const BOUNCE_ALIGN_BYTES: usize = 64;
 
-/// Room for the requests of a batch.
+/// Work requests of a batch before posting. Reused for later batches.
 #[derive(Default)]
 pub(crate) struct WrChain(KVec<OwnedSendWr>);
 
 impl WrChain {
-    /// Empty.
+    /// Creates an empty chain with capacity for [`MAX_BATCH_WRS`].
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: no memory for the chain.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self(KVec::with_capacity(MAX_BATCH_WRS, GFP_KERNEL)?))
     }
 }
 
-/// Where a part is in the buffer of its batch.
+/// Segment that was added to a batch.
 #[derive(Clone, Copy)]
 pub(crate) struct BatchedSegment {
     pub(crate) segment: Segment,
-    /// Nothing if it is not there, but in mapped memory.
+    /// Offset in the bounce buffer; `None` for a zero-copy segment.
     pub(crate) bounce_offset: Option<usize>,
-    /// Requests of the batch up to the last of its own.
+    /// Number of work requests of the batch up to and including the last one of the segment.
     pub(crate) wr_end: u32,
 }
 
-/// A batch to which parts are added. Dropping it gives them up.
+/// Batch under construction. Dropping the batch discards the segments without posting.
 pub(crate) struct SegmentBatch<G: InflightGuard> {
     direction: Direction,
     wr_limits: WrLimits,
-    /// Its part is all of them.
+    /// Slot, credit and guard of the batch. The segment has the total length of all segments.
     op: InflightOp<G>,
-    /// Bytes of the buffer that are taken.
+    /// Used bytes of the bounce buffer.
     bounce_used: usize,
-    /// Requests.
+    /// Work requests built so far.
     wr_count: usize,
 }
 
 impl<G: InflightGuard> SegmentBatch<G> {
-    /// One for parts to the peer that this first one goes to, by `conn`, some of which may be in `arena`. There is
-    /// none if the first is too long. Waits for nothing.
+    /// Creates an empty batch for the peer of `first`, over `conn`. Segments may lie in `arena`. Does not wait.
+    ///
+    /// Returns `None` if `first` needs more than [`MAX_BATCH_WRS`] work requests. `first` is not added.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it would have to wait; those of `permit`, and as for [`Conn::begin`].
+    /// - `EAGAIN`: no credit or no slot is available.
+    /// - The error of `acquire_guard`.
+    /// - See [`Conn::acquire`] for errors of the connection.
     pub(crate) fn new(
         poster: &SegmentPoster<'_>,
         conn: &Arc<Conn>,
@@ -122,22 +133,22 @@ impl<G: InflightGuard> SegmentBatch<G> {
         }))
     }
 
-    /// Which way its parts go.
+    /// Returns the direction of all segments.
     pub(crate) fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// To whom.
+    /// Returns the peer of all segments.
     pub(crate) fn instance(&self) -> NodeInstance {
         self.op.segment.instance
     }
 
-    /// What allows them.
+    /// Returns the guard, which is held until the batch has completed.
     pub(crate) fn guard(&self) -> &G {
         &self.op.guard
     }
 
-    /// Whether there is room for `len` bytes of `memory`.
+    /// Returns `true` if the batch has room for a segment of `len` bytes in `buffer`.
     pub(crate) fn has_room(&self, buffer: &Buffer, len: usize) -> bool {
         let sge_count = match self.zero_copy_range(buffer, len) {
             Some(_) if len <= ZERO_COPY_MAX_BYTES => len / PAGE_SIZE + 2,
@@ -147,13 +158,15 @@ impl<G: InflightGuard> SegmentBatch<G> {
         self.wr_count + self.wr_limits.max_wrs(sge_count, len) <= self.op.credit.wr_count as usize
     }
 
-    /// Whether it is to be posted without others: there is no room, or it is measured how long it takes.
+    /// Returns `true` if the batch must be posted now: no room is left, or the latency of the batch is measured.
     pub(crate) fn is_full(&self) -> bool {
         let max_wrs = self.op.credit.wr_count as usize;
         self.op.probe.is_some() || self.wr_count == max_wrs || self.bounce_used == SLOT_BUFFER_BYTES
     }
 
-    /// The arena with `len` bytes of `memory`, and where they begin there, if they go straight from or to it.
+    /// Returns the arena and the offset of `buffer` in the arena if a segment of `len` bytes is zero copy.
+    ///
+    /// A short WRITE is sent inline instead, which needs no DMA read by the RNIC.
     fn zero_copy_range(&self, buffer: &Buffer, len: usize) -> Option<(&LongTermDmaMap, usize)> {
         let InflightOp { slot, credit, .. } = &self.op;
         let is_zero_copy = self.direction == Direction::Read || len > credit.inline_max();
@@ -164,11 +177,14 @@ impl<G: InflightGuard> SegmentBatch<G> {
         Some((arena, base))
     }
 
-    /// Adds a part for which there is room, and copies what is to be written, unless it goes straight.
+    /// Adds a segment, and appends its work requests to `wrs`. Copies the data of a bounced WRITE.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if the memory is not present; `EFAULT`; `EINVAL` if there is no room.
+    /// - `EAGAIN`: memory of the process is not present.
+    /// - `EFAULT`: the memory is invalid.
+    /// - `EINVAL`: the batch has no room, see [`Self::has_room`].
+    /// - `ENOMEM`: no memory for the work requests.
     pub(crate) fn add_segment(
         &mut self,
         fabric: &Fabric,
@@ -213,7 +229,7 @@ impl<G: InflightGuard> SegmentBatch<G> {
         })
     }
 
-    /// Copies what is to be written to the next place in the buffer.
+    /// Copies the data of a WRITE to the next free offset of the bounce buffer. Returns the opcode and the SGE.
     fn fill_bounce(
         &self,
         fabric: &Fabric,
@@ -235,7 +251,7 @@ impl<G: InflightGuard> SegmentBatch<G> {
         wr.ok_or(EINVAL)
     }
 
-    /// Makes requests for what is in these entries, and returns how many.
+    /// Builds work requests for `sges`, appends them to `wrs`, and returns their number.
     fn build_wrs(
         &self,
         verb: RdmaOpcode,
@@ -251,14 +267,15 @@ impl<G: InflightGuard> SegmentBatch<G> {
             if sges.is_empty() {
                 return Ok(wrs.0.len() - first_wr);
             }
-            // There is room, as there are no more requests than were reckoned.
+            // The capacity suffices: `has_room` counted at least as many work requests. No memory is allocated.
             let wr = OwnedSendWr::new(verb, wr_id, sges, remote);
             wrs.0.push(wr, GFP_ATOMIC)?;
             remote.addr += sges.iter().map(|sge| u64::from(sge.len())).sum::<u64>();
         }
     }
 
-    /// Posts them.
+    /// Posts the batch with one doorbell, and returns unused credits. Work requests that the RNIC rejects complete as
+    /// failed.
     pub(crate) fn post(
         mut self,
         fabric: &Fabric,
@@ -269,7 +286,8 @@ impl<G: InflightGuard> SegmentBatch<G> {
         credit.release_unused(self.wr_count as u32);
         slot.buffer().sync_for_device(self.bounce_used);
         slot.account_post(self.wr_count as u32);
-        // SAFETY: The claim has what they name until they complete.
+        // SAFETY: The work requests name the buffer of the slot or the attached arena. The slot keeps both mapped until
+        // all of them have completed.
         let posted = unsafe { credit.endpoint.qp().post_list(&mut wrs.0) };
         for wr in wrs.0.iter().skip(posted) {
             fabric.send_engine().complete_unposted(wr.wr_id());

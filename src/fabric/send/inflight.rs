@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One part of a read or write: how it is posted, and what came of it.
+//! Posting and completion of one segment of a read or write.
 //!
-//! A part is within one node's contiguous memory. A short one goes through the buffer of its slot, a long one
-//! straight from and to the caller's pages, pinned for as long as it takes. Posting waits for nothing unless
-//! it is given a deadline, so who must not wait can move short parts too, and look now and then for their end.
+//! # Operation
+//!
+//! A segment is contiguous memory of one node.
+//! A short segment is copied through the buffer of its slot (bounced). A long segment is transferred directly from or
+//! to the pages of the caller (zero copy), which stay pinned until completion.
+//! Posting waits only if the caller passes a deadline. A context that must not wait can therefore post short segments,
+//! and poll for completion ([`PolledOp`]).
+//!
+//! # Recovery
+//!
+//! If the QP fails, [`InflightOp::complete`] reports the failure to the connection and to the guard, and returns a
+//! [`FailedOp`]. The caller repeats the segment on the same connection.
 
 pub(crate) use super::slots::SLOT_BUFFER_BYTES;
 use super::{
@@ -37,13 +46,13 @@ use kernel::{
 };
 use kite_core::view::NodeInstance;
 
-/// Longest part, unless the RNIC's scatter lists are too short for it.
+/// Maximum bytes of a segment. An RNIC with short scatter-gather lists has a lower limit.
 const MAX_SEGMENT_BYTES: usize = 1 << 20;
 
-/// Time after which somebody should wait for what was posted.
+/// Age of a polled operation, in ms, after which a thread must wait for the operation.
 const POLLED_STUCK_AFTER_MS: i64 = 1000;
 
-/// Which way the bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From the region to the caller.
@@ -53,7 +62,7 @@ pub(crate) enum Direction {
 }
 
 impl Direction {
-    /// What to do with memory that goes that way.
+    /// Returns the opcode of a zero-copy work request.
     pub(in crate::fabric) fn verb(self) -> RdmaOpcode {
         match self {
             Self::Read => RdmaOpcode::Read,
@@ -61,7 +70,8 @@ impl Direction {
         }
     }
 
-    /// What to do with `len` bytes at `place` of the buffer of a claim. Returns nothing if they are not all there.
+    /// Returns the opcode and the SGE for `len` bytes at `bounce_offset` in the buffer of `slot`. A short WRITE is
+    /// inline. Returns `None` if the range exceeds the buffer.
     pub(in crate::fabric) fn bounce_sge(
         self,
         fabric: &Fabric,
@@ -85,17 +95,19 @@ impl Direction {
     }
 }
 
-/// Contiguous memory of one node in one life, and where in the caller's buffer its bytes go or come from.
+/// Contiguous memory of one node incarnation, and the corresponding range of the caller's buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub(crate) instance: NodeInstance,
+    /// Address at the node.
     pub(crate) addr: u64,
     pub(crate) len: usize,
+    /// Offset in the buffer of the caller, in bytes.
     pub(crate) buffer_offset: usize,
 }
 
 impl Segment {
-    /// Cuts off the first `len` bytes, or takes all if there are no more.
+    /// Removes the first `len` bytes, or all bytes if the segment is shorter, and returns them as a segment.
     pub(in crate::fabric) fn split_front(&mut self, len: usize) -> Self {
         let len = len.min(self.len);
         let front = Self { len, ..*self };
@@ -105,53 +117,58 @@ impl Segment {
         front
     }
 
-    /// Whether it fits the buffer of a slot.
+    /// Returns `true` if the segment fits the buffer of a slot.
     pub(crate) fn fits_slot_buffer(&self) -> bool {
         self.len <= SLOT_BUFFER_BYTES
     }
 }
 
-/// What allows a part to be under way.
+/// Guard that permits a segment to be in flight. Held until the segment has completed.
 pub(crate) trait InflightGuard {
-    /// The part's queue pair failed. The memory that it is for must not be another's before that is over.
+    /// Records that the QP of the segment failed. The implementer must not let the target memory be reused
+    /// until the QP is fenced ([`StaleQp::is_fenced`]).
     fn add_stale_qp(&self, stale_qp: StaleQp);
 }
 
-/// A part that has been posted, and has to be waited for. Who waits for room looks for a slot first, so that
-/// is given back first.
+/// Posted segment. The owner must call [`Self::wait`] or one of the `complete` functions.
+///
+/// The order of the fields is the drop order. The slot is freed before the credit, since a waiter woken by the credit
+/// checks the number of free slots.
 pub(crate) struct InflightOp<G> {
     pub(in crate::fabric) slot: SlotGuard,
     pub(in crate::fabric) credit: ConnCredit,
     pub(in crate::fabric) guard: G,
     pub(in crate::fabric) segment: Segment,
-    /// How long it takes, if somebody wants to know.
+    /// Latency measurement, if the low-priority class is throttled.
     pub(in crate::fabric) probe: Option<LatencyProbe>,
 }
 
-/// A part whose queue pair failed, perhaps by what it asked for, and the connection on which it may be
-/// done again: only there is it certain that the first attempt delivers nothing any more.
+/// Segment whose QP failed, possibly because of the segment itself.
+///
+/// The segment may be repeated only on `conn`. A new QP there guarantees that the first attempt delivers nothing
+/// more.
 #[derive(Clone)]
 pub(crate) struct FailedOp {
     pub(in crate::fabric) segment: Segment,
     pub(in crate::fabric) conn: Arc<Conn>,
-    /// Times that it was refused.
+    /// Number of attempts that the peer or the local RNIC rejected.
     pub(in crate::fabric) rejections: u32,
 }
 
 impl FailedOp {
-    /// Waits until what it sent can reach the peer's memory no more.
+    /// Waits until the failed QP is replaced: requests of the old QP can no longer reach the memory of the peer.
     ///
     /// # Errors
     ///
-    /// As for [`Conn::begin`].
+    /// See [`Conn::acquire`].
     pub(crate) fn wait_qp_replaced(&self, deadline: Deadline) -> Result {
         self.conn.acquire(1, 0, Some(deadline)).map(drop)
     }
 }
 
 impl<G: InflightGuard> InflightOp<G> {
-    /// Waits until nothing of it is under way at this node. If its queue pair failed, says so to all who
-    /// have to know.
+    /// Waits until the local RNIC has completed the segment, and returns the status. On failure, reports the QP to the
+    /// connection and to the guard.
     pub(in crate::fabric) fn wait(&self) -> WcStatus {
         let status = self.slot.wait(|recovery| self.credit.recover(recovery));
         if status != WcStatus::Success {
@@ -162,12 +179,12 @@ impl<G: InflightGuard> InflightOp<G> {
         status
     }
 
-    /// Waits for it. What a short read brought is given to `deliver`. Returns the part if its queue pair
-    /// failed.
+    /// Waits for the segment, and calls `on_complete` on success. Returns the failed operation if the QP failed.
     ///
     /// # Errors
     ///
-    /// `EIO` if the RNIC does not let go of it; those of `deliver`.
+    /// - `EIO`: the segment did not complete, and QP recovery failed.
+    /// - The error of `on_complete`.
     pub(crate) fn complete(
         self,
         stats: &Stats,
@@ -185,12 +202,15 @@ impl<G: InflightGuard> InflightOp<G> {
         }
     }
 
-    /// As [`Self::settle`], of parts that were posted together, but `deliver` is told how many of all requests
-    /// succeeded, which are the first ones, also if the queue pair failed.
+    /// Waits for a batch, and passes the number of successful work requests to `on_complete`. Returns the failed
+    /// operation if the QP failed.
+    ///
+    /// `on_complete` is also called if the QP failed. Work requests of a QP complete in order, so the successful ones
+    /// are the first ones.
     ///
     /// # Errors
     ///
-    /// `EIO` if the RNIC does not let go of them.
+    /// - `EIO`: the batch did not complete, and QP recovery failed.
     pub(crate) fn complete_batch(
         self,
         stats: &Stats,
@@ -215,6 +235,7 @@ impl<G: InflightGuard> InflightOp<G> {
         Ok(None)
     }
 
+    /// Counts a retry, and returns the segment for repetition.
     fn failed_op(&self, stats: &Stats, status: WcStatus) -> FailedOp {
         let segment = self.segment;
         stats.retries.add(1);
@@ -228,15 +249,16 @@ impl<G: InflightGuard> InflightOp<G> {
     }
 }
 
-/// A flight that nobody waits for: somebody looks after it. Dropping it waits for it.
+/// Operation in flight that is polled instead of waited for. Dropping waits for completion.
 pub(crate) struct PolledOp<G: InflightGuard> {
-    /// Nothing once it was settled.
+    /// `None` once completed.
     op: Option<InflightOp<G>>,
+    /// Time of posting.
     posted_at: Instant<Monotonic>,
 }
 
 impl<G: InflightGuard> PolledOp<G> {
-    /// Watches from now on.
+    /// Wraps an operation posted at `now`.
     pub(crate) fn new(op: InflightOp<G>, now: Instant<Monotonic>) -> Self {
         Self {
             op: Some(op),
@@ -244,29 +266,30 @@ impl<G: InflightGuard> PolledOp<G> {
         }
     }
 
-    /// Looks for completions of everybody.
+    /// Polls the send CQs. Processes completions of all slots.
     pub(crate) fn poll_cq(&self) {
         if let Some(op) = &self.op {
             op.slot.poll_cq();
         }
     }
 
-    /// Whether all its requests have completed.
+    /// Returns `true` if all work requests have completed.
     pub(crate) fn is_done(&self) -> bool {
         let op = self.op.as_ref();
         op.is_none_or(|op| op.slot.is_done())
     }
 
-    /// Whether it takes so long by now that somebody should wait for it, who makes its queue pair fail in the end.
+    /// Returns `true` if the operation is older than [`POLLED_STUCK_AFTER_MS`]. A thread must then wait for the
+    /// operation, since only a wait starts QP recovery.
     pub(crate) fn is_stuck(&self, now: Instant<Monotonic>) -> bool {
         (now - self.posted_at).as_millis() > POLLED_STUCK_AFTER_MS
     }
 
-    /// As [`Flight::settle`].
+    /// Completes the operation. See [`InflightOp::complete`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// See [`InflightOp::complete`].
     pub(crate) fn complete(
         mut self,
         stats: &Stats,
@@ -276,11 +299,11 @@ impl<G: InflightGuard> PolledOp<G> {
         op.complete(stats, on_complete)
     }
 
-    /// As [`Flight::settle_batch`].
+    /// Completes the batch. See [`InflightOp::complete_batch`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// See [`InflightOp::complete_batch`].
     pub(crate) fn complete_batch(
         mut self,
         stats: &Stats,
@@ -299,7 +322,7 @@ impl<G: InflightGuard> Drop for PolledOp<G> {
     }
 }
 
-/// Moves parts between `memory` and other nodes, one way.
+/// Posts segments between `buffer` and other nodes, in one direction.
 #[derive(Clone, Copy)]
 pub(crate) struct SegmentPoster<'a> {
     pub(crate) fabric: &'a Fabric,
@@ -309,13 +332,18 @@ pub(crate) struct SegmentPoster<'a> {
 }
 
 impl SegmentPoster<'_> {
-    /// Posts a part. Without a deadline it waits for nothing, and returns nothing if it would have to;
-    /// with one, it returns nothing if the caller's memory is not present. Requests that the RNIC refuses
-    /// make the part fail when it lands.
+    /// Posts a segment. Returns `None` if the memory of the caller is not present.
+    ///
+    /// Without a deadline, does not wait, and also returns `None` if no credit or slot is available.
+    /// If the RNIC rejects a work request, the segment completes as failed.
     ///
     /// # Errors
     ///
-    /// Those of `permit`, and as for [`Conn::begin`]; `EIO`, `ENOMEM`.
+    /// - `EIO`: the segment needs too many work requests after a reconnect with a smaller MTU.
+    /// - `EFAULT`: the memory of the caller is invalid.
+    /// - `ENOMEM`: no memory for the DMA mapping.
+    /// - The error of `acquire_guard`.
+    /// - See [`Conn::acquire`] for errors of the connection.
     pub(crate) fn post_segment<G: InflightGuard>(
         &self,
         conn: &Arc<Conn>,
@@ -335,7 +363,7 @@ impl SegmentPoster<'_> {
         }
     }
 
-    /// Posts a short part, by way of the slot's buffer.
+    /// Posts a short segment through the buffer of the slot. Returns `EAGAIN` instead of waiting or faulting.
     fn post_bounced<G: InflightGuard>(
         &self,
         conn: &Arc<Conn>,
@@ -345,7 +373,7 @@ impl SegmentPoster<'_> {
     ) -> Result<InflightOp<G>> {
         let limits = self.wr_limits(conn);
         let wr_count = limits.max_wrs(1, segment.len) as u32;
-        // What it waits for is others', too.
+        // Start before the waits for credits and a slot: requests of other tenants cause these delays, too.
         let probe = self.tenant.start_probe(segment.len);
         let credit = conn.acquire_segment(wr_count, self.fabric, deadline)?;
         let slot = self
@@ -363,13 +391,13 @@ impl SegmentPoster<'_> {
         let (verb, sge) = wr.ok_or(EINVAL)?;
         slot.buffer().sync_for_device(segment.len);
         if verb == RdmaOpcode::WriteInline {
-            // SAFETY: The request names the claim's buffer.
+            // SAFETY: The work request names the buffer of `slot`, which is kernel memory.
             if unsafe { credit.write_inline(&slot, &[sge], segment.addr) }.is_err() {
                 slot.mark_failed();
             }
         } else {
             let sges = SglSplitter::new(Some(sge).into_iter(), limits);
-            // SAFETY: As above.
+            // SAFETY: `sges` names the buffer of `slot`.
             unsafe { self.post_wrs(&credit, &slot, sges, segment) };
         }
         Ok(InflightOp {
@@ -381,7 +409,8 @@ impl SegmentPoster<'_> {
         })
     }
 
-    /// Posts a long part, straight from or to the caller's pages.
+    /// Posts a long segment directly from or to the pages of the caller. Returns `EAGAIN` instead of waiting or
+    /// faulting.
     fn post_zero_copy<G: InflightGuard>(
         &self,
         conn: &Arc<Conn>,
@@ -398,7 +427,7 @@ impl SegmentPoster<'_> {
         let limits = self.wr_limits(conn);
         let wr_count = limits.max_wrs(mapped.len(), segment.len);
         if wr_count > MAX_WRS_PER_SLOT as usize {
-            // Connected anew, and to smaller packets than it was cut for.
+            // The connection was reestablished with a smaller MTU than the segment was split for.
             return Err(EIO);
         }
         let probe = self.tenant.start_probe(segment.len);
@@ -410,7 +439,7 @@ impl SegmentPoster<'_> {
         slot.attach(AttachedMemory::User(mapped));
         let guard = acquire_guard()?;
         let sges = slot.attached_sges(self.fabric.local_key());
-        // SAFETY: The entries name memory that the claim holds.
+        // SAFETY: `sges` names the memory that is attached to `slot`.
         unsafe { self.post_wrs(&credit, &slot, SglSplitter::new(sges, limits), segment) };
         Ok(InflightOp {
             slot,
@@ -421,7 +450,7 @@ impl SegmentPoster<'_> {
         })
     }
 
-    /// What a request to `conn` may have.
+    /// Returns the limits of one work request on `conn`.
     pub(in crate::fabric) fn wr_limits(&self, conn: &Conn) -> WrLimits {
         let one_packet =
             self.direction == Direction::Read && self.fabric.device().needs_single_packet_reads();
@@ -431,8 +460,8 @@ impl SegmentPoster<'_> {
         }
     }
 
-    /// Bytes of a part to `conn`. Without a bound on bytes each page may need an entry, and the first may be
-    /// cut.
+    /// Returns the maximum bytes of a segment on `conn`. Without a byte limit, each page may need one SGE, and the first
+    /// page may be partial.
     pub(in crate::fabric) fn max_segment_bytes(&self, conn: &Conn) -> usize {
         let (limits, max_wrs) = (self.wr_limits(conn), MAX_WRS_PER_SLOT as usize);
         MAX_SEGMENT_BYTES.min(match limits.max_bytes {
@@ -441,11 +470,11 @@ impl SegmentPoster<'_> {
         })
     }
 
-    /// Posts the requests for a part. If the RNIC refuses one, the part fails when it lands.
+    /// Posts the work requests of a segment. If the RNIC rejects one, the segment completes as failed.
     ///
     /// # Safety
     ///
-    /// `sges` must name the buffer of `claim`, or memory that it holds.
+    /// The entries of `splitter` must name the buffer of `slot`, or memory attached to `slot`.
     unsafe fn post_wrs<I: Iterator<Item = Sge>>(
         &self,
         credit: &ConnCredit,
@@ -460,7 +489,7 @@ impl SegmentPoster<'_> {
             if sges.is_empty() {
                 return;
             }
-            // SAFETY: By the safety requirements.
+            // SAFETY: The caller guarantees that `sges` names the buffer of `slot` or memory attached to `slot`.
             let posted = unsafe {
                 match self.direction {
                     Direction::Write => credit.write(slot, sges, addr),
@@ -475,11 +504,13 @@ impl SegmentPoster<'_> {
     }
 }
 
-/// Copies what a short read brought to `place` of its buffer to the caller's memory.
+/// Copies the data of a bounced READ from `bounce_offset` in the buffer of `slot` to the memory of the caller.
+/// Does nothing for a WRITE or a long segment.
 ///
 /// # Errors
 ///
-/// `EAGAIN` if that is not present; `EFAULT`.
+/// - `EAGAIN`: the memory of the caller is not present.
+/// - `EFAULT`: the memory of the caller is invalid.
 pub(crate) fn copy_out(
     direction: Direction,
     buffer: &Buffer,
@@ -500,7 +531,7 @@ pub(crate) fn copy_out(
 }
 
 impl Fabric {
-    /// Scatter-gather entries of a request.
+    /// Returns the maximum scatter-gather entries of one work request.
     fn max_sges(&self) -> usize {
         (self.device().limits().max_send_sge as usize).clamp(1, MAX_SGE)
     }

@@ -1,10 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Short reads and writes of a queue that are posted together.
+//! Batches: short reads and writes of an I/O queue that are posted together.
 //!
-//! In one round of who drives the queue, accesses by one handle that go one way join a batch for as long as they
-//! fit. It is posted when one comes that does not, or at the end of the round. What a failed queue pair took with it, and
-//! what takes longer than any RNIC should, is left to workers.
+//! # Operation
+//!
+//! Within one round, accesses through the same handle in the same direction join an open batch as long as
+//! they fit. A batch is posted when it is full, before an access that does not fit, and at the end of the
+//! round. The next rounds poll for completions.
+//!
+//! # Recovery
+//!
+//! If the QP of a batch fails, the incomplete accesses become tasks again, and workers repeat them. A worker
+//! waits for a batch whose operation is stuck ([`PolledOp::is_stuck`]).
+//!
+//! # Locking
+//!
+//! `IoQueue::state` protects [`IoQueueBatches`]. `IoQueue::timed_out`, a spinlock, protects
+//! [`TimedOutBatches`] and nests inside `state`.
 
 use super::{small::AccessJob, task::IoTask, IoQueue, IoQueueOwner, IoQueueState, MAX_OFFLOADED};
 use crate::{
@@ -33,13 +45,13 @@ use kernel::{
     time::{Instant, Monotonic},
 };
 
-/// Batches of a queue that may be under way, or opened.
+/// Maximum number of open and posted batches of a queue.
 const MAX_BATCHES: usize = 64;
 
-/// Batches that may be open: for several handles, or both ways.
+/// Maximum number of open batches: one per handle and direction.
 const MAX_OPEN_BATCHES: usize = 4;
 
-/// What others may join.
+/// Batch that accesses can join.
 struct OpenBatch {
     handle_id: u64,
     batch: AccessBatch,
@@ -47,45 +59,45 @@ struct OpenBatch {
     tasks: BatchTasks,
 }
 
-/// What was posted.
+/// Batch in flight.
 struct PostedBatch {
     op: PolledOp<OwnedRemoteAccess>,
     mapping: Arc<Mapping>,
     tasks: BatchTasks,
 }
 
-/// The tasks of a batch.
+/// Tasks of a batch.
 type BatchTasks = KVec<KBox<IoTask>>;
 
-/// The batches of a queue.
+/// Batches of a queue.
 #[derive(Default)]
 pub(super) struct IoQueueBatches {
     open: KVec<OpenBatch>,
     posted: KVec<PostedBatch>,
-    /// The memory of the queue, if it is mapped for the RNIC. That ends with the batches, before the RNIC goes.
+    /// DMA mapping of the queue's memory, if mapped. Dropped with the batches, before the RNIC is removed.
     dma_map: Option<Arc<LongTermDmaMap>>,
-    /// Tasks in all of them.
+    /// Number of tasks in all batches.
     task_count: u32,
-    /// Room for the requests of those that may be opened.
+    /// WR chains for batches to open.
     free_wr_chains: KVec<WrChain>,
-    /// Room for the tasks of those that may be opened.
+    /// Empty task lists for batches to open.
     free_task_lists: KVec<BatchTasks>,
 }
 
-/// What became of an access that was begun.
+/// Result of starting an access.
 pub(super) enum BatchJoinResult {
     Done,
-    /// It is in the batch in which its task is to be put.
+    /// The access joined a batch. The caller must add its task with [`PollRound::add_task`].
     Joined(BatchedSegment),
     NeedsWorker,
 }
 
 impl IoQueueBatches {
-    /// None.
+    /// Returns an empty set of batches.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(super) fn new() -> Result<Self> {
         let mut this = Self {
             open: KVec::with_capacity(MAX_OPEN_BATCHES, GFP_KERNEL_ACCOUNT)?,
@@ -106,31 +118,31 @@ impl IoQueueBatches {
         Ok(this)
     }
 
-    /// Tasks in all of them.
+    /// Returns the number of tasks in all batches.
     pub(super) fn len(&self) -> u32 {
         self.task_count
     }
 
-    /// Whether one has completed.
+    /// Returns `true` if a batch has completed.
     pub(super) fn has_completed(&self) -> bool {
         self.posted.iter().any(|posted| posted.op.is_done())
     }
 
-    /// Takes one out that was posted.
+    /// Removes a posted batch.
     fn remove_posted(&mut self, index: usize) -> Option<PostedBatch> {
         let posted = self.posted.remove(index).ok()?;
         self.task_count -= posted.tasks.len() as u32;
         Some(posted)
     }
 
-    /// Puts one back.
+    /// Reinserts a posted batch.
     fn reinsert_posted(&mut self, posted: PostedBatch) {
         self.task_count += posted.tasks.len() as u32;
-        // There is room, here and below: for as many as there are lists, and for all of these.
+        // Capacity suffices here and below: each batch owns one of the `MAX_BATCHES` task lists.
         let _ = self.posted.push(posted, GFP_ATOMIC);
     }
 
-    /// Keeps a list of tasks, of which there are none any more, for another batch.
+    /// Keeps an empty task list for another batch.
     fn recycle_task_list(&mut self, list: BatchTasks) {
         if self.free_task_lists.len() < self.free_task_lists.capacity() {
             let _ = self.free_task_lists.push(list, GFP_ATOMIC);
@@ -138,7 +150,7 @@ impl IoQueueBatches {
     }
 }
 
-/// An access of a session, by a handle.
+/// Access of a session through a handle.
 pub(super) struct BatchCandidate<'a> {
     pub(super) session: &'a Session,
     pub(super) handle_id: u64,
@@ -146,18 +158,18 @@ pub(super) struct BatchCandidate<'a> {
     pub(super) memory: &'a Buffer,
 }
 
-/// One round of who drives a queue.
+/// One round of driving a queue.
 pub(super) struct PollRound<'a> {
     fabric: &'a Fabric,
-    /// When it began: that is slow to find out.
+    /// Start of the round. Cached, because reading the clock is slow.
     pub(super) now: Instant<Monotonic>,
     batches: IoQueueBatches,
-    /// The batch that was joined last.
+    /// Index of the open batch that was joined last.
     last_joined: usize,
 }
 
 impl<'a> PollRound<'a> {
-    /// Begins one.
+    /// Starts a round.
     pub(super) fn new(fabric: &'a Fabric, batches: IoQueueBatches) -> Self {
         Self {
             fabric,
@@ -167,28 +179,28 @@ impl<'a> PollRound<'a> {
         }
     }
 
-    /// Ends it, and gives the batches back.
+    /// Posts the open batches, ends the round, and returns the batches.
     pub(super) fn finish(mut self) -> IoQueueBatches {
         self.post_all();
         self.batches
     }
 
-    /// Tasks in batches.
+    /// Returns the number of tasks in batches.
     pub(super) fn batched_tasks(&self) -> u32 {
         self.batches.task_count
     }
 
-    /// Looks for completions of everybody, if a batch waits for some. Returns whether one does.
+    /// Polls the CQ of the RNIC, for all waiters, if a batch is in flight. Returns `true` if one is.
     pub(super) fn poll_cq(&self) -> bool {
         let first = self.batches.posted.first();
         first.map(|posted| posted.op.poll_cq()).is_some()
     }
 
-    /// Begins an access. Waits for nothing.
+    /// Starts an access without blocking.
     ///
     /// # Errors
     ///
-    /// As for [`Access::begin`].
+    /// See [`AccessRequest::submit`].
     pub(super) fn submit(
         &mut self,
         candidate: &BatchCandidate<'_>,
@@ -208,7 +220,7 @@ impl<'a> PollRound<'a> {
         self.open_batch(candidate, ticket)
     }
 
-    /// Has an access join an open batch, if it can.
+    /// Adds an access to an open batch. Returns `None` if the access does not fit.
     fn try_join(
         &mut self,
         index: usize,
@@ -236,7 +248,7 @@ impl<'a> PollRound<'a> {
             .try_join(self.fabric, batch, candidate.memory, &mut context)
     }
 
-    /// Begins an access by which a batch is opened, unless it needs none.
+    /// Starts an access that opens a batch, unless the access needs none.
     fn open_batch(
         &mut self,
         candidate: &BatchCandidate<'_>,
@@ -269,7 +281,7 @@ impl<'a> PollRound<'a> {
                 wr_chain,
                 tasks,
             };
-            // There is room: one was posted if there was none.
+            // Capacity suffices: a batch was posted above if the maximum number was open.
             let _ = batches.open.push(opened, GFP_ATOMIC);
             return Ok(BatchJoinResult::Joined(placed));
         }
@@ -281,12 +293,12 @@ impl<'a> PollRound<'a> {
         })
     }
 
-    /// Puts a task where its access is: in the batch that was joined last.
+    /// Adds a task to the batch that its access joined last.
     pub(super) fn add_task(&mut self, task: KBox<IoTask>) {
         let Some(open) = self.batches.open.get_mut(self.last_joined) else {
             return;
         };
-        // There is room: a batch has no more accesses than requests.
+        // Capacity suffices: a batch has at most as many accesses as WRs.
         let _ = open.tasks.push(task, GFP_ATOMIC);
         self.batches.task_count += 1;
         if open.batch.is_full() {
@@ -294,7 +306,7 @@ impl<'a> PollRound<'a> {
         }
     }
 
-    /// Posts all open batches. To be called before anything that may take its time.
+    /// Posts all open batches. The caller must do so before any slow operation.
     pub(super) fn post_all(&mut self) {
         while !self.batches.open.is_empty() {
             self.post_batch(0);
@@ -312,7 +324,8 @@ impl<'a> PollRound<'a> {
             op: open.batch.post(self.fabric, &mut open.wr_chain, self.now),
             tasks: open.tasks,
         };
-        // There is room: it was opened with a list and with this, which others may have now.
+        // Capacity suffices: the batch was opened with a task list and a WR chain. Another batch may now use
+        // the chain.
         let _ = batches.posted.push(posted, GFP_ATOMIC);
         let _ = batches.free_wr_chains.push(open.wr_chain, GFP_ATOMIC);
     }
@@ -329,7 +342,7 @@ impl BatchCandidate<'_> {
         session.submit_access(*handle_id, access, memory, context)
     }
 
-    /// It is to be tried again, unless that is too late.
+    /// Returns `EAGAIN`, or `ETIMEDOUT` if the deadline has expired.
     fn retry_or_time_out(&self, now: Instant<Monotonic>) -> Result<BatchJoinResult> {
         if !self.access.deadline.has_expired_at(now) {
             return Err(EAGAIN);
@@ -339,23 +352,23 @@ impl BatchCandidate<'_> {
     }
 }
 
-/// The accesses of a batch.
+/// Returns the accesses of a batch.
 fn access_jobs(tasks: &mut [KBox<IoTask>]) -> impl Iterator<Item = &mut AccessJob> {
     tasks.iter_mut().filter_map(|task| task.access_job())
 }
 
-/// Batches that workers wait for, or are about to.
+/// Returns an empty list of batches for workers.
 pub(super) fn new_timed_out() -> Result<impl PinInit<SpinLock<TimedOutBatches>>> {
     let batches = KVec::with_capacity(MAX_OFFLOADED as usize, GFP_KERNEL_ACCOUNT)?;
     Ok(new_spinlock!(TimedOutBatches(batches)))
 }
 
-/// Batches that take too long.
+/// Batches that exceeded their time limit, until a worker takes them.
 pub(super) struct TimedOutBatches(KVec<PostedBatch>);
 
 impl IoQueue {
-    /// Maps the memory of the queue for an RNIC that does not go meanwhile. If that cannot be, what short
-    /// accesses move is copied.
+    /// Maps the memory of the queue for DMA. The caller prevents RNIC removal. On failure short accesses use
+    /// bounce buffers.
     pub(super) fn map_memory(&self, device: IbDevice) {
         let IoQueueOwner::Process { memory, .. } = &self.owner else {
             return;
@@ -367,7 +380,7 @@ impl IoQueue {
         }
     }
 
-    /// Ends the batches that have completed. Returns how many tasks were in them.
+    /// Reaps the completed batches. Returns the number of their tasks.
     pub(super) fn reap_batches(
         self: &Arc<Self>,
         state: &mut IoQueueState,
@@ -399,8 +412,8 @@ impl IoQueue {
         reaped
     }
 
-    /// Ends a batch, and waits for that if need be. Returns its tasks, of which those are completed that did
-    /// not fail with their queue pair.
+    /// Reaps a batch, and blocks until its operation completes. Completes its tasks, except those that failed
+    /// with the QP. Returns all tasks.
     fn reap_batch(&self, posted: PostedBatch) -> BatchTasks {
         let PostedBatch {
             op,
@@ -422,17 +435,17 @@ impl IoQueue {
         tasks
     }
 
-    /// Has a worker wait for a batch. Returns it if none can.
+    /// Lets a worker wait for a batch. Returns a batch if no worker could be started.
     fn offload_timed_out(self: &Arc<Self>, posted: PostedBatch) -> Option<PostedBatch> {
         let count = posted.tasks.len() as u32;
-        // There is room: each has a worker, or is about to.
+        // Capacity suffices: each batch has a worker, or is about to get one.
         let _ = self.timed_out.lock().0.push(posted, GFP_ATOMIC);
         self.offloaded.fetch_add(count, Full);
         let queue = self.clone();
         if self.rnic.spawn(move || queue.reap_timed_out()).is_ok() {
             return None;
         }
-        // It need not be the same, if others are left to workers that are yet to begin.
+        // The popped batch may be a different one, if other batches wait for workers that have not started.
         let returned = self.timed_out.lock().0.pop();
         let count = returned.as_ref().map_or(0, |posted| posted.tasks.len());
         self.offloaded.fetch_sub(count as u32, Full);
@@ -461,7 +474,7 @@ impl IoQueue {
         self.release_workers(count);
     }
 
-    /// Ends all batches, which were given up for some reason, when the RNIC has let go of them.
+    /// Completes all tasks of abandoned batches with `error`, after the RNIC has released the batches.
     pub(super) fn abandon_batches(&self, batches: IoQueueBatches, error: Error) {
         for posted in batches.posted {
             drop(posted.op);
@@ -472,7 +485,7 @@ impl IoQueue {
 }
 
 impl IoQueueState {
-    /// Of tasks that were in a batch, those go on that failed; of others the room is free again.
+    /// Returns failed tasks of a batch to the queue, and frees the slots of the others.
     fn requeue_failed(&mut self, tasks: &mut BatchTasks) {
         for task in tasks.drain_all() {
             match task.result() {

@@ -1,15 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The queue pairs of a session: requests without system calls.
+//! I/O queues: submission queue (SQ) and completion queue (CQ) in memory shared with a process, used without
+//! system calls.
 //!
-//! The process adds submissions to one queue and takes completions from another, both in memory that it
-//! shares with the kernel; `kite_core::queue` counts. The poller thread of the RNIC takes submissions, and
-//! so does who waits for completions ([`wait`]), one at a time. Short reads and writes ([`batch`]), and calls,
-//! are posted and looked after there ([`task`]); what may have to wait is done by a few workers. Requests of virtual
-//! queue pairs are handed on to these ([`push`]).
+//! # Operation
 //!
-//! Whatever the process writes to that memory harms itself at most: a submission is copied before it is
-//! checked, the kernel counts its ends itself, and requests use memory that is pinned for them.
+//! The process stores submissions in the SQ and takes completions from the CQ. `kite_core::queue` keeps the
+//! counters. The poller thread of the RNIC drives each queue, and so does a thread that waits for completions
+//! ([`wait`]). One thread at a time drives a queue, in rounds ([`PollRound`]). A round does not block. Short
+//! reads and writes ([`batch`]) and calls are posted and polled in rounds ([`task`]). Requests that may block
+//! run on workers, at most [`MAX_OFFLOADED`] per queue. Requests of virtual queue pairs (VQPs) are passed on
+//! to the VQPs ([`push`]). Queues of kernel modules ([`module`]) call a function of the module for each
+//! completion.
+//!
+//! A process can harm only itself by writes to the shared memory. Each submission is copied before its
+//! checks, the kernel keeps its own counters, and requests use memory pinned for the queue.
+//!
+//! # Recovery
+//!
+//! [`IoQueue::shutdown`] completes all tasks with an error, when the queue is destroyed or the RNIC is
+//! removed.
+//!
+//! # Locking
+//!
+//! - `state` (mutex): [`IoQueueState`]. The thread that drives the queue holds `state` for a round. Rounds
+//!   only try to lock.
+//! - `timed_out` (spinlock): batches for workers. Nests inside `state`.
+//! - `CompletionRing::producer` (spinlock): the tail of the CQ. Nests inside `state`, and inside the lock of
+//!   a VQP.
+//!
+//! With `state` locked, a round only tries to lock the session's `handles` and `vqps`, and the locks of VQPs.
+//! With `state` locked, completions of a module's queue run the module's callback. The poller thread calls a
+//! queue with the poll client table of the fabric locked, except for [`PollClient::on_device_removed`].
+//!
+//! `offloaded` is decremented with `producer` locked, so that [`IoQueue::wait_workers_done`] misses no
+//! wakeup.
 
 mod batch;
 pub(crate) mod blocking;
@@ -54,13 +79,14 @@ use kernel::{
 };
 use kite_core::queue::IoQueueConsumer;
 
-/// Submissions taken at a time, so that other queues, and messages, have their turns.
+/// Maximum submissions taken per round, so that other queues and received messages are served.
 const MAX_SQES_PER_ROUND: u32 = 64;
 
-/// Tasks that could not be begun before others like them are left for later.
+/// Maximum tasks per round that failed to start, before the round skips the other tasks not started.
 const MAX_BLOCKED_STARTS: u32 = 16;
 
-/// Requests of one queue that workers do at a time, besides those of the last batch that one waits for.
+/// Maximum requests of one queue on workers. A timed-out batch counts with all its requests, so the last one
+/// may exceed the limit.
 const MAX_OFFLOADED: u32 = 8;
 
 const SQ_HEAD_OFFSET: usize = offset_of!(bindings::kite_ring_header, sq_head);
@@ -71,34 +97,34 @@ const FLAGS_OFFSET: usize = offset_of!(bindings::kite_ring_header, flags);
 
 const SQES_OFFSET: usize = bindings::KITE_QUEUE_SQ_OFFSET as usize;
 
-/// What was taken and is to be completed.
+/// Submissions taken from the SQ and not completed.
 struct IoQueueState {
     sq_consumer: IoQueueConsumer,
-    /// Those that are in no batch.
+    /// Tasks outside of batches.
     tasks: KVec<KBox<IoTask>>,
-    /// Nothing is in them while somebody drives the queue: it is in the round.
+    /// Batches. Empty during a round: the [`PollRound`] holds the batches.
     batches: IoQueueBatches,
-    /// Those that are to be handed on to virtual queue pairs.
+    /// Requests to pass on to VQPs.
     pushes: VqpPushQueue,
-    /// Room for more: there is as much for all together as there are entries.
+    /// Preallocated memory for tasks. Free slots and tasks together never exceed the number of entries.
     free_slots: KVec<TaskSlot>,
-    /// The task to look at next.
+    /// Index of the task to poll next.
     next_task: usize,
-    /// The process was told that the poller does not look.
+    /// `true` while `KITE_QUEUE_NEED_WAKEUP` is set: the poller thread does not poll this queue.
     needs_wakeup: bool,
-    /// Nothing is taken any more, for this reason.
+    /// Error of the shutdown, after which no submission is taken.
     close_error: Option<Error>,
 }
 
-/// Whose queue pair it is.
+/// Owner of an I/O queue.
 enum IoQueueOwner {
-    /// That of a process of this user, whose requests use this memory.
+    /// Process with this UID, whose requests use this memory.
     Process { uid: u32, memory: QueueMemory },
-    /// That of another kernel module.
+    /// Another kernel module.
     Module,
 }
 
-/// A queue pair.
+/// I/O queue.
 #[pin_data]
 struct IoQueue {
     session: Arc<Session>,
@@ -106,18 +132,18 @@ struct IoQueue {
     owner: IoQueueOwner,
     memcg: Memcg,
     completion_ring: Arc<CompletionRing>,
-    /// Held by who drives the queue.
+    /// Held by the thread that drives the queue.
     #[pin]
     state: Mutex<IoQueueState>,
     #[pin]
     timed_out: SpinLock<TimedOutBatches>,
-    /// Of those who wait for completions.
+    /// Adaptive spin time of threads that wait for completions.
     completion_spin: AdaptiveSpin,
-    /// Requests that workers have.
+    /// Number of requests on workers.
     offloaded: Atomic<u32>,
 }
 
-/// Pins the memory that requests by a queue use.
+/// Pins the memory that requests of a queue use.
 fn pin_queue_memory(session: &Session, addr: u64, len: u64) -> Result<QueueMemory> {
     if len == 0 || len > bindings::KITE_QUEUE_MEMORY_MAX.into() {
         return Err(EINVAL);
@@ -131,11 +157,13 @@ fn pin_queue_memory(session: &Session, addr: u64, len: u64) -> Result<QueueMemor
 }
 
 impl IoQueue {
-    /// A queue pair of a session, with these completions.
+    /// Creates an I/O queue of a session for a completion ring.
     ///
     /// # Errors
     ///
-    /// Those of `owner`; `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
+    /// - `ENOTCONN`: the session is not bound.
+    /// - Errors of `owner`.
     fn new(
         session: Arc<Session>,
         completion_ring: Arc<CompletionRing>,
@@ -180,20 +208,21 @@ impl IoQueue {
         }
     }
 
-    /// Submissions that were not taken.
+    /// Returns the number of submissions that were not taken.
     fn pending_sqes(&self, state: &IoQueueState) -> u32 {
         state
             .sq_consumer
             .available(self.completion_ring.shared.load_acquire::<SQ_TAIL_OFFSET>())
     }
 
-    /// How many submissions there are that can be taken: there is room for their completions, too. So many
-    /// were taken that are in batches.
+    /// Returns the number of submissions that can be taken, for which the CQ has room. `batched` is the
+    /// number of tasks in batches.
     fn ready_sqes(&self, state: &IoQueueState, batched: u32) -> u32 {
         if state.close_error.is_some() {
             return 0;
         }
-        // In this order, as others complete what they have before they have it no more.
+        // Read the counters before the CQ. A request completes before the decrement of its counter, so each
+        // request counts at least once.
         let held_elsewhere = self.offloaded.load(Acquire) + self.completion_ring.vqp_requests();
         let pending = state.tasks.len() as u32 + state.pushes.len() + batched + held_elsewhere;
         let free_cqes = self
@@ -203,12 +232,12 @@ impl IoQueue {
         self.pending_sqes(state).min(free_cqes)
     }
 
-    /// Takes the next submission, which is there.
+    /// Takes the next submission. The caller has checked that the SQ is not empty.
     fn pop_sqe(&self, state: &mut IoQueueState) -> Option<bindings::kite_sqe> {
         let size = size_of::<bindings::kite_sqe>();
         let mut bytes = [0; size_of::<bindings::kite_sqe>()];
         let offset = SQES_OFFSET + state.sq_consumer.next_index() as usize * size;
-        // It is there, as above.
+        // The read cannot fail: the offset is within the SQ.
         let _ = self.completion_ring.shared.read(offset, &mut bytes);
         self.completion_ring
             .shared
@@ -216,7 +245,7 @@ impl IoQueue {
         uapi::from_bytes(&bytes)
     }
 
-    /// Takes what was submitted, and begins it.
+    /// Takes new submissions and starts them. Returns the number of submissions taken.
     fn submit_new(self: &Arc<Self>, state: &mut IoQueueState, round: &mut PollRound<'_>) -> usize {
         let count = self
             .ready_sqes(state, round.batched_tasks())
@@ -227,7 +256,7 @@ impl IoQueue {
                 break;
             };
             let tag = sqe.tag;
-            // There is room: no more are taken than there are entries.
+            // A slot is free: the number of tasks never exceeds the number of entries.
             let Some(slot) = state.free_slots.pop() else {
                 self.completion_ring.complete(tag, Err(ENOMEM));
                 continue;
@@ -247,7 +276,7 @@ impl IoQueue {
         count as usize
     }
 
-    /// Goes on with what was begun.
+    /// Polls the tasks in flight. Returns the number of tasks that made progress.
     fn poll_inflight(
         self: &Arc<Self>,
         state: &mut IoQueueState,
@@ -288,12 +317,13 @@ impl IoQueue {
             }
             progress += 1;
         }
-        // It is the first to be tried next time.
+        // The first skipped task is the first task of the next round.
         state.next_task = first_untried.unwrap_or(state.next_task);
         progress
     }
 
-    /// Goes on with all that can go on, unless somebody else does. Waits for nothing. Returns how much that was.
+    /// Runs one round, unless another thread drives the queue. Does not block. Returns the amount of
+    /// progress.
     fn try_run_round(self: &Arc<Self>, fabric: &Fabric) -> usize {
         let Some(mut state) = self.state.try_lock() else {
             return 0;
@@ -313,11 +343,11 @@ impl IoQueue {
         progress
     }
 
-    /// Gives up a submission of that tag that was taken, but waits to be begun or for a reply.
+    /// Cancels the task with this tag, if the task has not started or waits for a reply.
     ///
     /// # Errors
     ///
-    /// `ENOENT` if there is none.
+    /// - `ENOENT`: no such task.
     fn cancel(&self, tag: u64) -> Result {
         let mut state = self.state.lock();
         let is_match = |task: &KBox<IoTask>| task.tag == tag && task.can_cancel();
@@ -329,15 +359,15 @@ impl IoQueue {
         task.cancel(self);
         state.recycle_task(task);
         self.rnic.stats.errors.add(1);
-        // Before another is taken in its place.
+        // Complete with `state` locked, before a new submission takes the place of the task.
         self.completion_ring.complete(tag, Err(errno::canceled()));
         drop(state);
         self.completion_ring.wake_waiters();
         Ok(())
     }
 
-    /// Ends what is under way for some reason, and takes nothing any more. Waits for the RNIC alone: when this
-    /// returns nothing of it is used by any task, also if somebody else is ending them.
+    /// Completes all tasks with `error`, and stops taking submissions. Blocks only on the RNIC. On return no
+    /// task in `state` uses the RNIC, also if another thread runs the shutdown. Does not wait for workers.
     fn shutdown(&self, error: Error) {
         let mut state = self.state.lock();
         state.close_error.get_or_insert(error);
@@ -349,7 +379,8 @@ impl IoQueue {
             drop(task);
             self.completion_ring.complete(tag, Err(error));
         }
-        // A process sees that it is over, but to modules all is completed that they have submitted so far.
+        // A process detects that the queue is closed. A module gets a completion for every submission made so
+        // far.
         let remaining = match self.owner {
             IoQueueOwner::Process { .. } => 0,
             IoQueueOwner::Module => self.pending_sqes(&state),
@@ -363,7 +394,7 @@ impl IoQueue {
         self.completion_ring.wake_waiters();
     }
 
-    /// Waits until workers have nothing of it any more.
+    /// Waits until no worker holds a request of the queue.
     fn wait_workers_done(&self) {
         let mut producer = self.completion_ring.producer.lock();
         while self.offloaded.load(Acquire) != 0 {
@@ -371,12 +402,12 @@ impl IoQueue {
         }
     }
 
-    /// Whether nothing is taken any more.
+    /// Returns `true` after the shutdown has started.
     fn is_closed(&self) -> bool {
         self.state.lock().close_error.is_some()
     }
 
-    /// A worker has no more to do for a submission: it is done, or the task goes on without waiting.
+    /// Completes a request that a worker has finished, or returns the task to the queue.
     fn on_worker_done(self: &Arc<Self>, tag: u64, finished: WorkerOutcome) {
         match finished {
             WorkerOutcome::Done(result) => self.completion_ring.complete(tag, result),
@@ -387,12 +418,13 @@ impl IoQueue {
 
     fn release_workers(&self, count: u32) {
         {
-            // Who waits for that has not gone to sleep, or has.
+            // With `producer` locked, a thread in `wait_workers_done` has either not yet checked the counter,
+            // or sleeps on `ready_cv`.
             let _producer = self.completion_ring.producer.lock();
             self.offloaded.fetch_sub(count, Full);
         }
         self.completion_ring.wake_waiters();
-        // There is one more to look after, or room for one more.
+        // The queue has one more task to poll, or one more free worker.
         self.completion_ring.poller.event.complete();
     }
 
@@ -401,7 +433,7 @@ impl IoQueue {
         if let Some(error) = state.close_error {
             return self.completion_ring.complete(task.tag, Err(error));
         }
-        // There is room: it still counts as a worker's.
+        // A slot is free: the task still counts in `offloaded`.
         match state.free_slots.pop() {
             Some(slot) => state.push_task(slot.write(task)),
             None => self.completion_ring.complete(task.tag, Err(ENOMEM)),
@@ -409,7 +441,7 @@ impl IoQueue {
     }
 }
 
-/// What the poller thread does for a queue.
+/// Poll client of an I/O queue, for the poller thread.
 struct IoQueuePollClient(Arc<IoQueue>);
 
 impl PollClient for IoQueuePollClient {
@@ -437,7 +469,7 @@ impl PollClient for IoQueuePollClient {
                 .completion_ring
                 .shared
                 .store_release::<FLAGS_OFFSET>(bindings::KITE_QUEUE_NEED_WAKEUP);
-            // The process adds a submission and then looks at the flag.
+            // Pairs with the barrier of the process between the store of the tail and the test of the flag.
             crate::sys::compat::smp_mb();
         }
         if self.0.ready_sqes(&state, state.batches.len()) != 0 {
@@ -454,7 +486,7 @@ impl PollClient for IoQueuePollClient {
 
 impl IoQueueState {
     fn push_task(&mut self, task: KBox<IoTask>) {
-        // Nothing is allocated here, nor below.
+        // The vectors have capacity for all entries, so neither this push nor the pushes below allocate.
         let _ = self.tasks.push(task, GFP_ATOMIC);
     }
 
@@ -474,7 +506,7 @@ impl IoQueueState {
         self.tasks.pop()
     }
 
-    /// What the poller has to do for what was taken.
+    /// Returns how the poller thread must continue for the tasks of the queue.
     fn poll_hint(&mut self) -> PollHint {
         self.tasks_poll_hint().max(self.pushes.poll_hint())
     }

@@ -820,9 +820,9 @@ fn the_pool_is_shown() -> Result<()> {
         line.ends_with(&format!(" RC connections, {promoted} promoted peers")),
         "{line}"
     );
-    let initiators = one.stats()?["dcis"];
+    let dcis = one.stats()?["dcis"];
     assert!(
-        initiators > 0 && line.contains(&format!(" {initiators} initiators")),
+        dcis > 0 && line.contains(&format!(" {dcis} DCIs,")),
         "{line}"
     );
     trio.node(3).stop_kited()?;
