@@ -194,7 +194,7 @@ impl DcTransport {
         }
         let (poller_waker, connector_waker) = (poller_waker.clone(), connector_waker.clone());
         Self::new(hca.clone(), poller_waker, connector_waker, stats.clone())
-            .inspect_err(|error| pr_warn!("DC cannot be used: {error:?}\n"))
+            .inspect_err(|error| pr_warn!("DC transport unavailable: {error:?}\n"))
             .ok()
     }
 
@@ -287,7 +287,7 @@ impl DcTransport {
             destroy_dct(old_dct, drain_recv);
         }
         if self.needs_dct_retry(&mut dct) {
-            pr_warn!("peers do not reach this node by DC yet\n");
+            pr_warn!("no DCT: peers cannot reach this node by DC, retrying\n");
             self.connector_waker.event.complete();
         }
     }

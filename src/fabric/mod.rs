@@ -570,7 +570,7 @@ impl Fabric {
         self.drain_recv_cq();
         // The endpoint may have other references for a short time. RESET takes the QP out of use now.
         if let Err(error) = endpoint.qp().modify_to_reset() {
-            pr_err!("a queue pair does not stop: {error:?}\n");
+            pr_err!("QP cannot be moved to RESET: {error:?}\n");
         }
         self.drain_recv_cq();
         // Drop the endpoint after the spin lock is released: dropping the last reference sleeps.
@@ -602,9 +602,9 @@ impl Fabric {
         if !self.control_qp_failed.xchg(false, Full) {
             return;
         }
-        pr_info_once!("the control queue pair failed, and is started anew\n");
+        pr_info_once!("control QP failed, restarting\n");
         if let Err(error) = self.control_endpoint.restart_ud(CONTROL_QKEY) {
-            pr_warn_once!("the control queue pair does not start: {error:?}\n");
+            pr_warn_once!("control QP cannot be restarted: {error:?}\n");
             self.control_qp_failed.store(true, Release);
         }
     }

@@ -106,7 +106,7 @@ impl<N: CompletionHandler> Drop for Mlx5Cq<N> {
     fn drop(&mut self) {
         // SAFETY: By the type invariants; no notification comes after this has succeeded.
         if unsafe { bindings::kite_mlx5_cq_destroy(self.as_raw()) } != 0 {
-            pr_warn!("a completion queue is still the RNIC's: its memory is lost\n");
+            pr_warn!("CQ cannot be destroyed: memory leaked\n");
             // An interrupt may still be dealt with.
             core::mem::forget(self._notify.clone());
         }

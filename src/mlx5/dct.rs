@@ -143,7 +143,7 @@ impl<N: CompletionHandler> Drop for Dct<N> {
         if let Err(error) = self.destroy() {
             // The hardware may go on using it.
             core::mem::forget(self.rmp.clone());
-            pr_err!("a target of DC does not end, and is lost: {error:?}\n");
+            pr_err!("DCT cannot be destroyed: leaked: {error:?}\n");
         }
     }
 }

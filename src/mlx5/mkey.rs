@@ -67,7 +67,7 @@ impl Drop for Mkey {
         if unsafe { bindings::kite_mlx5_mkey_destroy(self.hca.as_raw(), self.key) } != 0 {
             // The hardware may go on using the memory.
             core::mem::forget(self._arena.clone());
-            pr_warn!("a key to memory is still the RNIC's: its memory is lost\n");
+            pr_warn!("mkey cannot be destroyed: memory leaked\n");
         }
     }
 }

@@ -69,7 +69,7 @@ impl Mlx5Device {
             Ok(hca) => Some(hca),
             Err(error) if error == ENXIO || error == errno::opnotsupp() => None,
             Err(error) => {
-                pr_warn!("no more than verbs can be used: {error:?}\n");
+                pr_warn!("mlx5 path unavailable, using verbs: {error:?}\n");
                 None
             }
         }
@@ -145,7 +145,7 @@ impl Drop for Mlx5Device {
         // SAFETY: By the type invariants; what was made from it holds a reference to us.
         unsafe {
             if bindings::kite_mlx5_mkey_destroy(self.as_raw(), self.global_mkey) != 0 {
-                pr_warn!("the key to all memory is still the RNIC's\n");
+                pr_warn!("global mkey cannot be destroyed\n");
             }
             bindings::kite_mlx5_close(self.as_raw());
         }

@@ -186,7 +186,7 @@ impl<N: CompletionHandler> Drop for Mlx5Qp<N> {
     fn drop(&mut self) {
         // SAFETY: By the type invariants.
         if unsafe { bindings::kite_mlx5_qp_destroy(self.ptr.as_ptr()) } != 0 {
-            pr_warn!("a queue pair is still the RNIC's: its memory is lost\n");
+            pr_warn!("QP cannot be destroyed: memory leaked\n");
         }
     }
 }

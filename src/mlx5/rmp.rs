@@ -107,7 +107,7 @@ impl<N: CompletionHandler> Drop for Rmp<N> {
         if unsafe { bindings::kite_mlx5_rmp_destroy(self.as_raw()) } != 0 {
             // The hardware may go on writing there.
             core::mem::forget(self.buffers.clone());
-            pr_warn!("a pool of receive buffers is still the RNIC's: its memory is lost\n");
+            pr_warn!("RMP cannot be destroyed: memory leaked\n");
         }
     }
 }

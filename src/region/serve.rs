@@ -635,7 +635,7 @@ impl MemoryService {
                 .names
                 .register(name, NameEntry { home: node, region });
             if registered == Err(EEXIST) {
-                pr_warn!("node {node} has a name that another has: {name:?}\n");
+                pr_warn!("name {name:?} of node {node} is registered by another node\n");
             } else {
                 registered?;
             }

@@ -213,7 +213,7 @@ impl MemoryService {
                     region: region.id,
                 };
                 if self.cluster.names.register(name, entry).is_err() {
-                    pr_warn!("the name {name:?} is another node's now\n");
+                    pr_warn!("name {name:?} belongs to another node now\n");
                 }
                 if region.published_name().is_none() {
                     // The region was freed meanwhile, perhaps before the name was registered.

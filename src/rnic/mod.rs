@@ -213,7 +213,7 @@ impl Rnic {
         services.fabric().clear_recv_handler();
         services.flush();
         if !services.close() {
-            pr_err!("something still uses an RNIC that goes\n");
+            pr_err!("services still referenced at removal of the RNIC\n");
         }
     }
 }
@@ -276,7 +276,7 @@ impl IbClient for RnicClient {
 
     fn add(device: IbDevice) -> Result {
         let rnic = Rnic::new(device).inspect_err(|error| {
-            pr_warn!("an RNIC cannot be used: {error:?}\n");
+            pr_warn!("RNIC cannot be used: {error:?}\n");
         })?;
         pr_info!(
             "{}: ready; its global key reaches all memory mapped for DMA, so trust every kernel of the cluster\n",
@@ -291,7 +291,11 @@ impl IbClient for RnicClient {
         if let Some(rnic) = rnics.iter().find(|rnic| rnic.device == device) {
             let new_name = device.name();
             let old_name = core::mem::replace(&mut *rnic.name.lock(), new_name);
-            pr_info!("{} is {} now\n", name_str(&old_name), name_str(&new_name));
+            pr_info!(
+                "{}: renamed to {}\n",
+                name_str(&old_name),
+                name_str(&new_name)
+            );
         }
     }
 

@@ -209,7 +209,7 @@ impl<N: CompletionHandler> Cq<N> {
     /// Called by the driver alone.
     unsafe extern "C" fn on_event(_event: *mut bindings::ib_event, _context: *mut c_void) {
         // Only an overrun is reported here, which the credits exclude.
-        pr_err!("completion queue error\n");
+        pr_err!("CQ error\n");
     }
 }
 

@@ -97,7 +97,7 @@ impl DmaPages {
     pub(crate) fn new_coherent(device: IbDevice, pages: ContiguousPages) -> Result<Self> {
         let this = Self::new(device, pages)?;
         if this.mapping.needs_sync() {
-            pr_warn_once!("the RNIC does not reach all memory, so less can be lent\n");
+            pr_warn_once!("RNIC cannot address all memory: less memory can be lent\n");
             return Err(ENOMEM);
         }
         Ok(this)

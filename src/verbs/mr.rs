@@ -79,7 +79,7 @@ impl Drop for FastRegMr {
         if unsafe { bindings::ib_dereg_mr_user(self.as_raw(), core::ptr::null_mut()) } != 0 {
             // The RNIC may go on using the memory.
             core::mem::forget(self.dma.clone());
-            pr_warn!("a memory region is still the RNIC's: its memory is lost\n");
+            pr_warn!("MR cannot be destroyed: memory leaked\n");
         }
     }
 }

@@ -546,7 +546,7 @@ impl Conn {
         drop(state);
         self.state_changed.notify_all();
         if let Some(Err(error)) = endpoint.map(|endpoint| endpoint.qp().modify_to_err()) {
-            pr_err!("a queue pair does not stop: {error:?}\n");
+            pr_err!("QP cannot be moved to RESET: {error:?}\n");
         }
     }
 

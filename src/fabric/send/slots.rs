@@ -468,7 +468,7 @@ impl SlotGuard {
         slot.has_sleeper.store(1, Release);
         engine.sleepers.fetch_add(1u32, Full);
         if !self.sleep_slices() {
-            pr_warn!("requests do not complete: giving up their queue pair\n");
+            pr_warn!("work requests do not complete: moving their QP to ERR\n");
             if recover(Recovery::ToError).is_err() || !self.sleep_slices() {
                 self.force_reset(recover);
             }
@@ -479,10 +479,10 @@ impl SlotGuard {
 
     /// Ends requests whose queue pair was made to fail and does not flush.
     pub(crate) fn force_reset(&self, recover: impl Fn(Recovery) -> Result) {
-        pr_err!("a failed queue pair does not flush: resetting it\n");
+        pr_err!("failed QP does not flush: moving to RESET\n");
         match recover(Recovery::ToReset) {
             Ok(()) => self.force_complete(),
-            Err(error) => pr_err!("a queue pair does not stop: {error:?}\n"),
+            Err(error) => pr_err!("QP cannot be moved to RESET: {error:?}\n"),
         }
     }
 
@@ -524,7 +524,7 @@ impl Drop for SlotGuard {
             return self.engine.free_list(self.class).push(self.index);
         }
         // What the RNIC may still touch is better lost than used again.
-        pr_err!("a slot was left with requests under way: it is lost\n");
+        pr_err!("slot released with work requests in flight: slot lost\n");
         core::mem::forget(self.attached.take());
     }
 }

@@ -443,7 +443,7 @@ impl LoanTable {
                 // Leak the memory if the loan cannot be recorded: peers of the dead home may still write to
                 // it.
                 if let Err(error) = state.quarantine.reserve(1, GFP_KERNEL) {
-                    pr_warn!("no memory to note lent memory: it is lost: {error:?}\n");
+                    pr_warn!("orphaned loan cannot be recorded: memory leaked: {error:?}\n");
                     core::mem::forget(orphan);
                 } else {
                     let _ = state.quarantine.push(orphan, GFP_KERNEL);

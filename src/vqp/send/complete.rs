@@ -79,7 +79,7 @@ impl VqpBatch {
             slot.force_reset(recover);
         } else {
             if credit.is_healthy() {
-                pr_warn!("requests do not complete: giving up their queue pair\n");
+                pr_warn!("work requests do not complete: moving their QP to ERR\n");
             }
             // If that fails, too, they are ended the next time.
             let _ = recover(Recovery::ToError);

@@ -34,13 +34,12 @@ const FAULTS: &[&str] = &[
 /// What kite says with `pr_err!`: what must not happen whatever peers, users and networks do. Of those it
 /// speaks at lower levels.
 const ALARMS: &[&str] = &[
-    r"kite: a failed queue pair does not flush",
-    r"kite: a queue pair does not stop",
-    r"kite: a slot was left with requests under way",
-    r"kite: completion queue error",
-    r"kite: no memory for the poller",
-    r"kite: a target of DC does not end",
-    r"kite: something still uses an RNIC",
+    r"kite: failed QP does not flush",
+    r"kite: QP cannot be moved to RESET",
+    r"kite: slot released with work requests in flight",
+    r"kite: CQ error",
+    r"kite: DCT cannot be destroyed",
+    r"kite: services still referenced at removal",
 ];
 
 /// Signs that a CPU did not get on with its work.

@@ -252,7 +252,7 @@ fn faults_of_the_kernel_are_found_and_a_panic_ends_the_node() -> Result<()> {
         "{fault}"
     );
     cluster.check()?;
-    node.sh("echo 'kite: a slot was left with requests under way: it is lost' >/dev/kmsg")?;
+    node.sh("echo 'kite: slot released with work requests in flight: slot lost' >/dev/kmsg")?;
     let alarm = cluster.check().unwrap_err();
     assert!(alarm.to_string().contains("a slot was left"), "{alarm}");
     cluster.check()?;
