@@ -95,10 +95,7 @@ impl ControlRequests {
             .iter()
             .filter(|(_, pending)| pending.node == node);
         let low_watermark = inflight.next().map_or(id, |(first, _)| *first);
-        let request_id = ControlRequestId {
-            id: id,
-            low_watermark,
-        };
+        let request_id = ControlRequestId { id, low_watermark };
         Ok((request_id, pending))
     }
 

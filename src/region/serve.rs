@@ -384,7 +384,7 @@ impl MemoryService {
                 let enqueue_request = EnqueueRequest {
                     waiter_id: WaiterId { instance, ticket },
                     mapping,
-                    sync_id: sync_id,
+                    sync_id,
                     kind,
                     is_blocking,
                 };

@@ -289,7 +289,7 @@ impl<'a> ListWriter<'a, (Name, u64)> {
 
 /// Returns the header of a message with a list.
 ///
-/// The low watermark is 0, since the message is never the first copy of a request.
+/// The low watermark is 0. Replies have none, and a request is decoded and encoded again before it is sent.
 fn list_header(kind: ControlKind, request_id: u64, epoch: u64) -> ControlHeader {
     let low_watermark = 0;
     ControlHeader {

@@ -152,7 +152,7 @@ struct PacketFields {
 }
 
 impl VqpMessage {
-    fn to_fields(&self) -> PacketFields {
+    fn fields(&self) -> PacketFields {
         let (kind, key, addr) = match self.payload {
             Payload::Inline { .. } => (KIND_INLINE, 0, 0),
             Payload::Remote {
@@ -175,7 +175,7 @@ impl VqpMessage {
 }
 
 impl WindowUpdate {
-    fn to_fields(&self) -> PacketFields {
+    fn fields(&self) -> PacketFields {
         let kind = match self.phase {
             VqpPhase::Open => KIND_OPEN,
             VqpPhase::Refused => KIND_REFUSED,
@@ -230,15 +230,15 @@ impl PacketFields {
     fn body(&self) -> Option<PacketBody> {
         let message = self.message().map(PacketBody::Message);
         let body = message.or_else(|| self.window_update().map(PacketBody::WindowUpdate))?;
-        (*self == body.to_fields()).then_some(body)
+        (*self == body.fields()).then_some(body)
     }
 }
 
 impl PacketBody {
-    fn to_fields(&self) -> PacketFields {
+    fn fields(&self) -> PacketFields {
         match self {
-            Self::Message(message) => message.to_fields(),
-            Self::WindowUpdate(state) => state.to_fields(),
+            Self::Message(message) => message.fields(),
+            Self::WindowUpdate(state) => state.fields(),
         }
     }
 }
@@ -255,7 +255,7 @@ impl Packet {
     pub fn encode(&self) -> [u8; PACKET_HEADER_SIZE] {
         let mut bytes = [0; PACKET_HEADER_SIZE];
         let mut writer = Writer::new(&mut bytes, PACKET_HEADER_SIZE);
-        let fields = self.body.to_fields();
+        let fields = self.body.fields();
         ((VERSION, fields.kind), (fields.has_immediate, 0u8)).put(&mut writer);
         (fields.len, (fields.uid, fields.port)).put(&mut writer);
         (fields.immediate, fields.key).put(&mut writer);
@@ -295,7 +295,7 @@ impl Packet {
             (version, zero) == (VERSION, 0u8) && reader.take_remaining().len() == payload_len;
         let body = fields.body().filter(|_| is_whole).ok_or(Malformed)?;
         Ok(Self {
-            sender: sender,
+            sender,
             source_vqp,
             destination_vqp,
             body,

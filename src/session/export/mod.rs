@@ -222,8 +222,8 @@ unsafe extern "C" fn kite_map(
         // SAFETY: By the safety requirements.
         let name = unsafe { optional_name(name)? }.ok_or(EINVAL)?;
         // SAFETY: By the safety requirements.
-        let (handle_id, region_len) =
-            unsafe { borrow_session(session) }.map(name, ROOT_UID, rights)?;
+        let session = unsafe { borrow_session(session) };
+        let (handle_id, region_len) = session.map(name, ROOT_UID, rights)?;
         // SAFETY: By the safety requirements.
         unsafe {
             ptr::write(handle, handle_id);

@@ -72,8 +72,8 @@ unsafe extern "C" fn kite_barrier(
     from_result(|| {
         let deadline = deadline(timeout_ms);
         // SAFETY: By the safety requirements.
-        let current_generation =
-            unsafe { borrow_session(session) }.barrier(handle, number, count, deadline)?;
+        let session = unsafe { borrow_session(session) };
+        let current_generation = session.barrier(handle, number, count, deadline)?;
         if !generation.is_null() {
             // SAFETY: By the safety requirements.
             unsafe { ptr::write(generation, current_generation) };

@@ -60,8 +60,8 @@ unsafe extern "C" fn kite_reg_mr(
 /// `session` must be open.
 #[no_mangle]
 unsafe extern "C" fn kite_dereg_mr(session: *mut bindings::kite_session, key: u32) -> c_int {
-    // SAFETY: By the safety requirements.
     from_result(|| {
+        // SAFETY: By the safety requirements.
         unsafe { borrow_session(session) }
             .deregister_mr(key)
             .map(|()| 0)
@@ -137,8 +137,8 @@ unsafe extern "C" fn kite_accept(
 /// `session` must be open.
 #[no_mangle]
 unsafe extern "C" fn kite_close_vqp(session: *mut bindings::kite_session, vqp: u64) -> c_int {
-    // SAFETY: By the safety requirements.
     from_result(|| {
+        // SAFETY: By the safety requirements.
         unsafe { borrow_session(session) }
             .disconnect(vqp)
             .map(|()| 0)

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Requests that were pushed together: what they are, and how they are posted.
+//! Batches of requests, the requests themselves, and how a batch is posted.
+//!
+//! A push is split into batches of at most the size that one slot and the receive window of the peer take.
+//! All state is under `Vqp::state`. [`VqpBatchState`] describes the state machine.
 
 use super::{
     deliver::CompletionSink,
@@ -37,38 +40,38 @@ use kite_core::{
     },
 };
 
-/// Bytes of a batch that goes by a connection: others wait behind it.
+/// Maximum number of bytes in a batch on a connection, since later requests of others wait for it.
 const RC_BATCH_MAX_BYTES: u64 = 1 << 20;
 
-/// How much later than a node a view may come to us in which it is reached by another name.
+/// Maximum delay in milliseconds after which this node has the view in which the node has a new address.
 const VIEW_LAG_MS: u32 = 4000;
 
-/// How long a node without room for a message is left alone, at first, and how often that is doubled.
+/// Delay in milliseconds after the first RNR error of a node, and number of times that the delay is doubled.
 const RNR_BACKOFF_MS: u32 = 300;
 const RNR_BACKOFF_MAX_SHIFT: u32 = 3;
 
-/// A request that was checked.
+/// Checked request.
 pub(crate) struct VqpRequest {
     pub(crate) tag: u64,
     pub(crate) signaled: bool,
     pub(in crate::vqp) fenced: bool,
     pub(in crate::vqp) verb: RdmaOpcode,
-    /// Its local memory, and where in that.
+    /// Local memory of the request, and the range in it.
     pub(in crate::vqp) mr: Arc<UserMr>,
     pub(in crate::vqp) local_addr: u64,
     pub(in crate::vqp) len: u32,
     pub(in crate::vqp) remote: RemoteAddr,
-    /// What it does with remote memory, if it names any, and since when a record is trusted that allows it.
+    /// Remote memory that the request uses, if any, and the lease of the entry that allowed it.
     pub(in crate::vqp) remote_use: Option<MrUse>,
     pub(in crate::vqp) lease: Option<MrLease>,
-    /// What the process at the other end is told besides.
+    /// Immediate data for the process at the peer endpoint, if any.
     pub(in crate::vqp) immediate: Option<u32>,
-    /// The number of its message, if it has one, and so many bytes of it come with it if they are no more.
+    /// Sequence number of the message, if the request has one, and the longest payload that is sent inline.
     pub(in crate::vqp) msg_sequence: Option<u64>,
     pub(in crate::vqp) max_inline_bytes: usize,
 }
 
-/// Remote memory, and what is done with it.
+/// Remote memory, and the rights that a request needs.
 #[derive(Clone, Copy)]
 pub(in crate::vqp) struct MrUse {
     pub(in crate::vqp) key: u32,
@@ -77,11 +80,12 @@ pub(in crate::vqp) struct MrUse {
 }
 
 impl VqpRequest {
-    /// Uses remote memory as a record allows.
+    /// Checks a request against an entry, and uses its rkey and lease.
     ///
     /// # Errors
     ///
-    /// `EACCES`, `ERANGE`.
+    /// - `EACCES`: the user lacks a right.
+    /// - `ERANGE`: the range exceeds the MR.
     pub(in crate::vqp) fn validate_mr(&mut self, mr_use: MrUse, cached: CachedMr) -> Result {
         let (entry, addr) = (cached.entry, self.remote.addr);
         entry
@@ -92,12 +96,12 @@ impl VqpRequest {
         Ok(())
     }
 
-    /// Whether the process at the other end hears of it.
+    /// Returns `true` if the request sends a message to the peer endpoint.
     pub(in crate::vqp) fn has_message(&self) -> bool {
         self.verb == RdmaOpcode::Send || self.immediate.is_some()
     }
 
-    /// Bytes that it moves.
+    /// Returns the number of bytes that the request transfers.
     pub(crate) fn bytes(&self) -> u64 {
         self.len.into()
     }
@@ -106,7 +110,8 @@ impl VqpRequest {
         self.verb.is_atomic()
     }
 
-    /// Requests of the RNIC that it takes: what is written is followed by its message.
+    /// Returns the number of work requests that the RNIC executes. A WRITE with immediate data is followed by
+    /// its message.
     pub(in crate::vqp) fn wr_count(&self) -> usize {
         1 + usize::from(self.verb == RdmaOpcode::Write && self.immediate.is_some())
     }
@@ -135,14 +140,15 @@ impl VqpRequest {
         Some(ids.make_packet(PacketBody::Message(message)))
     }
 
-    /// Whether nothing more of it is needed, once it is done.
+    /// Returns `true` if a completed request needs no further acknowledgment from the peer endpoint.
     pub(in crate::vqp) fn is_acknowledged(&self, send_window: &SendWindow) -> bool {
         let is_rendezvous = matches!(self.payload(), Payload::Remote { .. });
         self.msg_sequence
             .is_none_or(|number| send_window.is_acknowledged(number, is_rendezvous))
     }
 
-    /// What the RNIC is to do, and then, if anything. `sges` are its message, unless it has none, and its local memory.
+    /// Returns the work requests: one, or two for a WRITE with a message. `sges` are the message header and
+    /// the local memory. If the request has no message, both are the local memory.
     fn build_ops<'a>(&self, sges: &'a [Sge; 2]) -> (RdmaOp<'a>, Option<RdmaOp<'a>>) {
         let [header, data] = [&sges[..1], &sges[1..]];
         let sges = match (self.verb, self.payload()) {
@@ -165,13 +171,14 @@ impl VqpRequest {
         (op, (self.wr_count() == 2).then_some(message_op))
     }
 
-    /// Whether a connected queue pair takes it where there is DC, too: drivers leave atomic operations out, and
-    /// messages have a pool of buffers by DC alone.
+    /// Returns `true` if an RC QP supports the request where DC is available, too. mlx5 offers atomics to
+    /// kernels over DC only, and only DC has a pool of receive buffers for messages.
     fn is_rc_capable(&self) -> bool {
         matches!(self.verb, RdmaOpcode::Read | RdmaOpcode::Write) && self.immediate.is_none()
     }
 
-    /// Its message, which is put in the `i`th place of the claim's buffer, or else its local memory; and that.
+    /// Returns the scatter-gather entries of the message header, and of the local memory. Writes the header
+    /// to position `index` of the slot's buffer. Without a message, both entries are of the local memory.
     fn build_sges(
         &self,
         index: usize,
@@ -193,62 +200,63 @@ impl VqpRequest {
     }
 }
 
-/// How far a batch has come.
+/// State of a batch.
 pub(in crate::vqp) enum VqpBatchState {
-    /// It is to be posted.
+    /// Ready to be posted.
     Ready,
-    /// It is to be posted once it is known that the remote memory is still there.
+    /// Blocked until the remote MRs are validated again.
     StaleMr,
-    /// The rest of it is posted, to where the node was reached.
+    /// In flight: the remaining requests are posted to this address.
     Posted(SlotGuard, PostCredit, Arc<PeerAddress>),
-    /// The node did not answer, or had no room. Perhaps it is reached by another name than this by now.
+    /// Blocked after a failure: the node did not respond, or had no receive buffer. Its address may differ by
+    /// now from the recorded one.
     AwaitingRetry(Arc<PeerAddress>, RetryCause),
-    /// The connection failed by which it went. What was sent by that may still come, for so long at most; then it
-    /// goes again, or has failed.
+    /// Waiting after the failure of a connection, since its packets may still arrive, at most until the
+    /// deadline. Then the batch is posted again, or fails with the error.
     Quiescing(StaleQp, Deadline, Option<Error>),
-    /// It is not posted: the kernel of the node is asked for it.
+    /// Blocked: a worker executes the requests in the peer's kernel.
     ViaKernel,
-    /// Nothing more of it will be posted.
+    /// Ended. No more requests of the batch are posted.
     Finished,
 }
 
-/// Why a node did not do what it was asked for.
+/// Reason why a node did not execute a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::vqp) enum RetryCause {
-    /// It did not answer.
+    /// The node sent no acknowledgment.
     NoAck,
-    /// It had no room for a message, and may have some soon.
+    /// The node had no receive buffer, and may have one soon.
     Rnr,
 }
 
-/// Requests that were pushed together, and are posted with one doorbell.
+/// Requests that were pushed together and are posted with one doorbell.
 pub(in crate::vqp) struct VqpBatch {
     pub(in crate::vqp) number: u64,
     pub(in crate::vqp) requests: KVec<VqpRequest>,
-    /// So many of them are done.
+    /// Number of requests that are complete.
     pub(in crate::vqp) done_count: usize,
-    /// Of so many it is known what became of them.
+    /// Number of requests whose completion was delivered.
     pub(in crate::vqp) reported_count: usize,
     pub(in crate::vqp) state: VqpBatchState,
-    /// Times that it was refused on a connection, and that there was no room for it.
+    /// Numbers of rejections on a connection, and of RNR errors.
     pub(in crate::vqp) rc_retries: u32,
     pub(in crate::vqp) rnr_retries: u32,
-    /// Until when what is posted should have ended, and whether it was made to fail for that.
+    /// Deadline after which the batch is forced to complete, and whether that was done.
     pub(in crate::vqp) completion_deadline: Deadline,
     pub(in crate::vqp) force_failed: bool,
-    /// What became of the first that is not done, once it has ended.
+    /// Result of the first incomplete request, once the batch has ended.
     pub(in crate::vqp) error: Option<Error>,
-    /// Who hears what became of them, if nobody pops that.
+    /// Receiver of the completions, or `None` if they are popped.
     pub(in crate::vqp) sink: Option<Arc<dyn CompletionSink>>,
 }
 
-/// What is to be found out before a batch can be posted, or instead of that.
+/// Reason why a batch cannot be posted.
 pub(in crate::vqp) enum BatchBlocker {
-    /// Whether the node is reached by another name than this, within so many milliseconds.
+    /// The address of the node must change, or this many milliseconds must pass.
     AddressChange(Arc<PeerAddress>, u32),
-    /// Whether remote memory is there and may be used.
+    /// The entries of remote MRs must be read again.
     StaleMrs(KVec<MrUse>),
-    /// What words were that are to be changed.
+    /// Atomics must be executed by the peer's kernel.
     KernelAtomics(KVec<KernelAtomic>),
 }
 
@@ -269,8 +277,8 @@ impl VqpBatch {
         }
     }
 
-    /// Whether there are no more requests than can be posted at a time: the RNIC takes so many, and the other end
-    /// lets so many messages in. Those that are asked for `apart` are not posted with others.
+    /// Returns `true` if requests can be posted together. Limits are the RNIC's queue, the window of the peer
+    /// endpoint, and `max_bytes`. With `separate_atomics`, atomics are not combined with other requests.
     fn fits_limits(requests: &[VqpRequest], (max_bytes, separate_atomics): (u64, bool)) -> bool {
         let atomics = requests.iter().filter(|request| request.is_atomic());
         let is_uniform =
@@ -284,12 +292,11 @@ impl VqpBatch {
             && (bytes <= max_bytes || requests.len() == 1)
     }
 
-    /// Cuts requests into as many batches as it takes to be posted to where the node is reached, with memory by those
-    /// flags.
+    /// Splits requests into batches that fit the transport of `address`. `gfp` is used for allocations.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(in crate::vqp) fn split(
         mut requests: KVec<VqpRequest>,
         address: &PeerAddress,
@@ -323,17 +330,17 @@ impl VqpBatch {
         Ok(batches)
     }
 
-    /// Those that are not done.
+    /// Returns the incomplete requests.
     pub(in crate::vqp) fn remaining(&self) -> &[VqpRequest] {
         &self.requests[self.done_count..]
     }
 
-    /// What the RNIC has to do for them.
+    /// Returns the number of work requests for the incomplete requests.
     pub(in crate::vqp) fn wr_count(&self) -> usize {
         self.remaining().iter().map(VqpRequest::wr_count).sum()
     }
 
-    /// Bytes that they move.
+    /// Returns the number of bytes that the incomplete requests transfer.
     pub(in crate::vqp) fn bytes(&self) -> u64 {
         self.remaining().iter().map(VqpRequest::bytes).sum()
     }
@@ -342,12 +349,12 @@ impl VqpBatch {
         matches!(self.state, VqpBatchState::Posted(..))
     }
 
-    /// Whether it waits until what was sent before can come no more.
+    /// Returns `true` if the batch waits until packets of a failed connection can no longer arrive.
     pub(in crate::vqp) fn is_quiescing(&self) -> bool {
         matches!(self.state, VqpBatchState::Quiescing(..))
     }
 
-    /// Whether it may be posted: the other end keeps its messages.
+    /// Returns `true` if the batch is ready, and the peer endpoint has credits for its messages.
     pub(in crate::vqp) fn can_post(&self, send_window: &SendWindow) -> bool {
         let numbers = self
             .remaining()
@@ -357,13 +364,13 @@ impl VqpBatch {
             && numbers.max().is_none_or(|last| send_window.can_send(last))
     }
 
-    /// Whether all remote memory that it names may still be.
+    /// Returns `true` if the leases of all remote MRs are valid.
     pub(in crate::vqp) fn has_valid_leases(&self) -> bool {
         let mut leases = self.remaining().iter().filter_map(|request| request.lease);
         leases.all(MrLease::is_valid)
     }
 
-    /// What is to be found out, if anything.
+    /// Returns the reason why the batch is blocked, or `None` if it is not.
     pub(in crate::vqp) fn blocker(&self) -> Option<BatchBlocker> {
         match &self.state {
             VqpBatchState::AwaitingRetry(address, cause) => {
@@ -377,7 +384,7 @@ impl VqpBatch {
             }
             VqpBatchState::StaleMr => {
                 let mut uses = KVec::new();
-                // Without memory what is missing fails.
+                // Entries for which there is no memory stay stale, so the batch is blocked again.
                 for mr_use in self
                     .remaining()
                     .iter()
@@ -392,11 +399,12 @@ impl VqpBatch {
         }
     }
 
-    /// Trusts what is known of remote memory by now.
+    /// Validates the incomplete requests against the cached entries.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if that is not enough; `EACCES`, `ERANGE`.
+    /// - `EAGAIN`: an entry is not cached, or its lease has expired.
+    /// - `EACCES`, `ERANGE`: the entry does not allow a request.
     pub(in crate::vqp) fn revalidate_mrs(&mut self, mr_cache: &MrCache) -> Result {
         for request in &mut self.requests[self.done_count..] {
             if let Some(mr_use) = request.remote_use {
@@ -406,7 +414,7 @@ impl VqpBatch {
         Ok(())
     }
 
-    /// It has ended, and what is left of it is not done, for this reason.
+    /// Ends the batch, with `error` for the incomplete requests.
     pub(in crate::vqp) fn fail(&mut self, error: Error, peer: NodeInstance) {
         self.drain(peer);
         self.error = Some(error);
@@ -417,7 +425,7 @@ impl VqpBatch {
         self.remaining().iter().any(VqpRequest::has_message)
     }
 
-    /// Whether it does no harm to do once more what may have been done.
+    /// Returns `true` if the incomplete requests can be executed twice: none is atomic.
     pub(in crate::vqp) fn is_idempotent(&self) -> bool {
         !self
             .remaining()
@@ -425,24 +433,30 @@ impl VqpBatch {
             .any(|request| request.verb.is_atomic())
     }
 
-    /// Waits until nothing of it is under way. It goes again.
+    /// Waits until no request of a posted batch is in flight. The batch becomes ready again.
     pub(in crate::vqp) fn drain(&mut self, peer: NodeInstance) {
         if let VqpBatchState::Posted(slot, credit, _) = &self.state {
             let status = slot.wait(|recovery| credit.recover(recovery));
             if status != WcStatus::Success {
-                // Others wait to hear whose it was.
+                // Other users of the QP wait for the cause of the failure.
                 credit.report_failure(status, peer);
             }
             self.state = VqpBatchState::Ready;
         }
     }
 
-    /// Whether a connected queue pair takes what is not done.
+    /// Returns `true` if an RC QP supports all incomplete requests.
     pub(in crate::vqp) fn is_rc_capable(&self) -> bool {
         self.bytes() <= RC_BATCH_MAX_BYTES && self.remaining().iter().all(VqpRequest::is_rc_capable)
     }
 
-    /// Posts what is not done.
+    /// Posts the incomplete requests.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
+    /// - `EINVAL`: a message does not fit the slot's buffer.
+    /// - Any error of the driver.
     pub(in crate::vqp) fn post(
         &mut self,
         fabric: &Fabric,
@@ -450,13 +464,14 @@ impl VqpBatch {
         (slot, credit): (SlotGuard, PostCredit),
         address: Arc<PeerAddress>,
     ) -> Result {
-        // SAFETY: The memory is registered for as long as the batch has it, which waits for its end; headers are in
-        // the claim's buffer.
-        let post =
-            |ops: &[RdmaOp<'_>]| unsafe { credit.post(&slot, address.dc_address.as_ref(), ops) };
+        let post = |ops: &[RdmaOp<'_>]| {
+            // SAFETY: The batch holds the registered memory, and waits for the end of the requests. Headers are
+            // in the slot's buffer, which the slot keeps mapped until then.
+            unsafe { credit.post(&slot, address.dc_address.as_ref(), ops) }
+        };
         let remaining = self.remaining();
         if let [request] = remaining {
-            // Most are alone.
+            // Fast path without allocation: most batches have one request.
             let sges = request.build_sges(0, fabric, ids, &slot)?;
             slot.buffer().sync_for_device(PACKET_HEADER_SIZE);
             match request.build_ops(&sges) {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Checks before posting (KRCORE, section 4.4): whatever is asked for, what is posted is done by the RNICs of both
-//! nodes without an error of theirs, which would be one of others, too.
+//! Validation of requests before posting (KRCORE, section 4.4).
+//!
+//! A request that passes cannot cause an error at the RNICs of both nodes. An error would fail the shared QP,
+//! and with it the requests of other users. The remote range is checked later, with the MR entry
+//! ([`VqpRequest::validate_mr`]).
 
 use super::batch::{MrUse, VqpRequest};
 use crate::{
@@ -12,7 +15,11 @@ use crate::{
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{atomic::WORD_BYTES, rights::Rights};
 
-/// What a request does, if its fields agree.
+/// Returns the operation of a request, if its fields are consistent.
+///
+/// # Errors
+///
+/// - `EINVAL`: the operation is unknown, or the fields contradict each other.
 fn parse_verb(raw: &bindings::kite_send_wr) -> Result<RdmaOpcode> {
     let verb = match u32::from(raw.op) {
         bindings::KITE_WR_READ => RdmaOpcode::Read,
@@ -48,7 +55,7 @@ fn parse_verb(raw: &bindings::kite_send_wr) -> Result<RdmaOpcode> {
         _ => !has_immediate,
     };
     let remote_valid = verb != RdmaOpcode::Send || (raw.remote_addr, raw.remote_key) == (0, 0);
-    // The hardware takes none for 2 GiB.
+    // An RNIC accepts no message of 2 GiB or more.
     let len_valid = raw.len != 0 && raw.len <= bindings::KITE_MR_SIZE_MAX;
     (unused_are_zero
         && flags_valid
@@ -60,7 +67,7 @@ fn parse_verb(raw: &bindings::kite_send_wr) -> Result<RdmaOpcode> {
         .ok_or(EINVAL)
 }
 
-/// The rights to remote memory that a request takes, if it names any.
+/// Returns the rights that a request needs to remote memory, or `None` if it uses no remote memory.
 fn needed_rights(verb: RdmaOpcode) -> Option<Rights> {
     match verb {
         RdmaOpcode::Send => None,
@@ -73,12 +80,14 @@ fn needed_rights(verb: RdmaOpcode) -> Option<Rights> {
 }
 
 impl VqpRequest {
-    /// What a user asks for, with memory that `local` finds. What it asks for of the other node is yet to be checked
-    /// ([`Self::trust`]).
+    /// Creates a request of a user. `find_mr` looks up the local memory. The remote memory is checked later,
+    /// by [`Self::validate_mr`].
     ///
     /// # Errors
     ///
-    /// `EINVAL`; those of `local`; `ERANGE` if it is not all in the memory.
+    /// - `EINVAL`: the fields contradict each other.
+    /// - `ERANGE`: the range exceeds the local memory.
+    /// - Any error of `find_mr`.
     pub(crate) fn new(
         raw: &bindings::kite_send_wr,
         uid: u32,

@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How what was posted ends: done, failed, or to go again by the same way or another. What is not known to be undone
-//! goes again only if that does no harm.
+//! Outcome of posted batches: complete, failed, or to be posted again.
+//!
+//! Requests whose execution is uncertain are posted again only if they are idempotent. All state is under
+//! `Vqp::state`.
+//!
+//! # Recovery
+//!
+//! A batch in flight for [`STUCK_AFTER_MS`] on a QP without progress is forced to complete: first the QP is
+//! moved to the error state, then to reset.
 
 use super::batch::{RetryCause, VqpBatch, VqpBatchState};
 use crate::{
@@ -21,30 +28,32 @@ use crate::{
 use kernel::{prelude::*, sync::Arc};
 use kite_core::view::NodeInstance;
 
-/// How the posted requests of a batch ended.
+/// Outcome of a posted batch. `done` counts the requests that completed before the failure.
 pub(in crate::vqp) enum VqpBatchOutcome {
-    /// All are done.
+    /// All requests completed.
     Done,
-    /// One failed, after so many that were done.
+    /// A request failed. Later requests are canceled.
     Failed { done: usize, error: Error },
-    /// The node did not do the next where it was reached, after so many that were done.
+    /// The node did not execute the next request at `address`. It either sent no acknowledgment or no receive
+    /// buffer was available, as `cause` states.
     RetryExceeded {
         done: usize,
         address: Arc<PeerAddress>,
         cause: RetryCause,
     },
-    /// The connection failed, after so many that were done, perhaps because somebody refused the next.
+    /// The connection failed. `refused` is set if the cause may be a rejection of the next request.
     ConnFailed {
         done: usize,
         stale_qp: StaleQp,
         refused: bool,
     },
-    /// Somebody else's failed, or nobody's: then it is not certain that what has not ended was not done. It goes again.
+    /// The DCI failed because of another request, or without a known cause. The remaining requests are posted
+    /// again, because they were not executed or are idempotent.
     Retry { done: usize, none_executed: bool },
 }
 
 impl VqpBatch {
-    /// How many requests those are for which the RNIC has done so much.
+    /// Returns the number of requests that the first `done_wrs` completed work requests cover.
     fn count_done_requests(&self, mut done_wrs: usize) -> usize {
         let done_requests = self.remaining().iter().take_while(|request| {
             let is_complete = done_wrs >= request.wr_count();
@@ -54,7 +63,7 @@ impl VqpBatch {
         done_requests.count()
     }
 
-    /// Whether it is under way, or nobody says why it is not.
+    /// Returns `true` if the batch is in flight, or was flushed without a reported cause so far.
     fn is_outcome_unknown(&self) -> bool {
         match &self.state {
             VqpBatchState::Posted(slot, credit, _) => {
@@ -64,12 +73,12 @@ impl VqpBatch {
         }
     }
 
-    /// Makes what carries it fail if it takes longer than any RNIC should.
+    /// Forces completions, if the QP makes no progress for the time limit.
     fn force_completion_if_stuck(&mut self) {
         let VqpBatchState::Posted(slot, credit, _) = &self.state else {
             return;
         };
-        // Others may be before it.
+        // Other batches may be ahead on the QP.
         if !self.completion_deadline.has_expired() || !credit.has_timed_out() {
             return;
         }
@@ -81,12 +90,12 @@ impl VqpBatch {
             if credit.is_healthy() {
                 pr_warn!("work requests do not complete: moving their QP to ERR\n");
             }
-            // If that fails, too, they are ended the next time.
+            // If this fails, the next attempt resets the QP.
             let _ = recover(Recovery::ToError);
         }
     }
 
-    /// How it ended, if it was posted and did.
+    /// Returns the outcome of a posted batch, or `None` if the batch has not ended.
     pub(in crate::vqp) fn poll_outcome(&mut self, peer: NodeInstance) -> Option<VqpBatchOutcome> {
         if self.is_outcome_unknown() {
             self.force_completion_if_stuck();
@@ -129,10 +138,10 @@ impl VqpBatch {
         let mut status = slot.first_error();
         if status == WcStatus::Flushed {
             credit.report_failure(status, peer);
-            // Whose it was is known when they have heard of it.
+            // The cause is known once the owner of the failed request has reported it.
             let (failed_by, failure) = credit.failed_by()?;
-            // A peer does nothing that comes after what it refused. If it was nobody's, or was not answered, some may
-            // have been done that have not ended.
+            // A peer executes no request after one that it rejected. If the cause is unknown or the peer did
+            // not respond, requests without completion may have been executed.
             let refused = matches!(failure, WcStatus::RemoteError | WcStatus::RnrRetryExceeded);
             let none_executed =
                 failed_by != NodeInstance::default() && (failed_by != peer || refused);
@@ -141,7 +150,7 @@ impl VqpBatch {
                 let _ = slot.wait(|recovery| credit.recover(recovery));
                 return Some(VqpBatchOutcome::Retry {
                     done,
-                    none_executed: none_executed,
+                    none_executed,
                 });
             }
             status = failure;

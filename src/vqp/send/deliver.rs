@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who hears what became of requests: who pops, or the queue by which they came ([`super::push_builder`]).
+//! Delivery of completions: kept for [`pop`](crate::vqp::Vqp::pop), or passed to the sink of an I/O queue
+//! ([`super::push_builder`]).
 //!
-//! What is popped waits in the queue pair. A queue is told at once, of each request, and then that there is more to take.
+//! Popped completions are stored in the VQP. A sink receives each completion immediately, and is then woken.
+//! Both happen under `Vqp::state`.
 
 use super::{
     batch::{VqpBatch, VqpRequest},
@@ -12,17 +14,18 @@ use crate::errno;
 use kernel::prelude::*;
 use kite_core::proto::window::SendWindow;
 
-/// A queue. It is told while the queue pair is locked, so it waits for nothing.
+/// Receiver of completions. Called with `Vqp::state` held, so an implementation must not wait for a VQP.
 pub(crate) trait CompletionSink: Send + Sync {
-    /// This came of the request of that tag.
+    /// Reports the result of the request with this tag.
     fn push_completion(&self, tag: u64, result: Result);
 
-    /// That was all for now.
+    /// Wakes the consumer after the last completion of a round.
     fn wake_consumer(&self);
 }
 
 impl VqpBatch {
-    /// Says what became of requests, in their order, as far as that is known.
+    /// Delivers completions of requests in order, up to the first without a result. `closed_with` fails
+    /// messages that the peer has not acknowledged.
     pub(in crate::vqp) fn deliver_completions(
         &mut self,
         send_window: &SendWindow,
@@ -44,7 +47,8 @@ impl VqpBatch {
         }
     }
 
-    /// It has ended. What is not done of it never will be.
+    /// Delivers completions of all requests left in a batch that has ended. The first fails with the error of
+    /// the batch, the others with `ECANCELED`.
     pub(in crate::vqp) fn complete_remaining(&self, completions: &mut KVec<VqpCompletion>) {
         let mut error = self.error.unwrap_or(errno::canceled());
         for request in self.remaining() {
@@ -54,7 +58,8 @@ impl VqpBatch {
         self.wake_sink();
     }
 
-    /// Nobody pops any more what is not said yet, but a queue is told.
+    /// Fails all requests without a completion, with `ECANCELED`, if the batch has a sink. A closed VQP is
+    /// not popped.
     pub(in crate::vqp) fn cancel_unreported(&self) {
         if let Some(outlet) = &self.sink {
             for request in &self.requests[self.reported_count..] {
@@ -67,7 +72,8 @@ impl VqpBatch {
     fn report(&self, request: &VqpRequest, result: Result, completions: &mut KVec<VqpCompletion>) {
         match &self.sink {
             Some(outlet) => outlet.push_completion(request.tag, result),
-            // There is room: no more are admitted.
+            // Capacity was reserved, since [`VQP_DEPTH`](super::VQP_DEPTH) bounds the pending requests, so
+            // this does not allocate.
             None if request.signaled || result.is_err() => {
                 let _ = completions.push((request.tag, result), GFP_ATOMIC);
             }

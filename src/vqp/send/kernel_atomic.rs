@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Atomic operations that the RNICs do not have for kernels: that of the other node is asked for them
-//! ([`crate::region::kernel_atomic`]), one after the other, when all before them is done.
+//! Atomics executed by the peer's kernel ([`crate::region::kernel_atomic`]), for RNICs that offer none to
+//! kernels.
+//!
+//! The atomics of a batch run one after the other on a worker, after all earlier requests completed. The
+//! worker holds no lock, and takes `Vqp::state` to apply the results.
 
 use super::{
     batch::{VqpBatch, VqpBatchState, VqpRequest},
@@ -11,14 +14,14 @@ use crate::{region::kernel_atomic::MrWord, verbs::work::RdmaOpcode};
 use kernel::prelude::*;
 use kite_core::atomic::AtomicOp;
 
-/// What is to be done to which word.
+/// Word of a remote MR, and the operation to execute.
 pub(in crate::vqp) type KernelAtomic = (MrWord, AtomicOp);
 
-/// What words were, and why no more were changed, if not all.
+/// Old values of the words, and the error that ended the sequence, if any.
 pub(in crate::vqp) type OldValues = (KVec<u64>, Result);
 
 impl VqpRequest {
-    /// What another node is to be asked for, if it is an atomic operation.
+    /// Returns the operation for the peer's kernel, or `None` if the request is not atomic.
     fn kernel_atomic(&self) -> Option<KernelAtomic> {
         let atomic = match self.verb {
             RdmaOpcode::FetchAdd { operand } => AtomicOp::FetchAdd { operand },
@@ -39,15 +42,16 @@ impl VqpRequest {
 }
 
 impl VqpBatch {
-    /// Whether it is of atomic operations. Where RNICs have none for us, no batch is of others, too.
+    /// Returns `true` if the batch consists of atomics. Without RNIC atomics, no batch mixes atomics with
+    /// other requests.
     pub(in crate::vqp) fn is_atomic(&self) -> bool {
         self.remaining().first().is_some_and(VqpRequest::is_atomic)
     }
 
-    /// What another node is to be asked for.
+    /// Returns the incomplete operations for the peer's kernel.
     pub(in crate::vqp) fn kernel_atomics(&self) -> KVec<KernelAtomic> {
         let mut atomics = KVec::new();
-        // Without memory the rest is asked for later.
+        // Without memory, the remaining operations follow in a later round.
         let _ = self
             .remaining()
             .iter()
@@ -57,7 +61,7 @@ impl VqpBatch {
     }
 }
 
-/// Asks for changes, for as long as that goes on.
+/// Executes operations in order, until one fails or `should_continue` returns `false`.
 pub(in crate::vqp) fn execute_atomics(
     atomics: &[KernelAtomic],
     should_continue: impl Fn() -> bool,
@@ -77,14 +81,15 @@ pub(in crate::vqp) fn execute_atomics(
 }
 
 impl VqpState {
-    /// Whether what is to be found out is what words were.
+    /// Returns `true` if a batch waits for the peer's kernel.
     pub(in crate::vqp) fn has_kernel_atomics(&self) -> bool {
         let mut batches = self.batches.iter();
         batches.any(|batch| matches!(batch.state, VqpBatchState::ViaKernel))
     }
 
-    /// Takes what words were that the batch of that number had changed, unless it is given up by now: whose memory it
-    /// is may have taken it back.
+    /// Stores the old values of the batch with this number in the local memory of its requests.
+    ///
+    /// Has no effect if the batch was abandoned meanwhile: the owner of the memory may have deregistered it.
     pub(in crate::vqp) fn apply_old_values(
         &mut self,
         number: u64,
@@ -98,7 +103,7 @@ impl VqpState {
             return;
         }
         for (request, old_value) in batch.remaining().iter().zip(&old_values) {
-            // It is there: that was checked.
+            // Cannot fail: the range was checked.
             let _ = request
                 .mr
                 .write(request.local_addr, &old_value.to_ne_bytes());

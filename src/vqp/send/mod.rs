@@ -1,9 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What was pushed to a virtual queue pair, and what came of it.
+//! Send side of a VQP: state of its batches, and their completions.
 //!
-//! Batches are posted in their order, and looked at wherever they stand, so that none keeps what it needs no more; what
-//! became of their requests is said in their order. When one fails, those after it are not done.
+//! # Operation
+//!
+//! Batches are posted in order. Each batch is reaped as soon as it has ended, regardless of its position, so
+//! none keeps resources longer than necessary. Completions are delivered in the order of the requests.
+//!
+//! # Recovery
+//!
+//! If a request fails, all later requests fail with `ECANCELED`. If the DCI or connection fails for another
+//! reason, the batches return to a state from which they are posted again: see [`VqpBatchState`] and
+//! [`VqpBatchOutcome`].
+//!
+//! # Locking
+//!
+//! All fields of [`VqpState`] are under `Vqp::state`, which [`crate::vqp`] documents.
 
 pub(crate) mod batch;
 pub(crate) mod check;
@@ -43,35 +55,36 @@ use kite_core::{
     wire::packet::{Packet, PacketBody, VqpPhase},
 };
 
-/// Requests of a queue pair that were not popped.
+/// Maximum number of requests of a VQP whose completions were not popped.
 pub(crate) const VQP_DEPTH: usize = crate::bindings::KITE_VQP_DEPTH as usize;
 
-/// Times that a batch goes again that the peer or our RNIC refused on a connection: the request that is blamed there
-/// need not be the one at fault.
+/// Maximum number of retries of a batch that the peer or the local RNIC rejected on a connection. The request
+/// whose completion reports the error need not be the faulty one.
 const MAX_RC_RETRIES: u32 = 3;
 
-/// How long what was sent by a connection that failed may take to come, if no other takes its place.
+/// Time in milliseconds after which packets of a failed connection can no longer arrive, if no new QP
+/// replaces it.
 const STALE_PACKET_LIFETIME_MS: u32 = 10_000;
 
-/// What somebody waits for.
+/// Event for which a thread waits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VqpEvent {
     Completion,
     Message,
 }
 
-/// What became of a request.
+/// Completion: the tag and the result of a request.
 pub(crate) type VqpCompletion = (u64, Result);
 
-/// By what the two ends know each other.
+/// Numbers by which the two endpoints identify each other.
 pub(super) struct EndpointIds {
     pub(super) local_node: NodeInstance,
-    /// Of this end, or 0 if it takes no messages.
+    /// Number of this endpoint, or 0 if it takes no messages.
     pub(super) local_vqpn: u64,
-    /// Of the other end, or 0 if it has not told it yet.
+    /// Number of the peer endpoint, or 0 until its first update arrives.
     pub(super) peer_vqpn: u64,
     pub(super) port: u32,
-    /// Whose this end is.
+    /// Owner of this endpoint.
     pub(super) uid: u32,
 }
 
@@ -86,48 +99,49 @@ impl EndpointIds {
     }
 }
 
-/// What is pushed, and what came of it.
+/// Requests, completions and messages of a VQP.
 pub(super) struct VqpState {
     peer: NodeInstance,
     pub(super) batches: KVec<VqpBatch>,
-    /// Number of the next.
+    /// Number of the next batch.
     next_batch: u64,
-    /// Which way they go, and by which initiator or connection.
+    /// Transport of the requests. `dci_index` and `conn` are the DCI and the connection used last.
     transport_selector: TransportSelector,
     dci_index: Option<usize>,
     conn: Option<Arc<Conn>>,
-    /// By what the node is reached, once a process has asked.
+    /// Address of the node, `None` until the first lookup.
     pub(super) address: Option<Arc<PeerAddress>>,
     pub(super) completions: KVec<VqpCompletion>,
-    /// Requests of all batches of which nobody knows yet what became of them.
+    /// Number of requests in all batches without a delivered completion.
     pub(super) pending: usize,
-    /// Requests that were pushed, and their bytes; messages that were received.
+    /// Statistics: pushed requests, their bytes, and received messages.
     pub(super) pushed_requests: u64,
     pub(super) pushed_bytes: u64,
     pub(super) received_messages: u64,
     pub(super) ids: EndpointIds,
     pub(super) send_window: SendWindow,
     pub(super) recv_queue: RecvQueue,
-    /// A process has this end.
+    /// Set if a process owns this endpoint.
     pub(super) accepted: bool,
-    /// The other end was heard to be over.
+    /// Set if the peer endpoint has reported that it is closed or that it rejected the connection.
     pub(super) peer_closed: bool,
-    /// Somebody tells the other end how this one is.
+    /// Set while a worker is queued that sends an update to the peer endpoint.
     pub(super) update_queued: bool,
-    /// Somebody finds out about a doubt.
+    /// Set while a worker resolves a blocked batch.
     pub(super) resolving: bool,
-    /// A queue waits for room.
+    /// Set if an I/O queue waits for free entries.
     pub(super) push_blocked: bool,
-    /// Nothing is posted any more, for this reason.
+    /// Reason why no more requests are posted, or `None` if the VQP is open.
     pub(super) closed_with: Option<Error>,
 }
 
 impl VqpState {
-    /// Nothing. `open` says whether the other end has made this one, which no process has yet.
+    /// Creates the state. `is_passive` marks an endpoint that a message of the peer has created and no
+    /// process has accepted.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(super) fn new(
         peer: NodeInstance,
         ids: EndpointIds,
@@ -159,12 +173,12 @@ impl VqpState {
         })
     }
 
-    /// Which way requests go.
+    /// Returns the transport of the last requests.
     pub(super) fn transport(&self) -> Transport {
         self.transport_selector.transport()
     }
 
-    /// Whether there is something of that kind, or nothing more will come.
+    /// Returns `true` if events of the kind are available, or if no more events can follow.
     pub(super) fn is_ready_for(&self, event: VqpEvent) -> bool {
         let (empty, may_follow) = match event {
             VqpEvent::Completion => (self.completions.is_empty(), self.pending != 0),
@@ -173,7 +187,7 @@ impl VqpState {
         !empty || self.closed_with.is_some() && !may_follow
     }
 
-    /// The other end is over.
+    /// Closes this endpoint, because the peer endpoint is closed or has rejected the connection.
     pub(super) fn on_peer_closed(&mut self, error: Error) {
         self.peer_closed = true;
         self.closed_with = self.closed_with.or(Some(error));
@@ -187,18 +201,20 @@ impl VqpState {
         posted.map(|batch| &batch.state)
     }
 
-    /// What tells the other end how this one is.
+    /// Returns the packet that sends the receive window of this endpoint in the given phase.
     pub(super) fn make_update_packet(&self, phase: VqpPhase) -> Packet {
         self.ids.make_packet(PacketBody::WindowUpdate(
             self.recv_queue.recv_window.window_update(phase),
         ))
     }
 
-    /// Whether requests could be admitted now.
+    /// Checks that requests could be admitted now.
     ///
     /// # Errors
     ///
-    /// `ENOBUFS`, `EINVAL`; why this end is over.
+    /// - `ENOBUFS`: there are not enough free entries.
+    /// - `EINVAL`: this endpoint takes no messages, and a request has one.
+    /// - The reason of the close, if this endpoint is closed.
     pub(super) fn check_requests(&self, requests: &[VqpRequest]) -> Result {
         if let Some(error) = self.closed_with {
             return Err(error);
@@ -211,7 +227,7 @@ impl VqpState {
             .try_for_each(|request| self.check_request(request))
     }
 
-    /// By what the node is reached, if nothing newer is known.
+    /// Replaces the address of the node, unless the present address is of a later epoch.
     pub(super) fn update_address(&mut self, address: &Arc<PeerAddress>) {
         let is_newer = |current: &Arc<PeerAddress>| current.epoch > address.epoch;
         if !self.address.as_ref().is_some_and(is_newer) {
@@ -219,12 +235,16 @@ impl VqpState {
         }
     }
 
-    /// Takes batches of checked requests to be posted, out of `fresh`, and numbers their messages. What becomes of them is popped, unless
-    /// they came by a queue. It waits for no memory, since the poller waits for it.
+    /// Moves batches of checked requests out of `new_batches`, and numbers their messages.
+    ///
+    /// Completions go to `sink`, or are kept for [`Vqp::pop`](crate::vqp::Vqp::pop). The call does not sleep
+    /// for memory, because the poller may wait for the lock.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if whoever pays cannot have it at once; `ENOBUFS`; why this end is over.
+    /// - `ENOMEM`: the memory cannot be charged without waiting.
+    /// - `ENOBUFS`: there are not enough free entries.
+    /// - The reason of the close, if this endpoint is closed.
     pub(super) fn admit(
         &mut self,
         new_batches: &mut KVec<VqpBatch>,
@@ -252,7 +272,7 @@ impl VqpState {
         Ok(())
     }
 
-    /// Numbers a batch, and its messages.
+    /// Numbers a batch and its messages.
     fn assign_sequences(&mut self, batch: &mut VqpBatch) {
         batch.number = self.next_batch;
         self.next_batch += 1;
@@ -265,7 +285,7 @@ impl VqpState {
         }
     }
 
-    /// Takes note of posted batches that have ended. Returns how many requests of them go again.
+    /// Updates posted batches that have ended. Returns the number of requests to be posted again.
     pub(super) fn reap_batches(&mut self) -> usize {
         let mut requeued = 0;
         for i in 0..self.batches.len() {
@@ -279,7 +299,7 @@ impl VqpState {
         requeued
     }
 
-    /// Takes note of how the `i`th batch ended.
+    /// Applies the outcome of batch `i`.
     fn apply_outcome(&mut self, i: usize, outcome: VqpBatchOutcome) {
         let batch = &mut self.batches[i];
         match outcome {
@@ -328,20 +348,20 @@ impl VqpState {
                 };
                 let deadline = Deadline::after_ms(STALE_PACKET_LIFETIME_MS);
                 self.requeue_from(i, VqpBatchState::Quiescing(stale_qp, deadline, error));
-                // If a request is to blame that will be clear, where there is DC.
+                // Return to DC, if there is DC: a faulty request is identified there.
                 self.transport_selector = TransportSelector::default();
             }
         }
     }
 
-    /// Whether no harm is done if what is posted, from the `i`th batch on, goes again.
+    /// Returns `true` if the posted requests from batch `i` on are all idempotent.
     fn can_requeue_from(&self, i: usize) -> bool {
         let mut batches = self.batches[i..].iter();
         batches.all(|batch| !batch.is_posted() || batch.is_idempotent())
     }
 
-    /// What was sent by a connection that failed can come no more, or the node is gone: says so of the batch that
-    /// waits for that.
+    /// Ends the wait of a [`VqpBatchState::Quiescing`] batch, once packets of the failed connection can no
+    /// longer arrive, or the node has left.
     pub(super) fn check_quiesced(&mut self, fabric: &Fabric) {
         let is_quiescing = |batch: &VqpBatch| matches!(batch.state, VqpBatchState::Quiescing(..));
         let Some(i) = self.batches.iter().position(is_quiescing) else {
@@ -359,8 +379,8 @@ impl VqpState {
         }
     }
 
-    /// Has the `i`th batch go again, from that stage on, and all others after it: what carried them failed, and
-    /// none of their requests was done.
+    /// Moves batch `i` to `state`, and drains all later batches, which are then posted again. The caller must
+    /// ensure that batch `i` and the later ones may be posted twice, or were not executed.
     fn requeue_from(&mut self, i: usize, state: VqpBatchState) {
         for batch in &mut self.batches[i + 1..] {
             batch.drain(self.peer);
@@ -368,12 +388,13 @@ impl VqpState {
         self.batches[i].state = state;
     }
 
-    /// The first request of the `i`th batch that is not done has failed. Those after it are not done.
+    /// Fails the first incomplete request of batch `i` with `error`, and all later requests with `ECANCELED`.
     pub(super) fn fail_from(&mut self, i: usize, error: Error) {
         let mut batch_error = error;
         for batch in &mut self.batches[i..] {
             if batch.has_message() && self.closed_with.is_none() {
-                // Its number is missing at the other end, to which nothing can be said any more.
+                // The peer endpoint would miss the sequence number of the message, and no later message can
+                // be received.
                 self.closed_with = Some(errno::connreset());
             }
             batch.fail(batch_error, self.peer);
@@ -381,7 +402,7 @@ impl VqpState {
         }
     }
 
-    /// What was in doubt goes again if that was settled to the good, or else has failed.
+    /// Applies the result of a resolution: the batch becomes ready, or fails.
     pub(super) fn apply_resolution(
         &mut self,
         (number, resolution): (u64, Result<bool>),
@@ -399,13 +420,13 @@ impl VqpState {
         };
         match result {
             Ok(()) => batch.state = VqpBatchState::Ready,
-            // To hear of it took longer than that is trusted.
+            // The READ of an entry took longer than its lease: the batch stays blocked.
             Err(error) if error == EAGAIN => {}
             Err(error) => self.fail_from(i, error),
         }
     }
 
-    /// Says what became of requests, in their order, as far as that is known.
+    /// Delivers the completions of all requests that have ended, in order.
     pub(super) fn deliver_completions(&mut self) {
         while let Some(batch) = self.batches.first_mut() {
             let reported_before = batch.reported_count;
@@ -417,14 +438,14 @@ impl VqpState {
             match (&batch.state, self.closed_with) {
                 (VqpBatchState::Finished, _) => self.remove_first_batch(),
                 (VqpBatchState::Posted(..), _) | (_, None) => return,
-                // Nobody is told yet what the node may do meanwhile.
+                // The peer's kernel may still execute the atomics, so do not report them yet.
                 (VqpBatchState::ViaKernel, _) if self.resolving => return,
                 (_, Some(error)) => self.fail_from(0, error),
             }
         }
     }
 
-    /// The first batch has ended. What is not done of it never will be.
+    /// Removes the first batch, which has ended. Its incomplete requests fail.
     fn remove_first_batch(&mut self) {
         let Ok(batch) = self.batches.remove(0) else {
             return;
@@ -433,7 +454,7 @@ impl VqpState {
         self.pending -= batch.remaining().len();
     }
 
-    /// Posts batches as far as possible, in their order. Returns how many.
+    /// Posts ready batches, in order, as far as possible. Returns the number of posted batches.
     pub(super) fn post_ready(&mut self, fabric: &Fabric) -> usize {
         let mut posted = 0;
         for i in 0..self.batches.len() {
@@ -461,10 +482,15 @@ impl VqpState {
         posted
     }
 
-    /// Posts the `i`th batch, by what carries those before it that are posted.
+    /// Posts batch `i`, on the QP of the posted batches before it.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN`: the batch must wait, for example for another transport, a slot, a credit or a lease.
+    /// - Any other error fails the batch.
     fn post_batch(&mut self, fabric: &Fabric, i: usize) -> Result {
         let address = self.address.clone().ok_or(EAGAIN)?;
-        // Not kept: it ends with the view.
+        // Not cached: the peer object is valid for one view only.
         let peer = fabric.peer_or_self(self.peer)?;
         let follows_posted = self.batches[..i].iter().any(VqpBatch::is_posted);
         if !address.has_atomics && self.batches[i].is_atomic() {
@@ -489,17 +515,18 @@ impl VqpState {
         let slot = fabric.try_acquire_slot(SlotClass::Data)?;
         let (wr_count, bytes) = (self.batches[i].wr_count() as u32, self.batches[i].bytes());
         if let (Transport::Rc, Some(conn)) = (transport, &conn) {
-            // Nothing is asked of the node before there is room: what fills a connection may hold up the answer.
+            // Check for credits before the lease: the requests that fill the connection could delay the READ
+            // of the entry.
             if !conn.can_acquire_vqp(wr_count, bytes, fabric)? {
                 return Err(EAGAIN);
             }
         }
-        // The last look before the RNIC has it.
+        // Last check before the RNIC receives the requests.
         if !self.batches[i].has_valid_leases() {
             self.batches[i].state = VqpBatchState::StaleMr;
             return Err(EAGAIN);
         }
-        // Taken last: what is given back unused would pass for something that ended.
+        // Acquired last: an unused credit that is released counts as progress of the QP.
         let credit = match (transport, &conn) {
             (Transport::Rc, Some(conn)) => {
                 PostCredit::Rc(conn.try_acquire_vqp(wr_count, bytes, fabric)?)
@@ -511,7 +538,11 @@ impl VqpState {
         self.batches[i].post(fabric, &self.ids, (slot, credit), address)
     }
 
-    /// Takes an initiator of DC for the `i`th batch. As a connection does, it leaves slots to others.
+    /// Reserves a DCI for batch `i`. As with a connection, the quota leaves slots to others.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN`: the quota is exhausted, no DCI has room, or there is no DC.
     fn acquire_dci(
         &mut self,
         fabric: &Fabric,
@@ -530,7 +561,7 @@ impl VqpState {
         Ok(PostCredit::Dc(credit))
     }
 
-    /// The `i`th batch goes that way, which may be the only one.
+    /// Records that batch `i` uses `transport`. `rc_only` is set if the nodes have no DC in common.
     fn record_transport(
         &mut self,
         fabric: &Fabric,
@@ -548,7 +579,7 @@ impl VqpState {
         }
     }
 
-    /// The connection by which to go, if any: the same for all that is under way.
+    /// Returns the connection to use, if one is ready: the same for all posted batches.
     fn select_conn(&self, fabric: &Fabric, peer: &Peer, follows_posted: bool) -> Option<Arc<Conn>> {
         match &self.conn {
             Some(conn)
@@ -560,7 +591,11 @@ impl VqpState {
         }
     }
 
-    /// Takes the first completions.
+    /// Removes the first completions, up to `max`.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: there is no memory for the list.
     pub(super) fn pop_completions(&mut self, max: usize) -> Result<KVec<VqpCompletion>> {
         let count = max.min(self.completions.len());
         let mut popped = KVec::new();
@@ -572,14 +607,14 @@ impl VqpState {
         Ok(popped)
     }
 
-    /// Whether something is left to do that no completion will remind anybody of.
+    /// Returns `true` if work is left that no completion will trigger.
     pub(super) fn needs_poller(&self) -> bool {
         let is_postable =
             |batch: &VqpBatch| self.closed_with.is_none() && batch.can_post(&self.send_window);
         self.needs_resolve() || self.batches.iter().any(is_postable)
     }
 
-    /// Whether a batch is in doubt, or to be asked for, and nobody does so yet.
+    /// Returns `true` if a batch is blocked, and no worker resolves it.
     pub(super) fn needs_resolve(&self) -> bool {
         let is_blocked = |batch: &VqpBatch| {
             matches!(

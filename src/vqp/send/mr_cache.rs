@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a queue pair knows of memory at its node (KRCORE, section 4.4): whoever asks about a key for the first time
-//! waits for one READ, and is trusted for as long as a lease lasts.
+//! Cache of the MR entries of a node (KRCORE, section 4.4).
+//!
+//! The first use of a key needs one READ of the entry. The entry is then valid for the length of a lease.
+//! `Vqp::mr_cache` protects the cache. The lock is not held during a READ, and its holder does not sleep.
 
 use crate::{
     cluster::Cluster,
@@ -19,46 +21,48 @@ use kite_core::{
     wire::memory::{MrEntry, MR_ENTRY_SIZE, MR_LEASE_MS},
 };
 
-/// Keys that are remembered: more than a push can name.
+/// Maximum number of cached keys, more than one push can name.
 const MAX_CACHED_MRS: usize = 64;
 
-/// Times that a record is read before there is none: somebody may be writing it.
+/// Number of READs of an entry until the key counts as absent. The owner may be writing the entry during a
+/// READ.
 const READ_ATTEMPTS: u32 = 3;
 
-/// A record, and when it was asked for.
+/// Entry of a remote MR, and its lease.
 #[derive(Clone, Copy)]
 pub(in crate::vqp) struct CachedMr {
     pub(in crate::vqp) entry: MrEntry,
     pub(in crate::vqp) lease: MrLease,
 }
 
-/// When somebody began to trust a record.
+/// Start of a lease: the time before the READ of the entry.
 #[derive(Clone, Copy)]
 pub(crate) struct MrLease(Instant<Monotonic>);
 
 impl MrLease {
-    /// Whether it may still be trusted.
+    /// Returns `true` if the lease has not expired.
     pub(crate) fn is_valid(self) -> bool {
         self.0.elapsed().as_millis() < MR_LEASE_MS.into()
     }
 }
 
-/// What is known.
+/// Cached entries.
 pub(in crate::vqp) struct MrCache(KVec<CachedMr>);
 
 impl MrCache {
-    /// Nothing.
+    /// Creates an empty cache, without allocating.
     pub(in crate::vqp) const fn new() -> Self {
         Self(KVec::new())
     }
 
-    /// What is known of a key, if that may still be trusted.
+    /// Returns the entry of a key, if it is cached and its lease is valid.
     pub(in crate::vqp) fn get(&self, key: u32) -> Option<CachedMr> {
         let found = self.0.iter().find(|cached| cached.entry.key == key)?;
         found.lease.is_valid().then_some(*found)
     }
 
-    /// Takes the place of what is over, or else of the oldest, in `room` for all if there is none yet.
+    /// Adds an entry. Expired entries are removed, else the oldest is. `storage` becomes the buffer of an
+    /// empty cache.
     fn insert(&mut self, cached: CachedMr, storage: KVec<CachedMr>) {
         if self.0.capacity() == 0 {
             self.0 = storage;
@@ -72,11 +76,13 @@ impl MrCache {
     }
 }
 
-/// The record of a key at a node.
+/// Returns the entry of a key at a node.
 ///
 /// # Errors
 ///
-/// `ENOENT` if there is no such memory; `ENOMEM`; as for [`Cluster::reach`] and [`crate::fabric::Fabric::fetch_by`].
+/// - `ENOENT`: the key does not exist.
+/// - `ENOMEM`: out of memory.
+/// - See also [`Cluster::resolve_address`] and [`crate::fabric::Fabric::read_remote`].
 pub(in crate::vqp) fn resolve_mr(
     mr_cache: &Mutex<MrCache>,
     cluster: &Cluster,
@@ -90,7 +96,7 @@ pub(in crate::vqp) fn resolve_mr(
     for _ in 0..READ_ATTEMPTS {
         let (lease, mut bytes) = (MrLease(Instant::now()), [0; MR_ENTRY_SIZE]);
         retry_until(deadline, || {
-            // It may be reached by another name than a moment ago.
+            // Look up the address in each attempt, since it can change.
             let address = cluster.resolve_address(peer, deadline)?;
             let addr = MrTable::entry_addr(address.mr_table_addr, key);
             let fabric = &cluster.fabric;
@@ -98,7 +104,8 @@ pub(in crate::vqp) fn resolve_mr(
         })?;
         if let Some(entry) = MrEntry::decode(&bytes, key) {
             let cached = CachedMr { entry, lease };
-            // The poller looks there, and must not wait for a cgroup that is full.
+            // Allocated outside the lock: the poller takes the lock, and must not wait for a cgroup that has
+            // reached its limit.
             let storage = KVec::with_capacity(MAX_CACHED_MRS, GFP_KERNEL_ACCOUNT)?;
             mr_cache.lock().insert(cached, storage);
             return Ok(cached);

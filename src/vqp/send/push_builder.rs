@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Requests that come by a queue which a process shares with the kernel, instead of by a system call.
+//! Non-blocking submission of requests from an I/O queue, which a process shares with the kernel.
 //!
-//! Who takes them from there waits for nothing, and each stands for itself: one that is refused leaves the others as they
-//! are. What has to be waited for, as memory that whoever pays cannot have at once, somebody else waits for. What became of them the queue is told, and not
-//! who pops ([`super::deliver`]).
+//! # Operation
+//!
+//! Requests are independent: a rejected request does not affect the others. Submission never sleeps. A
+//! request that needs blocking work, such as a lookup or memory that is not chargeable now, returns
+//! [`PushError::Missing`], and a worker obtains the prerequisite. Completions go to the I/O queue, not to
+//! [`pop`](Vqp::pop) ([`super::deliver`]).
+//!
+//! # Locking
+//!
+//! [`PushBuilder`] holds `Vqp::state` from [`Vqp::try_start_push`] on, which uses `try_lock`. Under `state`
+//! it takes `Vqp::mr_cache`.
 
 use super::{
     batch::{VqpBatch, VqpRequest},
@@ -24,30 +32,30 @@ use kernel::{
     sync::{Arc, MutexGuard},
 };
 
-/// Why a request is not added.
+/// Reason why a request is not added.
 pub(crate) enum PushError {
-    /// Somebody is about the queue pair, or those of the session, just now.
+    /// The VQP, or the table of the session, is locked at present.
     Busy,
-    /// So many are under way that there is no room. The poller is woken when there is.
+    /// No entry is free. The poller is woken when entries become free.
     Full,
-    /// It lacks what may have to be waited for ([`Vqp::provide`]).
+    /// A prerequisite is missing that may require waiting ([`Vqp::wait_for_prerequisite`]).
     Missing(PushPrerequisite),
-    /// It never will be.
+    /// The request was rejected and will not be added.
     Refused(Error),
 }
 
-/// What may have to be waited for.
+/// Prerequisite that may require waiting.
 pub(crate) enum PushPrerequisite {
-    /// By what the node is reached.
+    /// Address of the node.
     PeerAddress,
-    /// What this key means there.
+    /// MR entry of this key.
     RemoteMr(u32),
-    /// Memory that whoever pays can have.
+    /// Memory, charged to the active cgroup.
     Memory,
 }
 
 impl From<Error> for PushError {
-    /// `EAGAIN` is of who would have to wait for somebody, `ENOMEM` of who would have to wait for memory.
+    /// Maps `EAGAIN` to a wait for a lock and `ENOMEM` to a wait for memory.
     fn from(error: Error) -> Self {
         match error {
             error if error == EAGAIN => Self::Busy,
@@ -65,7 +73,13 @@ pub(crate) struct PushBuilder<'a> {
 }
 
 impl Vqp {
-    /// Begins to add requests of a queue, at most so many, unless that is too early.
+    /// Starts to add up to `max` requests of an I/O queue.
+    ///
+    /// # Errors
+    ///
+    /// - [`PushError::Busy`]: another thread holds the lock.
+    /// - [`PushError::Missing`]: the address is not cached, or memory is short.
+    /// - [`PushError::Refused`]: the VQP is closed, or the node left the view.
     pub(crate) fn try_start_push(
         &self,
         cluster: &Cluster,
@@ -86,11 +100,11 @@ impl Vqp {
         })
     }
 
-    /// Waits for what a request lacks.
+    /// Waits for the prerequisite of a request.
     ///
     /// # Errors
     ///
-    /// As `struct kite_push` in `include/uapi/kite.h` says.
+    /// See `struct kite_push` in `include/uapi/kite.h`.
     pub(crate) fn wait_for_prerequisite(
         &self,
         cluster: &Cluster,
@@ -107,7 +121,12 @@ impl Vqp {
         }
     }
 
-    /// Waits for memory: who does gets what others give back, and leaves it to who does not.
+    /// Waits until memory for a push can be charged. The allocation makes the cgroup reclaim, and is freed at
+    /// once for the submission, which cannot wait.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
     pub(in crate::vqp) fn wait_for_memory() -> Result {
         let max_requests = crate::bindings::KITE_PUSH_MAX as usize;
         let reservation = KVec::<VqpRequest>::with_capacity(max_requests, GFP_KERNEL_ACCOUNT)?;
@@ -115,7 +134,8 @@ impl Vqp {
         Ok(())
     }
 
-    /// If a queue waits for room, and there is some, or will be none before somebody pops, it is to look again.
+    /// Wakes the poller for an I/O queue that waits for entries, if some are free. Also wakes it if no
+    /// request is pending: then only [`pop`](Vqp::pop) can free entries.
     pub(in crate::vqp) fn wake_blocked_push(fabric: &Fabric, state: &mut VqpState) {
         if state.push_blocked && (state.free_entries() != 0 || state.pending == 0) {
             state.push_blocked = false;
@@ -125,7 +145,14 @@ impl Vqp {
 }
 
 impl PushBuilder<'_> {
-    /// Adds one, which is checked whole; at last it is asked whether it is its turn.
+    /// Adds a request after a full check. `admit` is called last, and takes the turn in the rate limits of
+    /// the tenant.
+    ///
+    /// # Errors
+    ///
+    /// - [`PushError::Missing`]: the MR entry is not cached.
+    /// - [`PushError::Full`], [`PushError::Refused`]: see there.
+    /// - Any error of `admit`.
     pub(crate) fn add(
         &mut self,
         mut request: VqpRequest,
@@ -141,7 +168,7 @@ impl PushBuilder<'_> {
             )?;
         }
         admit()?;
-        // There is room: no more come than were said to.
+        // The capacity suffices, because the caller adds at most `max` requests.
         let pushed = self.requests.push_within_capacity(request);
         pushed.map_err(|_| PushError::Refused(ENOMEM))
     }
@@ -150,7 +177,7 @@ impl PushBuilder<'_> {
         if self.requests.len() < self.state.free_entries() {
             return Ok(());
         }
-        // If nothing is under way only who pops can make room.
+        // With no request pending, only [`pop`](Vqp::pop) frees entries.
         if self.state.pending + self.requests.len() == 0 {
             return Err(PushError::Refused(errno::nobufs()));
         }
@@ -158,16 +185,16 @@ impl PushBuilder<'_> {
         Err(PushError::Full)
     }
 
-    /// How many were added.
+    /// Returns the number of added requests.
     pub(crate) fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Has them done, in their order; the queue is told what became of them.
+    /// Submits the requests in order. `sink` receives their completions.
     ///
     /// # Errors
     ///
-    /// What they lack, and then none is.
+    /// Any prerequisite that is missing. No request is then submitted.
     pub(crate) fn submit(
         self,
         cluster: &Cluster,
@@ -193,16 +220,16 @@ impl PushBuilder<'_> {
 }
 
 impl VqpState {
-    /// Requests that may be added.
+    /// Returns the number of requests that can be added.
     pub(in crate::vqp) fn free_entries(&self) -> usize {
         VQP_DEPTH.saturating_sub(self.pending + self.completions.len())
     }
 
-    /// Whether this end is for what a request says.
+    /// Checks that the endpoint supports a request.
     ///
     /// # Errors
     ///
-    /// `EINVAL`.
+    /// - `EINVAL`: the endpoint takes no messages, and the request has one.
     pub(in crate::vqp) fn check_request(&self, request: &VqpRequest) -> Result {
         match self.ids.local_vqpn == 0 && request.has_message() {
             true => Err(EINVAL),

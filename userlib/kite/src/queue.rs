@@ -467,7 +467,7 @@ impl IoQueue {
     pub fn push(&mut self, vqp: &Vqp, work: &SendWr<'_>) -> Result<()> {
         let body = sys::kite_send_wr {
             tag: vqp.id(),
-            ..work.to_raw()
+            ..work.as_raw()
         };
         self.enqueue_for(vqp.cluster(), work.tag, sys::KITE_IOC_PUSH_NR, body)
     }

@@ -334,7 +334,7 @@ impl Drop for Mr {
 }
 
 impl SendWr<'_> {
-    pub(crate) fn to_raw(&self) -> sys::kite_send_wr {
+    pub(crate) fn as_raw(&self) -> sys::kite_send_wr {
         let (op, operand, expected) = match self.op {
             WrOp::Read => (sys::KITE_WR_READ, 0, 0),
             WrOp::Write => (sys::KITE_WR_WRITE, 0, 0),
@@ -384,7 +384,7 @@ impl Vqp {
     /// [`Error::QueueFull`](crate::Error::QueueFull) (more than [`VQP_DEPTH`](crate::VQP_DEPTH) would not be popped),
     /// [`Error::TimedOut`](crate::Error::TimedOut).
     pub fn push(&self, wrs: &[SendWr<'_>]) -> Result<()> {
-        let wrs: Vec<_> = wrs.iter().map(SendWr::to_raw).collect();
+        let wrs: Vec<_> = wrs.iter().map(SendWr::as_raw).collect();
         let mut raw = sys::kite_push {
             vqp: self.id,
             ..Default::default()

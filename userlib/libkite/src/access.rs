@@ -69,11 +69,10 @@ unsafe extern "C" fn LT_readv(lh: i64, list: *const LtSegment, count: u32) -> c_
         let list = unsafe { segments_from_c(list, count) }?;
         let buffers: Result<Vec<_>> = list
             .iter()
-            // SAFETY: the caller vouches for it.
             .map(|segment| {
-                Ok((segment.offset, unsafe {
-                    bytes_mut_from_c(segment.data, segment.size)
-                }?))
+                // SAFETY: the caller vouches for it.
+                let bytes = unsafe { bytes_mut_from_c(segment.data, segment.size) };
+                Ok((segment.offset, bytes?))
             })
             .collect();
         region.read_vectored_at(&mut buffers?).map(|()| 0)
@@ -91,11 +90,10 @@ unsafe extern "C" fn LT_writev(lh: i64, list: *const LtSegment, count: u32) -> c
         let list = unsafe { segments_from_c(list, count) }?;
         let buffers: Result<Vec<_>> = list
             .iter()
-            // SAFETY: the caller vouches for it.
             .map(|segment| {
-                Ok((segment.offset, unsafe {
-                    bytes_from_c(segment.data, segment.size)
-                }?))
+                // SAFETY: the caller vouches for it.
+                let bytes = unsafe { bytes_from_c(segment.data, segment.size) };
+                Ok((segment.offset, bytes?))
             })
             .collect();
         region.write_vectored_at(&buffers?).map(|()| 0)

@@ -152,7 +152,7 @@ impl KrQueue {
 }
 
 impl KrRequest {
-    fn to_send_wr<'a>(&self, local: &'a Mr) -> Result<SendWr<'a>> {
+    fn as_send_wr<'a>(&self, local: &'a Mr) -> Result<SendWr<'a>> {
         let has = |flag| self.flags & flag != 0;
         if self.flags & !(FLAG_SIGNALED | FLAG_FENCE | FLAG_WITH_IMM) != 0 {
             return Err(Error::Invalid);
@@ -292,7 +292,7 @@ unsafe extern "C" fn kr_push(qd: c_int, requests: *const KrRequest, count: c_int
         let mrs = requests.iter().map(|request| find_mr(request.key));
         let mrs = mrs.collect::<Result<Vec<_>>>()?;
         let wrs = requests.iter().zip(&mrs);
-        let wrs = wrs.map(|(request, local)| request.to_send_wr(local));
+        let wrs = wrs.map(|(request, local)| request.as_send_wr(local));
         queue.vqp()?.push(&wrs.collect::<Result<Vec<_>>>()?)?;
         Ok(0)
     };
@@ -307,7 +307,7 @@ unsafe extern "C" fn kr_push_async(qd: c_int, lt_queue: i64, request: *const KrR
         // SAFETY: the caller vouches for it.
         let request = unsafe { array_from_c(request, 1) }?[0];
         let (queue, local) = (find_queue(qd)?, find_mr(request.key)?);
-        let (vqp, work) = (queue.vqp()?, request.to_send_wr(&local)?);
+        let (vqp, work) = (queue.vqp()?, request.as_send_wr(&local)?);
         process::with_queue(lt_queue, |lt_queue| lt_queue.push(vqp, &work))
     };
     to_status(push().map(|()| 0))

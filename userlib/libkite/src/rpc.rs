@@ -87,9 +87,11 @@ unsafe extern "C" fn LT_multicast_RPC(
             usize::try_from(reply_max.min(RPC_MAX_BYTES as u64)).map_err(|_| Error::Invalid)?;
         let results = process::session()?.multicast(&regions?, function, data, reply_max)?;
         for (reply, result) in replies.iter_mut().zip(results) {
-            // SAFETY: the caller vouches for it.
-            reply.result =
-                self::to_count(result.and_then(|data| unsafe { copy_reply(reply, &data) }));
+            let copied = result.and_then(|data| {
+                // SAFETY: the caller vouches for it.
+                unsafe { copy_reply(reply, &data) }
+            });
+            reply.result = self::to_count(copied);
         }
         Ok(0)
     };
