@@ -47,7 +47,7 @@ const WAIT_SLICE_MS: u32 = 10;
 ///
 /// `value` is `Some` unless [`VALUE_TAKEN`] is set. Only two threads change `value`:
 ///
-/// - the thread that sets `VALUE_TAKEN`, when [`REVOKED`] is set and no guard exists;
+/// - the thread that sets `VALUE_TAKEN`, when [`REVOKED`] is set and no guard exists.
 /// - the thread that sets [`INSTALLING`] afterwards.
 #[pin_data]
 pub(crate) struct SleepableRevocable<T> {

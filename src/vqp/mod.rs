@@ -16,19 +16,24 @@
 //!
 //! # Recovery
 //!
-//! If a DCI fails because of a request of another VQP, the unfinished requests are posted again. Otherwise
-//! the batch is blocked until a worker has revalidated it (`Vqp::resolve_blocker`): the address of the node
-//! after a timeout, or a remote MR after its lease expired. A view change that removes the node closes its
-//! VQPs.
+//! - A DCI failed because of a request of another VQP: the unfinished requests are posted again.
+//! - A connection failed: the batch waits until packets of the old QP can no longer arrive, and is posted
+//!   again if that is safe.
+//! - The node did not respond, or an MR lease expired: the batch is blocked until a worker has looked up the
+//!   address or the MR entry (`Vqp::resolve_blocker`).
+//! - A view change removed the node: its VQPs are closed.
 //!
 //! # Locking
 //!
 //! - `Vqp::state` protects [`VqpState`]. The holder may sleep, while it drains batches of a failed QP.
 //! - `Vqp::mr_cache` protects [`MrCache`]. The holder does not sleep.
 //! - The order is `state`, then `mr_cache`.
-//! - The poller calls with its list of clients locked, and takes `state` only with `try_lock`, except on
-//!   device removal.
-//! - Under `state` the QP, slot and completion ring locks of [`crate::fabric`] and the session are taken.
+//! - [`VqpPollClient`] runs with the poller's client list locked, and so uses `try_lock` for `state`. Its
+//!   `on_device_removed` runs without the client list and uses `lock`.
+//! - The dispatch of packets locks `state` under the poller's receive buffer and
+//!   `VqpTable::deferred_packets`.
+//! - Code under `state` takes the QP and slot locks of [`crate::fabric`], and the producer lock of an I/O
+//!   queue's completion ring.
 //! - `user_polls_until` is relaxed, since it is only a hint.
 //! - `needs_resolve` is stored with `Release` under `state`. The poller loads it with `Acquire` before it
 //!   takes `state`.

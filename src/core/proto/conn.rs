@@ -1,130 +1,136 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! When to make, use and give up the queue pair of a connection: the decisions, without the verbs.
+//! State machine of an RC connection: decides when to create, use and destroy its QP. It does not call verbs.
 //!
-//! Of two nodes the one with the lower number is *active*: it alone starts a connection, so that two
-//! never cross. The other, *passive*, asks for one with a poke. Each queue pair has a generation. A
-//! new one is made only when nothing is in flight on the old one any more and the old one is gone, and
-//! a generation is used only when both sides have dropped the one before: hence a request that failed
-//! can be replayed on the new queue pair, without the old one's packets arriving late.
+//! # Operation
 //!
-//! A connection that is one too many, and that neither side uses, is given up: the active side, which may be asked
-//! for it, takes no more requests and asks whether to *part*. The passive side, if it has no use for the connection
-//! either, drops its half and says so; else both stay. Whatever it says to one such attempt it says to each repetition
-//! of it: so nothing is posted to a half that was given up.
+//! The node with the lower id is *active*. Only the active side starts a connection, so that two never cross.
+//! The *passive* side sends a ConnectRequest instead. Each QP has a generation. A side creates a new QP only
+//! when nothing is in flight on the old QP and the old QP is destroyed. A generation is used only when both
+//! sides have dropped the previous one. Hence a failed request can be replayed on the new QP: no packet of
+//! the old QP can arrive late.
 //!
-//! Datagrams may be lost, repeated or late. The active side repeats Connect until it is accepted, the
-//! passive one answers each, and stale generations are ignored.
+//! A surplus connection that is idle on both sides is evicted. The passive side may propose the eviction. The
+//! active side stops posting and sends an EvictRequest. If the passive side is idle, it destroys its QP and
+//! replies Evicted. Otherwise it replies EvictRefused, and both sides keep their QPs.
+//!
+//! # Recovery
+//!
+//! Datagrams may be lost, duplicated or late. The active side repeats Connect until it is accepted, and the
+//! passive side replies to each. Stale generations are ignored.
+//!
+//! The passive side gives the same answer to each repetition of one eviction attempt. Hence a side never
+//! posts to a peer QP that was given up.
 
-/// Which side of the connection this is.
+/// Role of the local side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnRole {
-    /// The node with the lower number.
+    /// The node with the lower id.
     Active,
-    /// The other.
+    /// The node with the higher id.
     Passive,
 }
 
-/// What the connection is doing.
+/// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnPhase {
-    /// There is no queue pair.
+    /// The connection has no QP.
     Idle,
-    /// The active side has made a queue pair and waits for the other's.
+    /// The active side has created a QP and waits for Accept.
     Connecting,
     /// Requests may be posted.
     Ready,
-    /// The active side has asked whether it may give the queue pair up, and posts nothing meanwhile.
+    /// The active side has requested eviction and posts no requests until the peer replies.
     Evicting,
-    /// The queue pair failed; what is in flight completes as flushed.
+    /// The QP failed or is being evicted. Requests in flight complete with a flush error.
     Draining,
 }
 
-/// What happened.
+/// Input of the state machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnEvent {
-    /// Somebody wants to use the connection.
+    /// A caller needs the connection.
     UseRequested,
-    /// The queue pair of this generation failed.
+    /// The QP of this generation failed.
     QpFailed(u32),
-    /// Nothing is in flight any more, and the queue pair is gone.
+    /// Nothing is in flight, and the QP is destroyed.
     Drained,
-    /// The peer (active) made a queue pair of this generation.
+    /// The peer (active) created a QP of this generation.
     Connect(u32),
-    /// The peer (passive) made its half of this generation.
+    /// The peer (passive) created its QP of this generation.
     Accept(u32),
-    /// The peer (passive) wants another connection than that of this generation; 0 if it has had none.
+    /// The peer (passive) needs a newer QP than the one of this generation; 0 if it has had none.
     ConnectRequest(u32),
-    /// The connection is one too many here, and nobody has used it for a while.
+    /// The connection is surplus and idle on this side.
     Surplus,
-    /// The peer has no use for the queue pair of this generation, and nor have we, if `idle`.
+    /// The peer requests eviction of a QP.
     EvictRequest {
-        /// Which.
+        /// Generation of the QP.
         generation: u32,
-        /// Which attempt of the active side to part this is, below 2²⁴; the passive side has none.
+        /// Attempt number of the active side, below 2²⁴. 0 if the passive side proposes eviction.
         attempt: u32,
-        /// Whether nobody has used it for a while here.
+        /// `true` if the connection is idle on this side.
         is_idle: bool,
     },
-    /// The peer (passive) has no half of this generation any more, and wants none.
+    /// The peer (passive) has no QP of this generation any longer, and needs none.
     Evicted(u32),
-    /// The peer (passive) used the queue pair when it heard of this attempt.
+    /// The peer (passive) was using the QP when it received this attempt.
     EvictRefused(u32),
 }
 
-/// What to do about it.
+/// Action that the caller must perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnAction {
-    /// Nothing.
+    /// No action.
     Nothing,
-    /// Make a queue pair of this generation, and send Connect.
+    /// Create a QP of this generation, and send Connect.
     StartConnect(u32),
-    /// Make a queue pair of this generation, connect it, and send Accept.
+    /// Create a QP of this generation, connect it, and send Accept.
     AcceptConnect(u32),
-    /// Connect the queue pair to the one in the Accept.
+    /// Connect the QP to the peer QP of the Accept.
     CompleteConnect,
-    /// Send the same Connect as before.
+    /// Send the previous Connect again.
     ResendConnect,
-    /// Send the same Accept as before.
+    /// Send the previous Accept again.
     ResendAccept,
-    /// Send a poke with this generation.
+    /// Send a ConnectRequest with this generation.
     SendConnectRequest(u32),
-    /// Move the queue pair to its error state; report [`ConnEvent::Drained`] when it is empty and gone.
+    /// Move the QP to ERR. Report [`ConnEvent::Drained`] when the QP is empty and destroyed.
     Drain,
-    /// Likewise, but nobody uses it: nothing of it can come late.
+    /// As [`Self::Drain`], but the QP is idle: no packet of the QP can arrive late.
     DrainIdle,
-    /// Tell the peer that we have no use for the queue pair, in this attempt to part.
+    /// Send an EvictRequest with this attempt number.
     SendEvictRequest(u32),
-    /// Tell the peer that ours of this generation is gone.
+    /// Send Evicted: the local QP of this generation is destroyed.
     SendEvicted(u32),
-    /// Tell the peer that we use it, in answer to this attempt.
+    /// Send EvictRefused for this attempt: the QP is in use.
     SendEvictRefused(u32),
-    /// Requests may be posted again.
+    /// Allow requests to be posted again.
     Resume,
 }
 
-/// The state of one connection.
+/// State machine of one side of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnStateMachine {
     role: ConnRole,
     phase: ConnPhase,
-    /// Of the present queue pair, or of the last one; 0 before the first.
+    /// Generation of the current QP, or of the last one; 0 before the first.
     generation: u32,
     connect_requested: bool,
-    /// The last attempt to part: that we made, or that we said no to.
+    /// Last eviction attempt that was started (active side) or refused (passive side).
     evict_attempt: u32,
 }
 
-/// Attempts to part are counted modulo this.
+/// Modulus of the attempt number.
 const ATTEMPT_MODULUS: u32 = 1 << 24;
 
-/// Whether attempt `a` was made before `b`, or is it.
+/// Returns `true` if attempt `a` is `b` or was made before `b`.
 fn is_same_or_earlier_attempt(a: u32, b: u32) -> bool {
     b.wrapping_sub(a) % ATTEMPT_MODULUS < ATTEMPT_MODULUS / 2
 }
 
 impl ConnStateMachine {
-    /// An idle connection of which this side has the given role.
+    /// Creates an idle connection whose local side has the given role.
     pub const fn new(role: ConnRole) -> Self {
         Self {
             role,
@@ -135,19 +141,19 @@ impl ConnStateMachine {
         }
     }
 
-    /// What the connection is doing.
+    /// Returns the phase of the connection.
     #[inline]
     pub const fn phase(&self) -> ConnPhase {
         self.phase
     }
 
-    /// Generation of the present queue pair, or of the last one; 0 before the first.
+    /// Returns the generation of the current QP, or of the last one; 0 before the first.
     #[inline]
     pub const fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// Whether time alone will bring something to do: see [`Self::tick`].
+    /// Returns `true` if the caller must call [`Self::tick`] periodically.
     pub const fn needs_tick(&self) -> bool {
         match self.phase {
             ConnPhase::Idle => self.connect_requested,
@@ -156,7 +162,7 @@ impl ConnStateMachine {
         }
     }
 
-    /// Takes note of an event.
+    /// Processes an event. Returns the action to perform.
     pub fn handle_event(&mut self, input: ConnEvent) -> ConnAction {
         match (self.role, input) {
             (_, ConnEvent::UseRequested) => self.on_use_requested(),
@@ -185,7 +191,7 @@ impl ConnStateMachine {
         }
     }
 
-    /// Called every so often while [`Self::needs_tick`]: repeats what may have been lost.
+    /// Repeats datagrams that may have been lost. Called periodically while [`Self::needs_tick`] is `true`.
     pub fn tick(&mut self) -> ConnAction {
         match (self.role, self.phase) {
             (ConnRole::Active, ConnPhase::Idle) if self.connect_requested => self.start_connect(),
@@ -200,10 +206,13 @@ impl ConnStateMachine {
         }
     }
 
-    /// The queue pair of [`ConnAction::StartConnect`] or [`ConnAction::AcceptConnect`] could not be made: try again later.
+    /// Records that the QP of [`ConnAction::StartConnect`] or [`ConnAction::AcceptConnect`] could not be
+    /// created.
+    ///
+    /// Later ticks retry.
     pub fn on_create_failed(&mut self) {
         if self.role == ConnRole::Passive {
-            // The active side will offer the same generation again.
+            // The active side sends Connect with the same generation again.
             self.generation = self.generation.wrapping_sub(1);
         }
         self.phase = ConnPhase::Idle;
@@ -252,12 +261,12 @@ impl ConnStateMachine {
                 self.phase = ConnPhase::Ready;
                 ConnAction::AcceptConnect(generation)
             }
-            // Our half of it is gone already: the active side has to make another.
+            // The local QP of this generation is already gone: the active side must create another.
             ConnPhase::Idle if generation == self.generation => {
                 ConnAction::SendConnectRequest(generation)
             }
             ConnPhase::Ready if generation == self.generation => ConnAction::ResendAccept,
-            // The active side gave up ours; its next Connect will find us idle.
+            // The active side gave up its QP. Its next Connect finds this side idle.
             ConnPhase::Ready if is_newer => {
                 self.phase = ConnPhase::Draining;
                 ConnAction::Drain
@@ -277,12 +286,12 @@ impl ConnStateMachine {
     fn on_connect_request(&mut self, generation: u32) -> ConnAction {
         match self.phase {
             ConnPhase::Idle => self.on_use_requested(),
-            // The passive side gave up its half, and wants another.
+            // The passive side has evicted its QP and needs another.
             ConnPhase::Evicting if generation == self.generation => {
                 self.connect_requested = true;
                 self.drain_idle()
             }
-            // The passive side lost its half.
+            // The passive side has lost its QP.
             _ if generation == self.generation => self.on_qp_failed(generation),
             _ => ConnAction::Nothing,
         }
@@ -303,7 +312,7 @@ impl ConnStateMachine {
         ConnAction::SendEvictRequest(self.evict_attempt)
     }
 
-    /// The passive side asks that we part.
+    /// Starts an eviction that the passive side proposes, if this side is idle too.
     fn on_passive_evict_request(&mut self, generation: u32, is_idle: bool) -> ConnAction {
         match self.phase {
             ConnPhase::Ready if is_idle && generation == self.generation => self.start_evict(),

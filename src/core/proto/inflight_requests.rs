@@ -1,30 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which calls of a peer are being answered, and which came too late.
+//! Requests of a peer that are in progress, and detection of late copies.
 //!
-//! A request is sent again when its queue pair failed or its answer is late, so copies of it may arrive
-//! at any time, even after the request that undoes it: memory would be lent to a call that nobody
-//! makes any more. Each request therefore says below which number all calls of the sender have ended
-//! (its *floor*). A copy from below the floor is dropped, and so is one of which another copy is being
-//! answered; and nothing is undone while a copy from below the floor is still at work. Whoever was not
-//! answered asks again.
+//! # Operation
 //!
-//! The answer goes by the queue pair by which the last copy came, dropped or not: there the sender has a
-//! receive for it, while it may have given up those by which earlier ones came.
+//! Each request carries the low watermark of its sender: all requests with lower ids have ended at the
+//! sender. A request is admitted unless a copy is in progress or the table is full.
+//!
+//! The reply uses the QP on which the last copy arrived, even if that copy was dropped. On this QP the sender
+//! has a receive for the reply. The sender may have given up the QPs of earlier copies.
+//!
+//! # Recovery
+//!
+//! The sender retransmits a request when its QP failed or the reply is late. Copies may arrive at any time,
+//! even after the request that undoes the first one. Such a copy would, for example, lend memory to an
+//! operation that has ended. Hence a copy below the low watermark is dropped. An undo request is dropped
+//! while a request below its low watermark is in progress. The sender retransmits every request that gets no
+//! reply.
 
-/// Calls of one peer that are answered at a time. More are dropped.
+/// Maximum number of requests of one peer in progress. Further requests are dropped.
 const MAX_INFLIGHT: usize = 64;
 
-/// A call that is being answered.
+/// Request in progress.
 #[derive(Clone, Copy, Debug, Default)]
 struct InflightRequest {
-    /// Its number; 0 is none.
+    /// Id of the request; 0 for a free entry.
     request_id: u64,
-    /// The queue pair by which it last came.
+    /// QP on which the last copy arrived.
     qp_id: u32,
 }
 
-/// The calls of one peer in one life.
+/// Requests in progress of one peer in one incarnation.
 #[derive(Clone, Debug)]
 pub struct InflightRequests {
     low_watermark: u64,
@@ -41,9 +47,11 @@ impl Default for InflightRequests {
 }
 
 impl InflightRequests {
-    /// Enters `call`, a number above 0, whose request came by the queue pair `by`, states `floor`, and
-    /// perhaps undoes what an earlier one did. Returns whether to answer it; then [`Self::complete`] is to be
-    /// told of the end.
+    /// Admits a request that arrived on QP `qp_id` with its sender's `low_watermark`. A `request_id` of 0 is
+    /// rejected.
+    ///
+    /// `is_undo` is `true` if the request may undo the effect of an earlier one. If the function returns
+    /// `true`, the caller must execute the request and then call [`Self::complete`].
     #[must_use]
     pub fn admit(
         &mut self,
@@ -74,12 +82,13 @@ impl InflightRequests {
             .find(|open| open.request_id == request_id)
     }
 
-    /// Whether anybody still wants `call` to be answered.
+    /// Returns `true` if the sender may still be waiting for the reply to a request.
     pub fn is_live(&self, request_id: u64) -> bool {
         request_id >= self.low_watermark
     }
 
-    /// What `call` asked for is done. Returns the queue pair by which to answer.
+    /// Marks a request as executed. Returns the QP for the reply, or `None` if the request is not in
+    /// progress.
     pub fn complete(&mut self, request_id: u64) -> Option<u32> {
         self.find(request_id)
             .map(|open| core::mem::take(open).qp_id)
@@ -145,8 +154,9 @@ mod tests {
     }
 
     proptest! {
-        /// A caller that makes calls one after another, each resent at will, while the receiver gets and
-        /// finishes copies in any order: when a call is begun, no earlier one is at work or ever begins.
+        /// The sender has one request at a time and resends it at random. The receiver gets and completes
+        /// copies in any order. When a request is admitted, no earlier one is in progress, and none is
+        /// admitted later.
         #[test]
         fn requests_take_effect_in_order(steps in prop::collection::vec((0u8..3, 0usize..8), 0..400)) {
             let mut ledger = InflightRequests::default();

@@ -1,23 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Requests that must not be done twice, though copies of them may come at any time.
+//! At-most-once execution of requests whose copies may arrive at any time.
 //!
-//! The sender numbers them, and has no more than [`MAX_OUTSTANDING_REQUESTS`] numbers from its lowest that has not ended to
-//! its highest. So when the receiver sees a number for the first time, the one that is `WINDOW` lower has
-//! ended, and nobody will ask for its answer again: as many answers are all it has to remember. A copy
-//! whose answer is remembered gets the same one; one that was pushed out comes too late, and is dropped.
+//! # Operation
+//!
+//! The sender numbers its requests. At most [`MAX_OUTSTANDING_REQUESTS`] numbers lie between the lowest
+//! incomplete and the highest one. Hence, when the receiver first sees a number, the request
+//! [`MAX_OUTSTANDING_REQUESTS`] below has ended, and its reply is no longer needed. The receiver caches the
+//! replies of one such window.
+//!
+//! # Recovery
+//!
+//! A copy of a request whose reply is cached gets the same reply. A copy whose reply was evicted is too late
+//! and is dropped.
 
-/// Numbers in use at a time.
+/// Maximum span of sequence numbers in use, and number of cached replies.
 pub const MAX_OUTSTANDING_REQUESTS: usize = 64;
 
-/// The numbers that a sender gives to its requests to one receiver.
+/// Sender side: sequence numbers of the requests to one receiver.
 #[derive(Clone, Debug)]
 pub struct SequenceWindow {
-    /// The lowest that has not ended.
+    /// Lowest number whose request is incomplete.
     first_incomplete: u64,
-    /// The next to be given.
+    /// Next number to allocate.
     next: u64,
-    /// Which have ended, from `first` on; bit 0 is never set.
+    /// Bitmap of completed numbers, starting at `first_incomplete`. Bit 0 is never set.
     completed: u64,
 }
 
@@ -32,8 +39,9 @@ impl Default for SequenceWindow {
 }
 
 impl SequenceWindow {
-    /// A number for a request, above 0; `None` while too many may be under way. [`Self::complete`] is to be told
-    /// when nobody waits for its answer any more.
+    /// Allocates a number above 0 for a request. Returns `None` while the window is full.
+    ///
+    /// The caller must call [`Self::complete`] when no thread waits for the reply any longer.
     #[must_use]
     pub fn allocate(&mut self) -> Option<u64> {
         let has_capacity = self.next - self.first_incomplete < MAX_OUTSTANDING_REQUESTS as u64;
@@ -43,7 +51,7 @@ impl SequenceWindow {
         })
     }
 
-    /// The request of `number`, which [`Self::allocate`] gave, has ended.
+    /// Marks a number from [`Self::allocate`] as complete.
     pub fn complete(&mut self, number: u64) {
         let bit = number.wrapping_sub(self.first_incomplete);
         if bit < MAX_OUTSTANDING_REQUESTS as u64 {
@@ -55,30 +63,30 @@ impl SequenceWindow {
     }
 }
 
-/// How far a request is.
+/// Execution state of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RequestState {
-    /// It is to be done: [`ReplyCache::complete`] is to be told what came of it.
+    /// The request must be executed now. The caller must report the result to [`ReplyCache::complete`].
     #[default]
     New,
-    /// It is being done.
+    /// The request is being executed.
     InProgress,
-    /// It was done, with this answer.
+    /// The request was executed, with this reply.
     Done(u64),
-    /// It has ended, and nobody knows whether it was done.
+    /// The request has ended, but it is unknown if it took effect.
     Indeterminate,
 }
 
-/// A request that is remembered.
+/// Entry of the reply cache.
 #[derive(Clone, Copy, Debug, Default)]
 struct CachedReply {
-    /// Its number; 0 is none.
+    /// Sequence number of the request; 0 for a free entry.
     sequence: u64,
-    /// [`Begun::New`] if it failed.
+    /// Execution state; [`RequestState::New`] if the execution failed.
     state: RequestState,
 }
 
-/// What a receiver has answered to one sender.
+/// Receiver side: replies to the requests of one sender.
 #[derive(Clone, Debug)]
 pub struct ReplyCache {
     entries: [CachedReply; MAX_OUTSTANDING_REQUESTS],
@@ -93,7 +101,9 @@ impl Default for ReplyCache {
 }
 
 impl ReplyCache {
-    /// Whether the request of `number`, above 0, is to be done now. `None` if it comes too late.
+    /// Returns the state of request `number`, which becomes [`RequestState::InProgress`] if it was new.
+    ///
+    /// Returns `None` for a number that is 0 or too old.
     pub fn admit(&mut self, number: u64) -> Option<RequestState> {
         let entry = self
             .entries
@@ -117,8 +127,10 @@ impl ReplyCache {
         Some(state)
     }
 
-    /// The request of `number`, which [`Self::admit`] had done, has this answer. Without one nothing was done,
-    /// and it may be asked for again.
+    /// Records the result of a request for which [`Self::admit`] returned [`RequestState::New`].
+    ///
+    /// A `reply` of `None` states that the request had no effect. A copy of the request is then executed
+    /// again.
     pub fn complete(&mut self, number: u64, reply: Option<u64>) {
         let entry = self
             .entries
@@ -128,7 +140,7 @@ impl ReplyCache {
         }
     }
 
-    /// As [`Self::complete`], if nobody knows whether it was done: then it is not done again.
+    /// Records that a request has ended with unknown effect. A copy of the request is not executed again.
     pub fn mark_indeterminate(&mut self, number: u64) {
         let entry = self
             .entries
@@ -144,7 +156,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The answer to the request of `number`, which `act` does if need be.
+    /// Returns the reply to request `number`, and calls `execute` if the request is new.
     fn execute_once(
         cache: &mut ReplyCache,
         number: u64,
@@ -247,8 +259,8 @@ mod tests {
     }
 
     proptest! {
-        /// Requests by many, each sent again at will and given up at will, whose copies come in any order
-        /// and at any time: none is done twice, and no answer is that to another.
+        /// Requests are sent, resent and abandoned at random, and copies arrive in any order at any time. No
+        /// request is executed twice, and no request gets the reply of another.
         #[test]
         fn request_is_never_executed_twice(steps in prop::collection::vec((0u8..5, any::<prop::sample::Index>()), 0..2000)) {
             let (mut window, mut cache) = (SequenceWindow::default(), ReplyCache::default());
@@ -262,7 +274,7 @@ mod tests {
                     }
                     3 | 4 if !sent.is_empty() => {
                         let index = pick.index(sent.len());
-                        // Some copies are taken twice.
+                        // Some copies arrive twice.
                         let number = if step == 3 { sent.swap_remove(index) } else { sent[index] };
                         let execute = || {
                             executed.push(number);

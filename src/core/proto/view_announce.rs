@@ -1,60 +1,72 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a node has to tell another with which it has nothing to do: that it acts on a view.
+//! Announcement to a peer that this node acts on a view.
 //!
-//! It is told by datagrams, for which there need be no connection, until the other says that it acts on that view, too,
-//! or until there is a newer one to tell of: first at every tick, later seldom. Whoever is told by a member of its view
-//! answers each time, with that view or the one that it still acts on, so one that does not answer may be dead.
+//! # Operation
+//!
+//! Announcements are datagrams and need no connection. A node repeats an announcement until the peer
+//! acknowledges that it acts on the same or a later view, or until a newer view replaces the announcement.
+//! The first [`BACKOFF_TICKS`] ticks each repeat it, later only every [`BACKOFF_TICKS`]th tick. While 1 to
+//! [`SUSPECT_AFTER_UNACKED`] announcements are unacknowledged, every tick repeats it.
+//!
+//! # Recovery
+//!
+//! A peer acknowledges each announcement of a member of its view. The acknowledgement holds the epoch of that
+//! view, or the older epoch on which the peer still acts. Hence a peer without acknowledgements may have
+//! failed and is suspected.
 
-/// Ticks after which it is told less often, and then ticks between repetitions.
+/// Ticks after which the back-off starts, and then the interval of repetitions in ticks.
 pub const BACKOFF_TICKS: u32 = 16;
 
-/// Times that it is told without an answer after which the other is suspected.
+/// Number of unacknowledged announcements from which on a further one marks the peer as suspect.
 pub const SUSPECT_AFTER_UNACKED: u32 = 10;
 
-/// What is to be done now. Views are named by their epochs.
+/// Actions that are due. Views are identified by their epochs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TickActions {
-    /// The peer is told that we act on this one.
+    /// Announce to the peer that this node acts on this epoch.
     pub announce: Option<u64>,
-    /// It is answered that we act on this one, and heard that it does.
+    /// Acknowledge to the peer that this node acts on this epoch and has received the announcement of the
+    /// peer.
     pub acknowledge: Option<u64>,
-    /// It does not answer.
+    /// The peer does not acknowledge.
     pub is_suspect: bool,
 }
 
-/// What is between two nodes, seen from one.
+/// Announcement state of one node toward one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ViewAnnouncer {
-    /// The peer is to hear of this view; 0 if of none.
+    /// Epoch to announce until acknowledged; 0 if none.
     pending_epoch: u64,
-    /// The peer is to be answered with this one; 0 if with none.
+    /// Epoch to acknowledge to the peer; 0 if none.
     ack_epoch: u64,
-    /// How long it has been told.
+    /// Ticks since the start of the announcement, or since the last reset of the back-off.
     ticks: u32,
-    /// Times that it was told since it answered.
+    /// Announcements sent since the last datagram of the peer.
     unacked_announcements: u32,
 }
 
 impl ViewAnnouncer {
-    /// The peer is to hear of the view of `epoch`, and of no older one any more; of none, if that is 0.
+    /// Starts to announce `epoch`, in place of an older epoch. An `epoch` of 0 stops the announcements.
     pub fn announce(&mut self, epoch: u64) {
         self.pending_epoch = epoch;
         self.ticks = 0;
     }
 
-    /// The peer told us of the view of `epoch`, when we acted on that of `acting`; 0 if on none.
+    /// Processes the announcement of `epoch` by the peer. `own_epoch` is the epoch of this node; 0 if it has
+    /// no view.
     pub fn on_announcement(&mut self, epoch: u64, own_epoch: u64) {
         self.unacked_announcements = 0;
         if self.pending_epoch != 0 && self.pending_epoch <= epoch {
-            // It listens now.
+            // The peer is reachable now: restart the back-off.
             self.ticks = 0;
         }
-        // Of a later one of the peer we have not heard by this, but perhaps before.
+        // Acknowledge at most the announced epoch. An earlier announcement may be pending with a higher
+        // epoch.
         self.ack_epoch = self.ack_epoch.max(epoch.min(own_epoch));
     }
 
-    /// The peer answers that it acts on the view of `epoch` or a later one, and heard that we do.
+    /// Processes an acknowledgement: the peer acts on `epoch` and has received the announcement of this node.
     pub fn on_ack(&mut self, epoch: u64) {
         self.unacked_announcements = 0;
         if self.pending_epoch <= epoch {
@@ -62,13 +74,13 @@ impl ViewAnnouncer {
         }
     }
 
-    /// Whether there is anything to send, now or at a later tick.
+    /// Returns `true` if a datagram must be sent, now or at a later tick.
     #[must_use]
     pub const fn has_pending(&self) -> bool {
         self.pending_epoch != 0 || self.ack_epoch != 0
     }
 
-    /// What is to be done; `tick` says that time has passed.
+    /// Returns the actions that are due. `tick` is `true` if a tick has elapsed.
     #[must_use]
     pub fn take_actions(&mut self, tick: bool) -> TickActions {
         let epoch = |epoch| (epoch != 0).then_some(epoch);
@@ -77,7 +89,7 @@ impl ViewAnnouncer {
         let is_due = tick && (is_frequent || self.ticks % BACKOFF_TICKS == 0);
         let announced = epoch(self.pending_epoch).filter(|_| is_due || self.ticks == 0);
         if tick || announced.is_some() {
-            // It wraps to a time at which it is told.
+            // On overflow the counter continues at a multiple of the back-off interval.
             self.ticks = self.ticks.checked_add(1).unwrap_or(BACKOFF_TICKS);
         }
         self.unacked_announcements = self
@@ -96,7 +108,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The ticks, of so many, at which something is told.
+    /// Returns the ticks among the next `ticks` at which an announcement is sent.
     fn announce_ticks(announcer: &mut ViewAnnouncer, ticks: u32) -> Vec<u32> {
         (1..=ticks)
             .filter(|_| announcer.take_actions(true).announce.is_some())
@@ -202,9 +214,9 @@ mod tests {
 
     #[derive(Clone, Copy, Debug)]
     enum AnnounceStep {
-        /// A node acts on one more view.
+        /// A node acts on the next view.
         NewView(usize),
-        /// A node sends what is due, and so much of it arrives.
+        /// A node sends the datagrams that are due. The flags select which of them arrive.
         Send {
             node: usize,
             announce_arrives: bool,
@@ -225,8 +237,8 @@ mod tests {
         )
     }
 
-    /// Two nodes, the view that each acts on, and the latest of which it has heard that the other acts on it while it
-    /// did itself.
+    /// Two nodes and the epoch on which each acts. `known_epochs` holds the latest epoch of the other node
+    /// that each has received while acting on the same or a later epoch.
     #[derive(Default)]
     struct AnnouncerPair {
         announcers: [ViewAnnouncer; 2],
@@ -253,7 +265,7 @@ mod tests {
             }
         }
 
-        /// Nobody stops telling who has not been heard.
+        /// Checks that no node stops its announcements before the peer has received them.
         fn check(&self) {
             for (node, peer) in [(0, 1), (1, 0)] {
                 let is_acked = self.announcers[node].pending_epoch == 0;

@@ -1,17 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How many messages may be under way between two virtual queue pairs.
+//! Credit-based flow control between two virtual queue pairs.
 //!
-//! The receiver keeps up to [`RECV_WINDOW_MESSAGES`] messages that its process has not taken, and says up to which number it will
-//! keep what comes. So nothing is ever sent for which there is no room, and nobody who is slow holds up the receive
-//! buffers that all share. What an end says holds more each time, so it does no harm if it is said twice.
+//! # Operation
+//!
+//! The receiver buffers up to [`RECV_WINDOW_MESSAGES`] messages that its process has not consumed. The
+//! receiver advertises a credit limit: all messages with lower sequence numbers have a buffer. The sender
+//! sends no message beyond the limit. Hence a slow process does not block the receive buffers that all VQPs
+//! share.
+//!
+//! # Recovery
+//!
+//! Advertised values never decrease, so a duplicate or late window update has no effect.
 
 use crate::wire::packet::{VqpPhase, WindowUpdate, RECV_WINDOW_MESSAGES};
 
-/// Messages that may be sent at once: whoever has sent all that it may is told more before.
+/// Maximum number of messages in one batch. The receiver advertises credits when fewer than this number
+/// remain.
 pub const MAX_BURST_MESSAGES: u64 = RECV_WINDOW_MESSAGES / 2;
 
-/// The messages that an end sends.
+/// Send side of the flow control of a VQP.
 #[derive(Debug)]
 pub struct SendWindow {
     next_sequence: u64,
@@ -21,7 +29,8 @@ pub struct SendWindow {
 }
 
 impl SendWindow {
-    /// None was sent. `open` says whether the other end is known to be a process's.
+    /// Creates the state before the first message. `open` is `true` if the peer VQP is known to belong to a
+    /// process.
     #[must_use]
     pub const fn new(open: bool) -> Self {
         Self {
@@ -32,33 +41,34 @@ impl SendWindow {
         }
     }
 
-    /// A number for one more.
+    /// Allocates the sequence number of the next message.
     pub fn allocate_sequence(&mut self) -> u64 {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         sequence
     }
 
-    /// Whether there was one.
+    /// Returns `true` if a sequence number was allocated.
     #[must_use]
     pub const fn has_sent(&self) -> bool {
         self.next_sequence != 0
     }
 
-    /// Whether the receiver keeps it.
+    /// Returns `true` if the receiver has a buffer for the message.
     #[must_use]
     pub const fn can_send(&self, sequence: u64) -> bool {
         sequence < self.credit_limit
     }
 
-    /// Whether one that has arrived needs nothing more of the sender. Of one that is to be fetched the bytes are needed
-    /// until it is taken.
+    /// Returns `true` if a delivered message needs nothing more from the sender.
+    ///
+    /// The sender must keep the payload of a remote message (`is_remote`) until the receiver has consumed it.
     #[must_use]
     pub const fn is_acknowledged(&self, sequence: u64, is_remote: bool) -> bool {
         sequence < self.consumed || self.is_peer_open && !is_remote
     }
 
-    /// The receiver says how it is, and is not over.
+    /// Applies a window update of the receiver.
     pub fn on_window_update(&mut self, update: &WindowUpdate) {
         self.is_peer_open |= update.phase == VqpPhase::Open;
         self.credit_limit = self.credit_limit.max(update.credit_limit);
@@ -66,18 +76,18 @@ impl SendWindow {
     }
 }
 
-/// What to do with a message that came.
+/// Result of the sequence check of a received message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SequenceCheck {
-    /// Keep it.
+    /// The next message in order: keep it.
     InOrder,
-    /// It was here before: the sender may not know what was told since.
+    /// A message that was received before. The sender may have missed the window updates since.
     Duplicate,
-    /// No sender does that: forget it.
+    /// Protocol violation by the sender: the message is out of order or has no buffer. Drop it.
     OutOfWindow,
 }
 
-/// The messages that an end receives.
+/// Receive side of the flow control of a VQP.
 #[derive(Debug)]
 pub struct RecvWindow {
     received: u64,
@@ -96,7 +106,7 @@ impl Default for RecvWindow {
 }
 
 impl RecvWindow {
-    /// One has come.
+    /// Checks the sequence number of a message that arrived, and counts the message if it is in order.
     pub fn receive(&mut self, sequence: u64) -> SequenceCheck {
         if sequence < self.received {
             return SequenceCheck::Duplicate;
@@ -108,7 +118,7 @@ impl RecvWindow {
         SequenceCheck::InOrder
     }
 
-    /// A process has taken the first that was kept.
+    /// Records that a process has consumed the oldest buffered message.
     pub fn consume(&mut self) {
         self.consumed += 1;
         debug_assert!(self.consumed <= self.received, "nothing was kept");
@@ -118,14 +128,15 @@ impl RecvWindow {
         self.consumed + RECV_WINDOW_MESSAGES
     }
 
-    /// Whether the sender may soon have to wait for what it is to be told.
+    /// Returns `true` if an update is due: the limit has grown, and fewer than [`MAX_BURST_MESSAGES`] credits
+    /// remain.
     #[must_use]
     pub const fn should_advertise(&self) -> bool {
         self.credit_limit() > self.advertised_limit
             && self.advertised_limit < self.received + MAX_BURST_MESSAGES
     }
 
-    /// What the sender is to be told.
+    /// Returns the window update to send.
     #[must_use]
     pub const fn window_update(&self, phase: VqpPhase) -> WindowUpdate {
         WindowUpdate {
@@ -135,7 +146,7 @@ impl RecvWindow {
         }
     }
 
-    /// The sender was told that.
+    /// Records that a window update was sent.
     pub fn on_advertised(&mut self, update: &WindowUpdate) {
         self.advertised_limit = self.advertised_limit.max(update.credit_limit);
     }
@@ -182,8 +193,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order of things: all arrive, in order, none is kept beyond the window, and both go on,
-        /// however many are sent at a time.
+        /// For any order of steps and any batch size, all messages arrive in order. No message is buffered
+        /// beyond the window, and neither side blocks forever.
         #[test]
         fn sender_and_receiver_never_deadlock(
             steps in prop::collection::vec(0u8..3, 1..400),
@@ -215,7 +226,7 @@ mod tests {
                     }
                     _ => {}
                 }
-                // Who is told may be faster than who takes note of that.
+                // The sender may act on an update before the receiver records it as sent.
                 if step == 1 {
                     if let Some(state) = unadvertised.take() {
                         recv_window.on_advertised(&state);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What nodes read of each other to know who may do what with which memory (KRCORE, section 4.4: valid MRs).
+//! MR table: the entries that peers read to validate requests (KRCORE, section 4.4: valid MRs).
 //!
-//! A node has a table of the memory that its processes have registered. Whoever is to use some of it reads its
-//! record with one READ, checks there what a request asks for, and trusts it for [`MR_LEASE_MS`]: so a bad request fails
-//! before it reaches a queue pair that others use. Memory is taken back by emptying its record, and given back
-//! when all leases are over.
+//! # Operation
+//!
+//! Each node has a table of the MRs of its processes. A peer reads the entry of an MR by one RDMA READ,
+//! validates requests against the entry and relies on the entry for [`MR_LEASE_MS`]. An invalid request thus
+//! fails before the request reaches a shared QP, which the RNIC would move to the error state.
+//!
+//! Deregistration clears the entry. The memory is unpinned after all leases have expired.
 
 use super::{
     codec::{Field, Reader, Writer},
@@ -13,53 +16,54 @@ use super::{
 };
 use crate::{name::fmix64, rights::Rights};
 
-/// Bytes of a record.
+/// Length of an encoded entry, in bytes.
 pub const MR_ENTRY_SIZE: usize = 40;
 
-/// How long a record may be trusted after it was read, in milliseconds.
+/// Lease time of an entry in milliseconds, counted from the start of the READ.
 pub const MR_LEASE_MS: u32 = 1000;
 
-/// Bits of a key that say where its record is.
+/// Bits of a key that hold the index of the entry.
 const KEY_INDEX_BITS: u32 = 11;
 
-/// Records of a table.
+/// Number of entries of a table.
 pub const MR_TABLE_ENTRIES: u32 = 1 << KEY_INDEX_BITS;
 
-/// The key of the record at `index`; nobody guesses `random`.
+/// Returns the key for the entry at `index`. `random` makes keys unpredictable and differs for each
+/// registration.
 #[must_use]
 pub const fn make_key(index: u32, random: u32) -> u32 {
     index & (MR_TABLE_ENTRIES - 1) | (random << KEY_INDEX_BITS)
 }
 
-/// Where the record of a key is.
+/// Returns the table index of a key.
 #[must_use]
 pub const fn key_index(key: u32) -> u32 {
     key & (MR_TABLE_ENTRIES - 1)
 }
 
-/// What is known of a piece of memory.
+/// Entry of an MR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MrEntry {
-    /// By which users name it.
+    /// Key by which users refer to the MR.
     pub key: u32,
-    /// Whose it is.
+    /// Owner of the MR.
     pub owner_uid: u32,
-    /// What others than its owner and root may do.
+    /// Rights of users other than the owner and root.
     pub other_rights: Rights,
-    /// By which the RNIC names it.
+    /// Remote key for the RNIC.
     pub rkey: u32,
-    /// Address of its first byte, as its owner has it.
+    /// Address of the first byte, in the address space of the owner.
     pub addr: u64,
-    /// Bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub len: u64,
 }
 
-/// Why a request is refused.
+/// Reason for the rejection of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MrAccessError {
-    /// The user has not the right.
+    /// The user lacks a required right.
     Forbidden,
-    /// Not all of it is in the memory.
+    /// The range is not entirely inside the MR.
     OutOfRange,
 }
 
@@ -74,7 +78,7 @@ impl MrEntry {
         fields.into_iter().fold(0, |sum, field| fmix64(sum ^ field))
     }
 
-    /// As it is in a table.
+    /// Encodes the entry with its checksum.
     #[must_use]
     pub fn encode(&self) -> [u8; MR_ENTRY_SIZE] {
         let mut bytes = [0; MR_ENTRY_SIZE];
@@ -84,7 +88,8 @@ impl MrEntry {
         bytes
     }
 
-    /// What a record says of the memory of `key`. `None` if there is none, or somebody is writing.
+    /// Decodes the entry of `key`. Returns `None` if the MR does not exist, or if the entry is torn because
+    /// the owner is writing the entry.
     #[must_use]
     pub fn decode(bytes: &[u8; MR_ENTRY_SIZE], key: u32) -> Option<Self> {
         let (record, checksum) = Self::parse(bytes).ok()?;
@@ -107,11 +112,12 @@ impl MrEntry {
         Ok((record, checksum))
     }
 
-    /// Checks that a user may do what needs these rights to `len` bytes at `addr`.
+    /// Checks that user `uid` has the rights `needed` for `len` bytes at `addr`.
     ///
     /// # Errors
     ///
-    /// Why not.
+    /// - [`MrAccessError::Forbidden`]: the user is neither owner nor root, and `other_rights` lack a right.
+    /// - [`MrAccessError::OutOfRange`]: the range is not entirely inside the MR.
     pub fn check_access(
         &self,
         uid: u32,

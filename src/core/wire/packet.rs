@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Packets between virtual queue pairs: messages, and what their ends tell each other (KRCORE, section 4.5).
+//! Packets between virtual queue pairs (VQPs): messages and window updates (KRCORE, section 4.5).
 //!
-//! A packet is a SEND to the target of a node, which all of its queue pairs share, or by a connection: so it says to whom it is, and
-//! from whom, for answers. A message that is short comes with its bytes; of a long one comes where they are, for the
-//! receiver to fetch them. Messages of one sender are numbered, so that one that comes again is known; and there
-//! are never more under way than the receiver has said it keeps.
+//! A packet is a SEND to the DCT of a node, or over an RC connection. All VQPs of the node share both, so
+//! each packet names its source and destination VQP. A short message is inline. For a long message the packet
+//! carries the address of the payload, and the receiver fetches the payload by RDMA READ. The receiver
+//! detects duplicates by the sequence numbers of the source VQP. The number of messages in flight is limited
+//! by the receiver's window ([`crate::proto::window`]).
 
 use super::{
     codec::{Field, Reader, Writer},
@@ -13,84 +14,86 @@ use super::{
 };
 use crate::view::NodeInstance;
 
-/// Most bytes of a packet: receive buffers have this size.
+/// Maximum length of a packet over DC, in bytes; the size of a receive buffer.
 pub const MAX_PACKET_BYTES: usize = 4096;
 
-/// Bytes of a packet before those of a message.
+/// Length of a packet without inline payload, in bytes.
 pub const PACKET_HEADER_SIZE: usize = 68;
 
-/// Most bytes of a message that come with it.
+/// Maximum inline payload of a packet over DC, in bytes.
 pub const MAX_INLINE_PAYLOAD_BYTES: usize = MAX_PACKET_BYTES - PACKET_HEADER_SIZE;
 
-/// Most that come with it by a connection, whose buffers are for messages between kernels.
+/// Maximum inline payload of a packet over RC, in bytes. RC receive buffers have the size of control
+/// messages.
 pub const MAX_RC_INLINE_PAYLOAD_BYTES: usize = super::MAX_CONTROL_BYTES - PACKET_HEADER_SIZE;
 
-/// Messages that an end keeps for a process that is yet to receive them.
+/// Receive window of a VQP: maximum messages queued until the process receives them.
 pub const RECV_WINDOW_MESSAGES: u64 = 32;
 
-/// A packet.
+/// Packet from one VQP to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The node that sends it.
+    /// Node that sends the packet.
     pub sender: NodeInstance,
-    /// The queue pair there.
+    /// VQP number at the sender.
     pub source_vqp: u64,
-    /// The queue pair here, or 0: the one that was made for messages of the source to a port, or is to be.
+    /// VQP number at the receiver. 0: the VQP that the receiver creates, or has created, for messages of the
+    /// source to a port.
     pub destination_vqp: u64,
-    /// What it is.
+    /// Type-specific contents.
     pub body: PacketBody,
 }
 
-/// What a packet is.
+/// Contents of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketBody {
-    /// Something for a process.
+    /// Message for a process.
     Message(VqpMessage),
-    /// Something for the other end.
+    /// State of the sending VQP, for the receiving VQP.
     WindowUpdate(WindowUpdate),
 }
 
-/// A message.
+/// Message of a VQP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VqpMessage {
-    /// How many the source has sent before.
+    /// Sequence number of the source VQP; the first message has 0.
     pub sequence: u64,
-    /// The port at which somebody listens for new queue pairs.
+    /// Port of the listener that creates the destination VQP.
     pub port: u32,
-    /// The user who sends it.
+    /// User that sends the message.
     pub uid: u32,
-    /// What the user says besides, if anything.
+    /// Immediate data of the user, if any.
     pub immediate: Option<u32>,
-    /// Its bytes.
+    /// Payload, or its location.
     pub payload: Payload,
 }
 
-/// Where the bytes of a message are.
+/// Location of the payload of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload {
-    /// Here, so many.
+    /// In the packet, after the header.
     Inline {
-        /// At most [`MAX_INLINE_PAYLOAD_BYTES`].
+        /// Length in bytes, at most [`MAX_INLINE_PAYLOAD_BYTES`].
         len: u32,
     },
-    /// At the sender.
+    /// In an MR at the sender, for the receiver to read.
     Remote {
-        /// Of the sender's memory ([`super::memory`]).
+        /// Key of the MR ([`super::memory`]).
         mr_key: u32,
-        /// Address, as the sender has it.
+        /// Address in the address space of the sending process.
         addr: u64,
-        /// At least 1.
+        /// Length in bytes, at least 1.
         len: u32,
     },
-    /// Where the sender wrote them, before.
+    /// In memory of the receiver, where the sender has written the payload by RDMA WRITE.
     Placed {
-        /// At least 1.
+        /// Length in bytes, at least 1.
         len: u32,
     },
 }
 
 impl Payload {
-    /// How many bytes there are.
+    /// Returns the length of the payload, in bytes.
     #[must_use]
     pub const fn len(self) -> u32 {
         match self {
@@ -98,36 +101,37 @@ impl Payload {
         }
     }
 
-    /// Whether there are none.
+    /// Returns `true` if the payload is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.len() == 0
     }
 }
 
-/// How a queue pair is, to the other end. What is told later holds more, never less.
+/// State of a VQP, sent to its peer. Each field only advances, so updates may be lost, duplicated or
+/// reordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowUpdate {
-    /// How far it has come.
+    /// Lifecycle phase of the VQP.
     pub phase: VqpPhase,
-    /// Messages of lower numbers may be sent.
+    /// The peer may send messages with sequence numbers below this limit.
     pub credit_limit: u64,
-    /// Messages of lower numbers were received, and their bytes are wanted no more.
+    /// Messages with sequence numbers below this limit were received, and their payload is no longer needed.
     pub consumed: u64,
 }
 
-/// How far a queue pair has come.
+/// Lifecycle phase of a VQP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VqpPhase {
-    /// A process has it.
+    /// Owned by a process.
     Open,
-    /// Nobody listens at the port, or too many wait there.
+    /// Not created: the port has no listener, or the backlog is full.
     Refused,
-    /// It has ended.
+    /// Closed.
     Closed,
 }
 
-/// Kinds of packets. Those of messages between kernels are lower.
+/// First of the packet kinds. Kinds of control messages are lower, see [`is_vqp_packet`].
 const KIND_INLINE: u8 = 8;
 const KIND_REMOTE: u8 = 9;
 const KIND_PLACED: u8 = 10;
@@ -135,7 +139,7 @@ const KIND_OPEN: u8 = 16;
 const KIND_REFUSED: u8 = 17;
 const KIND_CLOSED: u8 = 18;
 
-/// The fields as they are in a packet: what a kind has no use for is zero.
+/// Fields of a packet on the wire. Fields that a kind does not use are zero.
 #[derive(Default, PartialEq, Eq)]
 struct PacketFields {
     kind: u8,
@@ -145,9 +149,9 @@ struct PacketFields {
     port: u32,
     immediate: u32,
     key: u32,
-    /// Of a message, or the limit.
+    /// [`VqpMessage::sequence`] or [`WindowUpdate::credit_limit`].
     sequence_or_limit: u64,
-    /// Of bytes, or what was taken.
+    /// Payload address or [`WindowUpdate::consumed`].
     addr_or_consumed: u64,
 }
 
@@ -226,7 +230,8 @@ impl PacketFields {
         })
     }
 
-    /// What the fields are, if no field says more than that.
+    /// Converts the fields to a body. Returns `None` if the kind is unknown, or if a field is out of range or
+    /// nonzero but unused.
     fn body(&self) -> Option<PacketBody> {
         let message = self.message().map(PacketBody::Message);
         let body = message.or_else(|| self.window_update().map(PacketBody::WindowUpdate))?;
@@ -243,14 +248,14 @@ impl PacketBody {
     }
 }
 
-/// Whether these bytes are for a virtual queue pair, and no message between kernels ([`super::decode_control`]).
+/// Returns `true` if `bytes` are a VQP packet, and not a control message ([`super::decode_control`]).
 #[must_use]
 pub fn is_vqp_packet(bytes: &[u8]) -> bool {
     bytes.get(1).is_some_and(|kind| *kind >= KIND_INLINE)
 }
 
 impl Packet {
-    /// What precedes the bytes of a message, or is all of another packet.
+    /// Encodes the packet, without the inline payload of a message.
     #[must_use]
     pub fn encode(&self) -> [u8; PACKET_HEADER_SIZE] {
         let mut bytes = [0; PACKET_HEADER_SIZE];
@@ -264,11 +269,11 @@ impl Packet {
         bytes
     }
 
-    /// Understands a packet; the bytes of its message follow its header, and are all that does.
+    /// Decodes a packet. Only the inline payload of a message may follow the header.
     ///
     /// # Errors
     ///
-    /// [`Malformed`].
+    /// - [`Malformed`]: `bytes` differ from the output of an encoder of this version.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
         let ((version, kind), (has_immediate, zero)) = Field::get(&mut reader)?;

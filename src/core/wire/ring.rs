@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Messages that nodes write to each other's rings: calls, their replies, and messages without reply.
+//! RPC messages in ring buffers: calls, replies and one-way messages.
 //!
-//! Each begins with a [`MsgHeader`] of [`MSG_HEADER_SIZE`] bytes, one unit of the ring; its data follow. Data that are
-//! too long for that go by a [relay](RendezvousBufs), whose number follows instead. The immediate that comes with a
-//! message is an [`Immediate`].
+//! A message consists of a [`MsgHeader`], which takes one unit of the ring, and its data. Data too long for
+//! the ring are transferred through a [rendezvous buffer](RendezvousBufs); the message then carries the ID of
+//! the buffer. The sender writes a message by RDMA WRITE with immediate data, an [`Immediate`].
 
 use super::{
     codec::{Field, Reader, Writer},
@@ -12,28 +12,28 @@ use super::{
 };
 use crate::ring::{RingSlot, MAX_MESSAGE_BYTES, UNIT_BYTES};
 
-/// Bytes of an encoded [`MsgHeader`].
+/// Length of an encoded [`MsgHeader`], in bytes.
 pub const MSG_HEADER_SIZE: usize = UNIT_BYTES;
 
-/// Most bytes of data in a message itself.
+/// Maximum inline data and buffer IDs of a message, in bytes.
 pub const MAX_RING_INLINE_BYTES: usize = MAX_MESSAGE_BYTES - MSG_HEADER_SIZE;
 
-/// Bytes of the number of a region.
+/// Length of a rendezvous buffer ID (a region ID), in bytes.
 const BUFFER_ID_SIZE: usize = size_of::<u64>();
 
-/// Most bytes of the numbers of the relays of a message.
+/// Maximum length of all buffer IDs of a message, in bytes.
 pub const MAX_BUFFER_IDS_SIZE: usize = 2 * BUFFER_ID_SIZE;
 
-/// What a message is.
+/// Type of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MsgType {
-    /// A call, which wants a reply (`LT_RPC`).
+    /// Call that requires a reply (`LT_RPC`).
     Call,
-    /// A message without reply (`LT_send`).
+    /// Message without reply (`LT_send`).
     Oneway,
-    /// The reply to a call (`LT_replyRPC`).
+    /// Reply to a call (`LT_replyRPC`).
     Reply,
-    /// Nothing: its writer gave up after it had the place.
+    /// Filler for a slot whose writer gave up after reserving the slot.
     #[default]
     Void,
 }
@@ -51,38 +51,38 @@ impl MsgType {
     }
 }
 
-/// What a message in a ring begins with.
+/// Header of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MsgHeader {
-    /// What it is.
+    /// Type of the message.
     pub msg_type: MsgType,
-    /// Where it is.
+    /// Slot of the message in the ring.
     pub slot: RingSlot,
-    /// How far its sender has come in the ring in the other direction.
+    /// Consumer head of the sender in the ring of the opposite direction, in units.
     pub head: u64,
-    /// Number of the call; the reply has that of its call.
+    /// Call ID; a reply carries the ID of its call.
     pub call_id: u64,
-    /// Of a call or message: which function. Of a reply: an errno, positive, or 0.
+    /// Call or one-way message: function number. Reply: positive errno, or 0.
     pub code: u32,
-    /// The user who calls.
+    /// User that makes the call.
     pub uid: u32,
-    /// Bytes of its data, wherever they are.
+    /// Length of the data in bytes, inline or in a rendezvous buffer.
     pub len: u64,
-    /// Of a call: most bytes of data that its reply may have.
+    /// Call: maximum length of the reply data, in bytes.
     pub max_reply_len: u64,
 }
 
-/// Regions of the caller's node, by their numbers, that data go by which do not fit into a message.
+/// Rendezvous buffers: IDs of regions of the caller's node, for data too long for the ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RendezvousBufs {
-    /// Has the data of the call or message.
+    /// Buffer with the data of the call or one-way message.
     pub data: Option<u64>,
-    /// Is for the data of a long reply.
+    /// Buffer for the data of a long reply.
     pub reply: Option<u64>,
 }
 
 impl RendezvousBufs {
-    /// Writes their numbers to `out`, the payload of `line` behind its data.
+    /// Writes the buffer IDs to `out`, the payload of `header`, after the inline data.
     pub fn encode(&self, header: &MsgHeader, out: &mut [u8]) {
         let ids = self.data.into_iter().chain(self.reply);
         let after_data = out.get_mut(header.inline_len()..).unwrap_or_default();
@@ -92,7 +92,7 @@ impl RendezvousBufs {
         }
     }
 
-    /// Reads those of `line` from what follows its data.
+    /// Decodes the buffer IDs of `header` from `bytes`, the payload after the inline data.
     #[must_use]
     pub fn decode(header: &MsgHeader, bytes: &[u8]) -> Self {
         let mut ids = bytes.chunks_exact(BUFFER_ID_SIZE);
@@ -108,26 +108,27 @@ impl RendezvousBufs {
 }
 
 impl MsgHeader {
-    /// Whether its data are not in the message: a call or message has them in a relay, a reply in that of
-    /// its call.
+    /// Returns `true` if the data are in a rendezvous buffer. The data of a reply are in the reply buffer of
+    /// the call.
     #[must_use]
     pub fn is_rendezvous(&self) -> bool {
         self.len.saturating_add(self.reply_buffer_id_size() as u64) > MAX_RING_INLINE_BYTES as u64
     }
 
-    /// Whether a relay has its data.
+    /// Returns `true` if the message carries the ID of a buffer with its data.
     #[must_use]
     pub fn has_data_buffer(&self) -> bool {
         matches!(self.msg_type, MsgType::Call | MsgType::Oneway) && self.is_rendezvous()
     }
 
-    /// Whether a relay is there for a long reply to it.
+    /// Returns `true` if the message carries the ID of a buffer for a long reply.
     #[must_use]
     pub fn has_reply_buffer(&self) -> bool {
         self.msg_type == MsgType::Call && self.max_reply_len > MAX_RING_INLINE_BYTES as u64
     }
 
-    /// Whether its sender waits for an answer: a reply, or that its data were had.
+    /// Returns `true` if the sender waits for an answer: a reply, or an acknowledgment that the receiver has
+    /// read the data buffer.
     #[must_use]
     pub fn expects_answer(&self) -> bool {
         self.msg_type == MsgType::Call || self.has_data_buffer()
@@ -137,7 +138,7 @@ impl MsgHeader {
         usize::from(self.has_reply_buffer()) * BUFFER_ID_SIZE
     }
 
-    /// Bytes of its data that are in the message.
+    /// Returns the length of the inline data, in bytes.
     #[must_use]
     pub fn inline_len(&self) -> usize {
         if self.is_rendezvous() {
@@ -147,19 +148,20 @@ impl MsgHeader {
         }
     }
 
-    /// Bytes of the numbers of its relays, which follow those.
+    /// Returns the length of the buffer IDs after the inline data, in bytes.
     #[must_use]
     pub fn buffer_ids_len(&self) -> usize {
         usize::from(self.has_data_buffer()) * BUFFER_ID_SIZE + self.reply_buffer_id_size()
     }
 
-    /// Bytes that follow it in the message.
+    /// Returns the length of the message without its header, in bytes.
     #[must_use]
     pub fn payload_len(&self) -> usize {
         self.inline_len() + self.buffer_ids_len()
     }
 
-    /// Writes it to `out` and returns its length, [`MSG_HEADER_SIZE`]; `None` if it does not fit.
+    /// Encodes the header into `out` and returns its length, [`MSG_HEADER_SIZE`]. Returns `None` if `out` is
+    /// too short.
     pub fn encode(&self, out: &mut [u8]) -> Option<usize> {
         let mut writer = Writer::new(out, MSG_HEADER_SIZE);
         writer.bytes(&[VERSION, self.msg_type.code(), 0, 0]);
@@ -170,11 +172,12 @@ impl MsgHeader {
         writer.len()
     }
 
-    /// Reads the line that `bytes` are. Whether its place is one, the ring has to say.
+    /// Decodes a header. The slot is not validated against the ring: [`crate::ring::RingConsumer`] does that.
     ///
     /// # Errors
     ///
-    /// [`Malformed`] unless they are exactly what [`MsgHeader::encode`] writes.
+    /// - [`Malformed`]: `bytes` differ from the output of [`MsgHeader::encode`], or the size of the slot does
+    ///   not fit the message.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
         let [version, what, 0, 0] = reader.array()? else {
@@ -204,7 +207,7 @@ impl MsgHeader {
         let is_valid_errno = what != MsgType::Reply.code() || code < 4096;
         let has_valid_size =
             (MSG_HEADER_SIZE + header.payload_len()).div_ceil(UNIT_BYTES) as u32 == units;
-        // What was given up has the place of what it was to be.
+        // A void message keeps the slot of the message that it replaces.
         let fits = has_valid_size || header.msg_type == MsgType::Void;
         if version == VERSION && reserved == 0 && fits && is_valid_errno {
             Ok(header)
@@ -214,24 +217,24 @@ impl MsgHeader {
     }
 }
 
-/// What comes with a message as immediate data: whose it is, and where.
+/// Immediate data of an RDMA WRITE to a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Immediate {
-    /// Number of the ring, given by its reader.
+    /// Ring ID, allocated by the reader of the ring.
     pub ring_id: u16,
-    /// Unit of the message in the memory of the ring; 0 is news of how far the reader of the other
-    /// direction has come, and no message.
+    /// Index of the first unit of the message in the memory of the ring. 0: no message, but an update of the
+    /// consumer head of the opposite direction.
     pub unit: u16,
 }
 
 impl Immediate {
-    /// As the 32 bits that the RNIC carries: the ring in the high half.
+    /// Encodes the immediate data, with the ring ID in the upper 16 bits.
     #[must_use]
     pub const fn to_u32(self) -> u32 {
         ((self.ring_id as u32) << 16) | self.unit as u32
     }
 
-    /// Takes it from them. Any 32 bits are one; whether there is such a ring, the table knows.
+    /// Decodes immediate data. Every value is valid; the caller must check that the ring exists.
     #[must_use]
     pub const fn from_u32(raw: u32) -> Self {
         Self {
@@ -327,7 +330,7 @@ mod tests {
             payload(MsgType::Call, max - 8, max + 1),
             (MAX_RING_INLINE_BYTES - 8, 8)
         );
-        // The number of the other relay must have a place, too.
+        // The ID of the reply buffer must fit as well.
         assert_eq!(payload(MsgType::Call, max - 7, max + 1), (0, 16));
         assert_eq!(payload(MsgType::Call, u64::MAX, u64::MAX), (0, 16));
         assert_eq!(
@@ -338,7 +341,7 @@ mod tests {
         assert_eq!(payload(MsgType::Reply, max + 1, 0), (0, 0));
     }
 
-    /// Lengths, of which those where something changes are likely.
+    /// Generates lengths, most of them near the inline limit.
     fn sizes() -> impl Strategy<Value = u64> {
         let most = MAX_RING_INLINE_BYTES as u64;
         prop_oneof![0..=most, most - 9..=most + 9, any::<u64>()]

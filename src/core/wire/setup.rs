@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Datagrams that connect queue pairs, and that tell of views without any.
+//! UD datagrams that set up RC connections and announce views.
 //!
-//! Every node has one unreliable-datagram queue pair, whose address is in the view; over it, two nodes
-//! agree on the connected ones that they share (LITE, section 4: a few for each pair of nodes, for all
-//! processes). Datagrams get lost, repeated and forged: so each says the lives of both nodes, which
-//! attempt it belongs to, and the secret of the cluster.
+//! Each node has one UD QP, whose address is in the view. Two nodes use the UD QPs to set up the RC QPs that
+//! all their processes share (LITE, section 4: a few for each pair of nodes). Datagrams can be lost,
+//! duplicated or forged. So each datagram carries the incarnations of both nodes, the connection generation
+//! and the cluster secret.
 //!
-//! The format has a fixed size: version, kind, index, pairs, then the other fields as in [`SetupDatagram`] with
-//! the secret and the view's epoch at the end.
+//! The format has a fixed size: version, kind, `conn_index`, `conns_per_peer`, and the other fields of
+//! [`SetupDatagram`]. The secret and the epoch are last.
 
 use super::{
     codec::{Field, Reader, Writer},
@@ -17,72 +17,72 @@ use super::{
 use crate::view::is_valid_node_id;
 use core::fmt;
 
-/// Bytes of an encoded [`SetupDatagram`].
+/// Length of an encoded [`SetupDatagram`], in bytes.
 pub const SETUP_SIZE: usize = 72;
 
-/// What a datagram is for.
+/// Type of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetupKind {
-    /// Asks to connect, with the sender's queue pair.
+    /// From the active side: connect to the sender's QP.
     Connect,
-    /// Agrees, with the sender's queue pair.
+    /// From the passive side: accept the connection with the sender's QP.
     Accept,
-    /// Asks the other node to look after the connection, as one side alone begins it.
+    /// From the passive side: start a connection, since only the active side sends `Connect`.
     ConnectRequest,
-    /// Says that the sender has no use for the queue pair, and asks whether to part.
+    /// The sender does not use the QP and proposes to evict the connection.
     EvictRequest,
-    /// Says that the sender has no queue pair of that generation any more.
+    /// The sender has destroyed its QP of this generation.
     Evicted,
-    /// Says that the sender used the queue pair when it was asked.
+    /// The sender rejects the eviction, because its QP was in use when the request arrived.
     EvictRefused,
-    /// Says that the sender acts on a view, and has no names to tell for it.
+    /// The sender acts on a view and has no names to send for the view.
     ViewAnnounce,
-    /// Says that the sender heard so, and acts on that view, or on an older one yet.
+    /// Acknowledges [`Self::ViewAnnounce`] with the announced epoch, or the sender's own epoch if that is
+    /// lower.
     ViewAck,
 }
 
-/// A datagram. Fields that a kind has no use for are 0.
+/// Datagram. Fields that a kind does not use are ignored by the receiver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SetupDatagram {
-    /// What it is for.
+    /// Type of the datagram.
     pub kind: SetupKind,
-    /// What the kernels of the cluster know each other by.
+    /// Cluster secret, which authenticates the sender.
     pub secret: [u8; 16],
-    /// Number of the sender, 1 … 65535.
+    /// Node ID of the sender, 1 … 65535.
     pub from_node: u32,
-    /// Number of the receiver, 1 … 65535.
+    /// Node ID of the receiver, 1 … 65535.
     pub to_node: u32,
-    /// Life of the sender.
+    /// Incarnation of the sender.
     pub from_incarnation: u64,
-    /// Life of the receiver, as the sender knows it.
+    /// Incarnation of the receiver in the sender's view.
     pub to_incarnation: u64,
-    /// Which of the queue pairs that the two nodes share, below [`Self::conns_per_peer`].
+    /// Index of the connection between the two nodes, below [`Self::conns_per_peer`].
     pub conn_index: u8,
-    /// How many queue pairs the sender is willing to share, at least 1; they share the smaller of the two
-    /// nodes' numbers.
+    /// Maximum connections of the sender to one peer, at least 1. Two nodes use the smaller of their limits.
     pub conns_per_peer: u8,
-    /// Which attempt to connect it.
+    /// Generation of the QP.
     pub generation: u32,
-    /// Number of the sender's queue pair, 24 bits.
+    /// QP number of the sender, 24 bits.
     pub qpn: u32,
-    /// First packet sequence number that the sender uses, 24 bits. In [`SetupKind::EvictRequest`] and [`SetupKind::EvictRefused`]
-    /// the attempt to part.
+    /// Initial packet sequence number of the sender, 24 bits. In [`SetupKind::EvictRequest`] and
+    /// [`SetupKind::EvictRefused`]: number of the eviction attempt.
     pub psn: u32,
-    /// Key to the memory of the sender.
+    /// Remote key to the memory of the sender.
     pub rkey: u32,
-    /// Largest path MTU of the sender in bytes: 256, 512, 1024, 2048 or 4096. 0 is taken in
-    /// [`SetupKind::ConnectRequest`] too.
+    /// Maximum path MTU of the sender in bytes: 256, 512, 1024, 2048 or 4096. [`SetupKind::ConnectRequest`]
+    /// may have 0.
     pub mtu: u16,
-    /// Reads of one queue pair that the sender can answer, and make, at a time.
+    /// Maximum outstanding RDMA READs of one QP that the sender supports, as requester and as responder.
     pub rd_atomic: u8,
-    /// Which view [`SetupKind::ViewAnnounce`] and [`SetupKind::ViewAck`] are about.
+    /// Epoch of the view in [`SetupKind::ViewAnnounce`] and [`SetupKind::ViewAck`].
     pub epoch: u64,
 }
 
 impl SetupDatagram {
-    /// Writes it to `out` and returns its length, [`SETUP_SIZE`].
+    /// Encodes the datagram into `out` and returns its length, [`SETUP_SIZE`].
     ///
-    /// `None` if it does not fit, or if [`SetupDatagram::decode`] would not take it.
+    /// Returns `None` if `out` is too short, or if [`SetupDatagram::decode`] would reject the datagram.
     pub fn encode(&self, out: &mut [u8]) -> Option<usize> {
         if !self.is_valid() {
             return None;
@@ -102,11 +102,11 @@ impl SetupDatagram {
         writer.len()
     }
 
-    /// Reads the datagram that `bytes` are. Whether the secret is right, the caller must see.
+    /// Decodes a datagram. The caller must verify the secret.
     ///
     /// # Errors
     ///
-    /// [`Malformed`] unless they are exactly what [`SetupDatagram::encode`] writes.
+    /// - [`Malformed`]: `bytes` differ from the output of [`SetupDatagram::encode`].
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
         let setup = Self::parse(&mut reader)?;
@@ -151,7 +151,7 @@ impl SetupDatagram {
 }
 
 impl fmt::Debug for SetupDatagram {
-    /// Leaves out the secret, and the key, which is as good as one.
+    /// Omits the secret and the remote key, since the key also grants access.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Setup")
             .field("kind", &self.kind)

@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The directory of DC targets (KRCORE, section 4.2: the meta server): by which 12 bytes each node is reached.
+//! Directory of DC addresses: DCT number and DC key (12 bytes) of each node (KRCORE, section 4.2: the meta
+//! server).
 //!
-//! A table is memory of a few directory nodes, which others read with one READ of one bucket. Whoever reads may
-//! meet a writer, so each entry tells by a checksum whether it is whole, by the life of its node whose it is,
-//! and by an epoch whether it is from before somebody left, when all nodes took other targets. A node whose
-//! bucket is full is not in the table, and not found: that takes six numbers that are alike modulo the buckets, where a
-//! daemon gives the lowest that are free.
+//! # Operation
+//!
+//! The table is a hash table in the memory of the directory nodes. A reader fetches one bucket by one RDMA
+//! READ. An entry carries three fields for validation:
+//!
+//! - a checksum, since a READ can race with the writer and return a torn entry;
+//! - the incarnation of its node;
+//! - the epoch of publication, since all nodes replace their DCTs when a node is removed from the view.
+//!
+//! A node whose bucket is full has no entry, and lookups do not find the node. An overflow needs six node IDs
+//! that are equal modulo the number of buckets. The daemon assigns the lowest free IDs, so overflows are
+//! unlikely.
 
 use super::{
     codec::{Field, Reader, Writer},
@@ -17,46 +25,46 @@ use crate::{
     view::{is_valid_node_id, NodeInstance},
 };
 
-/// Bytes of an entry.
+/// Length of an entry, in bytes.
 pub const ENTRY_SIZE: usize = 48;
 
-/// Entries of a bucket.
+/// Number of entries in a bucket.
 pub const BUCKET_ENTRIES: usize = 5;
 
-/// Bytes of a bucket.
+/// Length of a bucket, in bytes.
 pub const BUCKET_SIZE: usize = 256;
 const _: () = assert!(BUCKET_ENTRIES * ENTRY_SIZE <= BUCKET_SIZE);
 
-/// By what a node is reached.
+/// Address of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirectoryEntry {
-    /// The node, in the life that has the target.
+    /// Node and incarnation that own the DCT.
     pub instance: NodeInstance,
-    /// Epoch of the view as of which it is told.
+    /// Epoch of the view for which the entry was published.
     pub epoch: u64,
-    /// Number of its DC target; 0 if its RNIC has no DC, and it is to be connected to.
+    /// DCT number; 0 if the RNIC has no DC, and peers must use RC.
     pub dctn: u32,
-    /// Key without which that refuses.
+    /// DC access key of the DCT.
     pub dc_key: u64,
-    /// Key to its memory.
+    /// Remote key to the memory of the node.
     pub rkey: u32,
-    /// Address of its table of memory regions.
+    /// Address of the MR table of the node ([`super::memory`]).
     pub mr_table_addr: u64,
 }
 
-/// What a bucket says of a node.
+/// Result of a lookup in a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectoryLookup {
-    /// This, as new as is needed.
+    /// Valid entry of the required epoch or a later one.
     Found(DirectoryEntry),
-    /// Nothing, or nothing new enough.
+    /// No entry, or only an outdated one.
     Absent,
-    /// Somebody is writing: read it again.
+    /// No valid entry, but a torn one: read the bucket again.
     Torn,
 }
 
 impl DirectoryEntry {
-    /// A mix of an old and a new entry has the right one by a chance of one in four billion.
+    /// Computes the checksum. A torn entry has a matching checksum with probability 2⁻³².
     fn checksum(&self) -> u32 {
         let numbers = (u64::from(self.dctn) << 32) | u64::from(self.rkey);
         let fields = [
@@ -70,7 +78,7 @@ impl DirectoryEntry {
         fields.into_iter().fold(0, |sum, field| fmix64(sum ^ field)) as u32
     }
 
-    /// As it is in a table.
+    /// Encodes the entry with its checksum.
     #[must_use]
     pub fn encode(&self) -> [u8; ENTRY_SIZE] {
         let mut bytes = [0; ENTRY_SIZE];
@@ -80,7 +88,7 @@ impl DirectoryEntry {
         bytes
     }
 
-    /// What an entry of a table says, if it is whole.
+    /// Decodes an entry. Returns `None` if the entry is empty or torn.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes);
         let entry = Self::get(&mut reader).ok()?;
@@ -114,7 +122,8 @@ impl Field<'_> for DirectoryEntry {
     }
 }
 
-/// The bucket of a node in a table of so many, a power of two. Numbers of nodes are dense, so buckets are even.
+/// Returns the bucket index of a node. `buckets` is a power of two. Node IDs are dense, so buckets fill
+/// evenly.
 #[must_use]
 pub const fn bucket_index(node: u32, buckets: u32) -> u32 {
     node & buckets.wrapping_sub(1)
@@ -128,7 +137,7 @@ fn is_free_entry(entry: &[u8]) -> bool {
     entry.iter().all(|byte| *byte == 0)
 }
 
-/// Finds what a bucket says of a node in this life, as of `epoch` or later.
+/// Finds the entry of a node instance with an epoch of at least `min_epoch`.
 #[must_use]
 pub fn lookup(
     bucket: &[u8; BUCKET_SIZE],
@@ -152,8 +161,9 @@ pub fn lookup(
     }
 }
 
-/// Where in a bucket what is told of `node` goes, in bytes, as its one writer asks: in the place of what was told
-/// before, or in a free one. `None` if there is none.
+/// Returns the offset in bytes at which to write the entry of `node`: its existing entry, or a free one.
+///
+/// Returns `None` if the bucket is full. The caller must be the only writer of the table.
 #[must_use]
 pub fn entry_offset(bucket: &[u8; BUCKET_SIZE], node: u32) -> Option<usize> {
     let is_own = |entry: &[u8]| {
@@ -164,7 +174,7 @@ pub fn entry_offset(bucket: &[u8; BUCKET_SIZE], node: u32) -> Option<usize> {
     Some(index * ENTRY_SIZE)
 }
 
-/// The places in a bucket, in bytes, of what was told of nodes of which `stays` does not hold.
+/// Returns the offsets in bytes of the entries of nodes for which `is_current` is false.
 pub fn stale_offsets<'a>(
     bucket: &'a [u8; BUCKET_SIZE],
     is_current: impl Fn(NodeInstance) -> bool + 'a,
@@ -183,7 +193,7 @@ mod tests {
 
     const BUCKETS: u32 = 256;
 
-    /// A table, and what its one writer does to it.
+    /// Directory table with the operations of its single writer.
     struct TestDirectory(Vec<[u8; BUCKET_SIZE]>);
 
     impl TestDirectory {
@@ -280,7 +290,7 @@ mod tests {
         assert_eq!(table.find(last.instance, 1), DirectoryLookup::Absent);
     }
 
-    /// Ten thousand nodes, of which a tenth live again, look each other up with one read each.
+    /// Looks up 10,000 nodes, a tenth of them in their second incarnation, with one read each.
     #[test]
     fn ten_thousand_nodes_are_found_with_one_read_each() {
         const NODES: u32 = 10_000;
@@ -304,7 +314,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever reads while somebody writes, word by word in any order, gets the old, the new, or nothing.
+        /// A read that races with a writer, which stores 4-byte words in any order, returns the old entry,
+        /// the new entry or no entry.
         #[test]
         fn torn_entry_is_never_found(
             node in 1u32..=65535,

@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A call or message by a queue.
+//! Calls and one-way messages submitted through an I/O queue.
 //!
-//! If there is a link to who serves the region it is sent as soon as there is room for it, and whoever drives
-//! the queue looks for the reply. A worker makes a link where there is none, fills and empties relays, and sends
-//! again what failed with its queue pair; it does not wait for the reply, which is another user's to give.
+//! # Operation
+//!
+//! If the handle has an open channel, the call is sent as soon as the ring of the server has credits. The
+//! thread that drives the queue polls for the reply. A worker attaches a channel if none is open, and
+//! transfers data to and from rendezvous buffers. A worker does not wait for the reply, because the server
+//! may take arbitrarily long.
+//!
+//! # Recovery
+//!
+//! A worker repeats a transmission whose QP failed.
 
 use super::{
     batch::PollRound,
@@ -28,20 +35,20 @@ use kernel::{
     time::{Instant, Monotonic},
 };
 
-/// How far it is.
+/// State of a call.
 enum CallJobState {
     New,
-    /// It is being sent; if it is to be answered, with what waits for that.
+    /// In transmission. If the message expects a reply, with the pending call.
     Sending(RpcSendOp, Option<PendingCall>),
-    /// It was sent, and is to be answered.
+    /// Sent, and waiting for the reply.
     AwaitingReply(PendingCall),
-    /// Its reply has come, and the data of that are in a relay.
+    /// Reply received. The data of the reply are in a rendezvous buffer.
     StoringReply(ReplyData, CallBuffers),
-    /// All is done; with the bytes of the reply.
+    /// Complete, with the length of the reply in bytes.
     Done(u64),
 }
 
-/// A call or message.
+/// Call or one-way message.
 pub(super) struct CallJob {
     handle_id: u64,
     request: RpcRequest,
@@ -49,7 +56,7 @@ pub(super) struct CallJob {
 }
 
 impl CallJob {
-    /// One that was not begun.
+    /// Returns a new call.
     pub(super) fn new(handle_id: u64, request: RpcRequest) -> Self {
         Self {
             handle_id,
@@ -58,22 +65,22 @@ impl CallJob {
         }
     }
 
-    /// How many bytes it takes there.
+    /// Returns the length of the data to send in bytes.
     pub(super) fn len(&self) -> u64 {
         self.request.len
     }
 
-    /// When it gives up.
+    /// Returns the deadline.
     pub(super) fn deadline(&self) -> Deadline {
         self.request.deadline
     }
 
-    /// Whether it was posted, and its completion is to come.
+    /// Returns `true` if the message is posted and its completion is pending.
     pub(super) fn is_inflight(&self) -> bool {
         matches!(&self.state, CallJobState::Sending(sending, _) if sending.is_inflight())
     }
 
-    /// Whether nothing is to be done before something completes or comes.
+    /// Returns `true` if no progress is possible before a completion or a reply arrives.
     pub(super) fn is_waiting(&self) -> bool {
         match &self.state {
             CallJobState::Sending(sending, _) => sending.is_inflight() && !sending.has_completed(),
@@ -82,12 +89,12 @@ impl CallJob {
         }
     }
 
-    /// Whether it was posted or sent.
+    /// Returns `true` if the message was posted or sent.
     pub(super) fn is_started(&self) -> bool {
         self.is_inflight() || matches!(self.state, CallJobState::AwaitingReply(_))
     }
 
-    /// Looks for completions of everybody, if this waits for one. Returns whether it does.
+    /// Polls the CQ of the RNIC, for all waiters, if the call waits for a completion. Returns `true` if so.
     pub(super) fn poll_cq(&self) -> bool {
         match &self.state {
             CallJobState::Sending(sending, _) => sending.poll_cq(),
@@ -95,7 +102,7 @@ impl CallJob {
         }
     }
 
-    /// Goes on.
+    /// Makes progress without blocking.
     pub(super) fn poll(
         &mut self,
         queue: &IoQueue,
@@ -137,9 +144,9 @@ impl CallJob {
         }
     }
 
-    /// Tries again, unless the deadline has passed.
+    /// Tries again in a later round, unless the deadline has passed.
     fn retry_or_time_out(&self) -> JobPoll {
-        // Signals to whoever looks are not the caller's.
+        // Not `Deadline::check`: signals of the polling thread do not concern the submitter.
         if self.request.deadline.has_expired() {
             JobPoll::Done(Err(ETIMEDOUT))
         } else {
@@ -177,7 +184,7 @@ impl CallJob {
         }
     }
 
-    /// Stores a reply, unless that takes longer.
+    /// Stores an inline reply. Leaves a reply in a rendezvous buffer to a worker.
     fn store_reply(&mut self, queue: &IoQueue, reply: ReplyData) -> JobPoll {
         if let CallJobState::AwaitingReply(pending) =
             core::mem::replace(&mut self.state, CallJobState::New)
@@ -194,7 +201,8 @@ impl CallJob {
         JobPoll::NeedsWorker
     }
 
-    /// Does what may have to wait, but not for the reply. Returns the job if there is more to do.
+    /// Executes the step that may block, but does not wait for the reply. Returns the job if more steps
+    /// follow.
     pub(super) fn run_blocking(mut self, queue: &IoQueue) -> Result<u64, JobIncomplete> {
         let result = match core::mem::replace(&mut self.state, CallJobState::New) {
             CallJobState::New => self.prepare_send(queue),

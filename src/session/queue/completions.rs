@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where the owner of a queue pair hears what became of its submissions.
+//! Completion ring of an I/O queue: delivers results to the owner of the queue.
 //!
-//! Requests of virtual queue pairs may outlive the queue by which they came, and have this alone of it: who drops the
-//! last of them need not give back the process's memory.
+//! Requests of virtual queue pairs (VQPs) may outlive their I/O queue. Such requests refer only to the
+//! [`CompletionRing`], so the drop of the last reference need not unpin the memory of the process.
+//!
+//! # Locking
+//!
+//! `producer` (spinlock) protects the tail of the CQ. `producer` nests inside `IoQueue::state` and inside the
+//! lock of a VQP. Waiters sleep on `ready_cv` with `producer`. The completion of a module's request runs the
+//! module's callback without `producer`.
+//!
+//! A request completes before the decrement of `vqp_requests` (full barrier).
+//! [`IoQueue::ready_sqes`](super::IoQueue::ready_sqes) loads the counter (acquire) before the CQ.
 
 use super::{module::ModuleCallback, CQ_HEAD_OFFSET, CQ_TAIL_OFFSET, FLAGS_OFFSET, SQES_OFFSET};
 use crate::{
@@ -25,43 +34,46 @@ use kernel::{
 };
 use kite_core::queue::{self, IoQueueProducer};
 
-/// Bytes of the memory of a queue pair of so many entries.
+/// Returns the size in bytes of the shared memory of a queue with `entries` entries.
 pub(super) const fn ring_bytes(entries: u32) -> usize {
     cqes_offset(entries) + entries as usize * size_of::<bindings::kite_cqe>()
 }
 
-/// Where in it the completions begin.
+/// Returns the offset of the first completion in the shared memory.
 const fn cqes_offset(entries: u32) -> usize {
     SQES_OFFSET + entries as usize * size_of::<bindings::kite_sqe>()
 }
 
-/// The completions of a queue pair.
+/// Completion ring of an I/O queue.
 #[pin_data]
 pub(super) struct CompletionRing {
     rnic: Arc<Rnic>,
-    /// Wakes the poller thread.
+    /// Waker of the poller thread.
     pub(super) poller: Arc<ThreadWaker>,
     events: Arc<EventCounter>,
-    /// The module whose queue pair it is, if that is none of a process.
+    /// Callback of the module that owns the queue. `None` if a process owns the queue.
     module_callback: Option<ModuleCallback>,
     pub(super) entries: u32,
-    /// The memory of the queue pair.
+    /// Memory of the queue, shared with the process.
     pub(super) shared: SharedPages,
     #[pin]
     pub(super) producer: SpinLock<IoQueueProducer>,
-    /// Signalled when there are more.
+    /// Notified when completions arrive, and when workers finish.
     #[pin]
     pub(super) ready_cv: CondVar,
-    /// Requests that virtual queue pairs have.
+    /// Number of requests submitted to VQPs and not completed.
     vqp_requests: Atomic<u32>,
 }
 
 impl CompletionRing {
-    /// Those of a session's queue pair of so many entries: none yet.
+    /// Returns an empty completion ring for a queue of a session with `entries` entries.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there can be no queue of so many; `ENODEV`, `ENOMEM`.
+    /// - `EINVAL`: invalid number of entries.
+    /// - `ENODEV`: the RNIC was removed.
+    /// - `ENOMEM`: out of memory.
+    /// - `ENOTCONN`: the session is not bound.
     pub(super) fn new(
         session: &Session,
         entries: u32,
@@ -88,34 +100,34 @@ impl CompletionRing {
         )
     }
 
-    /// Those that the process has not taken.
+    /// Returns the number of completions that the process has not consumed.
     pub(super) fn unconsumed(&self) -> u32 {
         self.producer
             .lock()
             .unconsumed(self.shared.load_acquire::<CQ_HEAD_OFFSET>())
     }
 
-    /// Requests that virtual queue pairs have.
+    /// Returns the number of requests submitted to VQPs and not completed.
     pub(super) fn vqp_requests(&self) -> u32 {
         self.vqp_requests.load(Acquire)
     }
 
-    /// Virtual queue pairs are about to have so many more.
+    /// Adds `count` requests. The caller submits the requests to a VQP afterwards.
     pub(super) fn add_vqp_requests(&self, count: u32) {
         self.vqp_requests.fetch_add(count, Full);
     }
 
-    /// Virtual queue pairs have so many no more.
+    /// Subtracts `count` requests, which are completed or were not submitted.
     pub(super) fn sub_vqp_requests(&self, count: u32) {
         self.vqp_requests.fetch_sub(count, Full);
     }
 
-    /// Tells the owner what came of a submission.
+    /// Delivers the result of a submission.
     pub(super) fn complete(&self, tag: u64, result: Result<u64>) {
         self.complete_all(core::iter::once((tag, result)));
     }
 
-    /// Tells the owner what came of several, each with its tag.
+    /// Delivers the results of several submissions, each with its tag.
     pub(super) fn complete_all(&self, all: impl Iterator<Item = (u64, Result<u64>)>) {
         if let Some(callback) = &self.module_callback {
             return all.for_each(|(tag, result)| callback.invoke(tag, result));
@@ -126,7 +138,7 @@ impl CompletionRing {
         }
     }
 
-    /// Writes a completion for the process.
+    /// Writes a CQE for the process.
     fn write_cqe(&self, producer: &mut IoQueueProducer, tag: u64, result: Result<u64>) {
         let cqe = bindings::kite_cqe {
             tag,
@@ -136,13 +148,13 @@ impl CompletionRing {
         };
         let offset = cqes_offset(self.entries)
             + producer.next_index() as usize * size_of::<bindings::kite_cqe>();
-        // It is there: the memory has as many entries as are counted.
+        // The write cannot fail: the offset is within the CQ.
         let _ = self.shared.write(offset, uapi::as_bytes(&cqe));
         self.shared
             .store_release::<CQ_TAIL_OFFSET>(producer.advance());
     }
 
-    /// Wakes who waits for completions.
+    /// Wakes all waiters for completions.
     pub(super) fn wake_waiters(&self) {
         self.ready_cv.notify_all();
         self.events.poll_condvar.notify_all();
@@ -153,13 +165,15 @@ impl CompletionSink for CompletionRing {
     fn push_completion(&self, tag: u64, result: Result) {
         let or_device_gone = |error| self.rnic.enter_services().err().unwrap_or(error);
         self.complete(tag, result.map(|()| 0).map_err(or_device_gone));
-        // In this order, as of workers.
+        // Complete before the decrement, as workers do: [`super::IoQueue::ready_sqes`] must count each
+        // request at least once.
         self.sub_vqp_requests(1);
     }
 
     fn wake_consumer(&self) {
         self.wake_waiters();
-        // There is room for more, which the poller may just have looked for in vain.
+        // Entries of the CQ may be free for submissions that the poller thread could not take before its
+        // sleep.
         if self.shared.load_acquire::<FLAGS_OFFSET>() & bindings::KITE_QUEUE_NEED_WAKEUP != 0 {
             self.poller.event.complete();
         }

@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Requests of virtual queue pairs by a queue.
+//! Requests of virtual queue pairs (VQPs) submitted through an I/O queue.
 //!
-//! They stand in line, and those to one virtual queue pair leave it in their order, as many at a time as stand together.
-//! Each is checked by itself. Who has to wait, for room or for what a worker waits for, holds up those that are to the
-//! same one, and nobody else. What became of them the virtual queue pair tells
-//! ([`super::completions`]).
+//! # Operation
+//!
+//! Requests form one FIFO. Consecutive requests to the same VQP form a run, and a run is submitted together,
+//! in order. Each request is checked separately: a rejected request does not affect the others. A request
+//! that waits for credits, or for a prerequisite that a worker obtains, delays only later requests to the
+//! same VQP. The VQP completes the requests through its
+//! [`CompletionSink`](crate::vqp::send::deliver::CompletionSink), here [`super::completions`].
+//!
+//! # Locking
+//!
+//! `IoQueue::state` protects [`VqpPushQueue`]. With `state` locked, a round only tries to lock
+//! `Session::vqps` and the VQPs. A worker locks `state` only after the wait for its prerequisite.
 
 use super::{task::IoTask, IoQueue, IoQueueState, MAX_OFFLOADED, MAX_SQES_PER_ROUND};
 use crate::{
@@ -30,34 +38,34 @@ use kernel::{
     sync::{atomic::Full, Arc},
 };
 
-/// Requests that are added at a time, and virtual queue pairs of a session.
+/// Maximum requests submitted together, and maximum VQPs of a session.
 const MAX_RUN_LEN: usize = bindings::KITE_PUSH_MAX as usize;
 const MAX_VQPS: usize = bindings::KITE_VQPS_MAX as usize;
 
-/// Virtual queue pairs that keep others waiting, of which a few may be gone by now that workers ask for.
+/// Capacity for VQPs to skip: those of the session, and closed VQPs that workers still wait for.
 const MAX_SKIPPED_VQPS: usize = MAX_VQPS + MAX_OFFLOADED as usize;
 
-/// How far a request is.
+/// State of a request.
 enum PushJobState {
-    /// It stands in line.
+    /// Queued.
     Queued,
-    /// So it does, and a worker waits for what it lacks, of all that are asked the one of this number.
+    /// Queued, while a worker waits for a prerequisite. The value is the number of the wait.
     AwaitingWorker(u64),
-    /// Its virtual queue pair has it, or it was refused.
+    /// Submitted to the VQP, or rejected.
     Done(Result),
 }
 
-/// A request of a virtual queue pair.
+/// Request of a VQP.
 pub(super) struct VqpPushJob {
     vqp_id: u64,
     wr: bindings::kite_send_wr,
     state: PushJobState,
-    /// Until when it may be held back by the priority and limits of the session, once it is.
+    /// Deadline for admission by the session's priority and limits. Set at the first delay.
     deadline: Option<Deadline>,
 }
 
 impl VqpPushJob {
-    /// What a submission of that tag asks for.
+    /// Returns the request of a submission with the tag `tag`.
     pub(super) fn new(tag: u64, wr: bindings::kite_send_wr) -> Self {
         Self {
             vqp_id: wr.tag,
@@ -67,7 +75,13 @@ impl VqpPushJob {
         }
     }
 
-    /// Whether it is its turn, by the priority and limits of the session.
+    /// Checks that the session's priority and limits admit the request now.
+    ///
+    /// # Errors
+    ///
+    /// - `PushError::Busy`: not yet admitted.
+    /// - `PushError::Refused(ETIMEDOUT)`: not admitted before the deadline.
+    /// - Otherwise see [`Tenant::try_admit`].
     fn check_admission(
         &mut self,
         tenant: &Tenant,
@@ -91,25 +105,25 @@ impl VqpPushJob {
     }
 }
 
-/// The requests of a queue that stand in line, and what it has under way.
+/// Queued requests, and the VQPs with requests in flight.
 pub(super) struct VqpPushQueue {
     queued: KVec<KBox<IoTask>>,
-    /// Virtual queue pairs to which nothing more can be added in this round.
+    /// VQPs that accept no more requests in this round.
     skipped_vqps: KVec<u64>,
-    /// Those that have some under way.
+    /// VQPs with requests in flight.
     active_vqps: KVec<Arc<Vqp>>,
-    /// There is more to add, which would take too long now, or somebody was in the way, who will not be for long.
+    /// `true` if the round stopped at its limit, or if another thread briefly held a lock.
     retry_soon: bool,
-    /// Workers that were asked so far.
+    /// Number of the last wait given to a worker.
     last_wait_id: u64,
 }
 
 impl VqpPushQueue {
-    /// None, with room for as many as a queue has entries.
+    /// Returns an empty FIFO with capacity for `entries` requests.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(super) fn new(entries: usize) -> Result<Self> {
         Ok(Self {
             queued: KVec::with_capacity(entries, GFP_KERNEL_ACCOUNT)?,
@@ -120,30 +134,31 @@ impl VqpPushQueue {
         })
     }
 
-    /// How many stand in line.
+    /// Returns the number of queued requests.
     pub(super) fn len(&self) -> u32 {
         self.queued.len() as u32
     }
 
-    /// Adds one at the end of the line.
+    /// Appends a request.
     pub(super) fn push_back(&mut self, task: KBox<IoTask>) {
-        // There is room: no more are taken than there are entries.
+        // Capacity suffices: the number of tasks never exceeds the number of entries.
         let _ = self.queued.push_within_capacity(task);
     }
 
-    /// Takes one out of the line, if it is there.
+    /// Removes the queued request with this tag, if any.
     pub(super) fn remove(&mut self, tag: u64) -> Option<KBox<IoTask>> {
         let index = self.queued.iter().position(|task| task.tag == tag)?;
         self.queued.remove(index).ok()
     }
 
-    /// Takes all out. What is under way is its virtual queue pairs' affair.
+    /// Removes all queued requests. The VQPs complete requests in flight.
     pub(super) fn drain(&mut self) -> KVec<KBox<IoTask>> {
         self.active_vqps.clear();
         core::mem::replace(&mut self.queued, KVec::new())
     }
 
-    /// Looks after what is under way, for who waits for it. Returns how much has come of that.
+    /// Makes progress on VQPs with requests in flight, for a thread that waits. Returns the amount of
+    /// progress.
     pub(super) fn make_progress(&self, fabric: &Fabric) -> usize {
         self.active_vqps
             .iter()
@@ -151,12 +166,12 @@ impl VqpPushQueue {
             .sum()
     }
 
-    /// Whether there is anything to look after.
+    /// Returns `true` if requests are queued or in flight.
     pub(super) fn is_busy(&self) -> bool {
         !self.queued.is_empty() || !self.active_vqps.is_empty()
     }
 
-    /// What the poller has to do for them.
+    /// Returns how the poller thread must continue.
     pub(super) fn poll_hint(&mut self) -> PollHint {
         self.active_vqps.retain(|vqp| vqp.has_pending());
         let rest = match (self.is_busy(), self.retry_soon && !self.queued.is_empty()) {
@@ -170,7 +185,7 @@ impl VqpPushQueue {
             .fold(rest, PollHint::max)
     }
 
-    /// To which virtual queue pair that one is, and where those end that stand with it.
+    /// Returns the VQP of the request at `start`, and the range of the run that begins there.
     fn run_at(&self, start: usize) -> Option<(u64, Range<usize>)> {
         let vqp_of = |task: &KBox<IoTask>| task.push_job().map(|push| push.vqp_id);
         let remaining = self.queued.get(start..)?;
@@ -182,7 +197,7 @@ impl VqpPushQueue {
         Some((vqp, start..start + count))
     }
 
-    /// This one has some under way.
+    /// Records that a VQP has requests in flight.
     fn add_active_vqp(&mut self, vqp: Arc<Vqp>) {
         if self
             .active_vqps
@@ -192,22 +207,22 @@ impl VqpPushQueue {
             return;
         }
         self.active_vqps.retain(|vqp| vqp.has_pending());
-        // If it is not kept the poller looks after it all the same.
+        // Without an entry the poller thread still drives the VQP.
         let _ = self.active_vqps.push_within_capacity(vqp);
     }
 
-    /// To this one nothing more is added in this round. Returns whether that is remembered.
+    /// Skips a VQP for the rest of the round. Returns `false` if the list is full.
     fn skip_vqp(&mut self, vqp_id: u64) -> bool {
         self.skipped_vqps.push_within_capacity(vqp_id).is_ok()
     }
 }
 
-/// The requests of tasks in line.
+/// Returns the requests of tasks.
 fn push_jobs(tasks: &mut [KBox<IoTask>]) -> impl Iterator<Item = &mut VqpPushJob> {
     push_jobs_with_tickets(tasks).map(|(push, _)| push)
 }
 
-/// As [`pushes`], with their turns.
+/// Like [`push_jobs`], with their admission tickets.
 fn push_jobs_with_tickets(
     tasks: &mut [KBox<IoTask>],
 ) -> impl Iterator<Item = (&mut VqpPushJob, &mut AdmissionTicket)> {
@@ -215,12 +230,12 @@ fn push_jobs_with_tickets(
 }
 
 impl IoQueue {
-    /// Adds what can be added to virtual queue pairs. Returns how many have left the line.
+    /// Submits queued requests to VQPs. Returns the number of requests removed from the FIFO.
     pub(super) fn submit_pushes(self: &Arc<Self>, state: &mut IoQueueState) -> usize {
         if state.pushes.len() == 0 {
             return 0;
         }
-        // They end with the RNIC.
+        // RNIC removal completes the requests.
         let Ok(vqp_table) = self.session.enter_vqp_table() else {
             return 0;
         };
@@ -240,7 +255,8 @@ impl IoQueue {
             let left_queue = self.remove_done_pushes(state, run.clone());
             removed += left_queue;
             index += run.len() - left_queue;
-            // There is room for all that the session has, but whose they are may not be known for now.
+            // Capacity suffices for all VQPs of the session. While `vqps` is locked, requests to VQPs that do
+            // not exist can fill the list.
             if left_queue < run.len() && !state.pushes.skip_vqp(vqp_id) {
                 break;
             }
@@ -248,7 +264,7 @@ impl IoQueue {
         removed
     }
 
-    /// Adds those that stand together, as far as that can be.
+    /// Submits as many requests of a run as possible.
     fn submit_run(
         self: &Arc<Self>,
         vqp_table: &VqpTable,
@@ -284,7 +300,7 @@ impl IoQueue {
         }
     }
 
-    /// Adds them to their virtual queue pair, or as many as it takes.
+    /// Submits requests to their VQP, as many as the VQP accepts.
     fn push_run_to_vqp(
         self: &Arc<Self>,
         vqp_table: &VqpTable,
@@ -295,7 +311,7 @@ impl IoQueue {
         let mut builder = vqp.try_start_push(cluster, tasks.len())?;
         let stop_reason = self.fill_builder(vqp_table, &mut builder, tasks);
         let count = builder.len() as u32;
-        // Before they can be done.
+        // Count the requests before they can complete.
         self.completion_ring.add_vqp_requests(count);
         if let Err(error) = builder.submit(cluster, self.completion_ring.clone()) {
             self.completion_ring.sub_vqp_requests(count);
@@ -307,7 +323,7 @@ impl IoQueue {
         stop_reason
     }
 
-    /// Adds requests, until one has to wait.
+    /// Adds requests to `builder`, until a request must wait.
     fn fill_builder(
         &self,
         vqp_table: &VqpTable,
@@ -328,7 +344,7 @@ impl IoQueue {
         Ok(())
     }
 
-    /// Takes those of a run out of the line that are over: the first ones. Returns how many.
+    /// Removes the finished requests at the front of a run from the FIFO. Returns their number.
     fn remove_done_pushes(&self, state: &mut IoQueueState, run: Range<usize>) -> usize {
         let mut count = 0;
         for _ in run.clone() {
@@ -352,7 +368,7 @@ impl IoQueue {
         count
     }
 
-    /// Has a worker wait for what a request lacks, if there is one.
+    /// Lets a worker wait for a prerequisite of a request, if a worker is free.
     fn offload_wait(
         self: &Arc<Self>,
         push: &mut VqpPushJob,
@@ -383,7 +399,7 @@ impl IoQueue {
         vqp.wait_for_prerequisite(&vqp_table.lmr.cluster, prerequisite, args::deadline(0))
     }
 
-    /// Who asked goes on, or is refused, unless it was given up.
+    /// Continues or rejects the request that waited, unless the request was cancelled.
     fn on_prerequisite(&self, wait_id: u64, result: Result) {
         let mut state = self.state.lock();
         let mut jobs = push_jobs(&mut state.pushes.queued);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Receiving a call or message by a queue.
+//! Receives submitted through an I/O queue.
 //!
-//! Whoever drives the queue looks when one has come, and takes it. If its data are yet to be read from the
-//! caller's node, a worker does that.
+//! The thread that drives the queue polls for calls after each arrival, and receives a call. If the data must
+//! be fetched from the caller's node (rendezvous), a worker fetches the data.
 
 use super::{
     batch::PollRound,
@@ -25,22 +25,22 @@ use kernel::{
     time::{Instant, Monotonic},
 };
 
-/// Time between looks whether the region is still there.
+/// Interval in milliseconds between checks that the region still exists.
 const RECHECK_MS: i64 = 1000;
 
-/// A receive.
+/// Receive of one call or message.
 pub(super) struct ReceiveJob {
     args: ReceiveArgs,
     reservation: Option<CallReservation>,
     polled_receiver: Option<PolledReceiver>,
-    /// When it has looked, and whether it would have taken long ones, for which there was a worker.
+    /// Time of the last poll, and whether that poll accepted rendezvous calls, because a worker was free.
     last_poll: Option<(Instant<Monotonic>, bool)>,
-    /// What was taken, for a worker to have it.
+    /// Received call whose data a worker must fetch.
     rendezvous_call: Option<RendezvousCall>,
 }
 
 impl ReceiveJob {
-    /// One that was not begun.
+    /// Returns a new receive.
     pub(super) fn new(args: ReceiveArgs) -> Self {
         Self {
             args,
@@ -51,12 +51,12 @@ impl ReceiveJob {
         }
     }
 
-    /// When it gives up.
+    /// Returns the deadline.
     pub(super) fn deadline(&self) -> Deadline {
         self.args.deadline
     }
 
-    /// Whether nothing is to be done before something comes, or there is a worker.
+    /// Returns `true` if no progress is possible before a call arrives or a worker becomes free.
     pub(super) fn is_waiting(&self) -> bool {
         let longs = self
             .last_poll
@@ -72,7 +72,7 @@ impl ReceiveJob {
         receiver.is_some_and(|receiver| receiver.is_known_empty(accept_rendezvous))
     }
 
-    /// Goes on.
+    /// Makes progress without blocking.
     pub(super) fn poll(&mut self, queue: &IoQueue, round: &PollRound<'_>) -> JobPoll {
         let deadline = self.args.deadline;
         match self.poll_once(queue, round.now) {
@@ -83,7 +83,7 @@ impl ReceiveJob {
         }
     }
 
-    /// Looks, unless nothing has come since. Returns nothing if there is nothing.
+    /// Polls for a call, unless none has arrived since the last poll. Returns `None` if no call is available.
     fn poll_once(&mut self, queue: &IoQueue, now: Instant<Monotonic>) -> Result<Option<JobPoll>> {
         if self.rendezvous_call.is_some() {
             return Ok(Some(JobPoll::NeedsWorker));
@@ -138,7 +138,7 @@ impl ReceiveJob {
         )
     }
 
-    /// Has what was taken, however long that takes. Returns the job if that is not to be had.
+    /// Fetches the data of the received call. May block. Returns the job if the call is lost.
     pub(super) fn run_blocking(mut self, queue: &IoQueue) -> Result<u64, JobIncomplete> {
         let ReceiveArgs {
             handle,
@@ -155,14 +155,14 @@ impl ReceiveJob {
             return Err(JobIncomplete::Resume(Job::Receive(self)));
         };
         if queue.is_closed() {
-            // Nobody hears of it.
+            // The completion cannot reach the server.
             let _ = session.abandon_call(incoming.call_id);
             return Err(errno::canceled().into());
         }
         Ok(self.write_header(&incoming)?)
     }
 
-    /// Writes what came before its data. Returns the bytes of these.
+    /// Writes the header in front of the data. Returns the length of the data.
     fn write_header(&self, incoming: &IncomingCall) -> Result<u64> {
         let header = bindings::kite_recv_header {
             call: incoming.call_id,
@@ -172,7 +172,7 @@ impl ReceiveJob {
             uid: incoming.uid,
             reserved: 0,
         };
-        // It is there: zeros were written to it when this was begun.
+        // The memory exists: the parser zeroed the header.
         self.args.header.write_slice(0, uapi::as_bytes(&header))?;
         Ok(incoming.len)
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A read or write by a queue.
+//! Reads and writes submitted through an I/O queue.
 //!
-//! If it is short and in one piece it joins a batch ([`super::batch`]) as soon as there is room for it. A worker
-//! does what is longer, and does again what failed with its queue pair.
+//! A short access to one chunk joins a batch ([`super::batch`]) as soon as a batch has room. Longer accesses
+//! run on a worker. A worker also repeats an access whose QP failed.
 
 use super::{
     batch::{BatchCandidate, BatchJoinResult, PollRound},
@@ -25,17 +25,17 @@ use crate::{
 };
 use kernel::prelude::*;
 
-/// How far it is.
+/// State of an access.
 enum AccessJobState {
     New,
-    /// It is in a batch.
+    /// In a batch.
     Posted(BatchedSegment),
-    /// The queue pair of its batch failed.
+    /// The QP of the batch failed.
     QpFailed(FailedOp),
     Done(Result),
 }
 
-/// A read or write.
+/// Read or write.
 pub(super) struct AccessJob {
     handle_id: u64,
     access: AccessRequest,
@@ -44,7 +44,7 @@ pub(super) struct AccessJob {
 }
 
 impl AccessJob {
-    /// One that was not begun.
+    /// Returns a new access.
     pub(super) fn new(handle_id: u64, (access, memory): (AccessRequest, Buffer)) -> Self {
         Self {
             handle_id,
@@ -54,17 +54,17 @@ impl AccessJob {
         }
     }
 
-    /// How many bytes it moves.
+    /// Returns the length in bytes.
     pub(super) fn len(&self) -> u64 {
         self.access.len
     }
 
-    /// When it gives up.
+    /// Returns the deadline.
     pub(super) fn deadline(&self) -> Deadline {
         self.access.deadline
     }
 
-    /// What came of it, if its batch has ended.
+    /// Returns the result, if the access was in a batch and is complete.
     pub(super) fn result(&self) -> Option<Result<u64>> {
         match &self.state {
             AccessJobState::Done(result) => Some(result.map(|()| 0)),
@@ -72,7 +72,7 @@ impl AccessJob {
         }
     }
 
-    /// Goes on.
+    /// Starts the access without blocking.
     pub(super) fn poll(
         &mut self,
         queue: &IoQueue,
@@ -100,7 +100,7 @@ impl AccessJob {
         }
     }
 
-    /// So many requests of its batch are done, the first ones.
+    /// Completes the access if all of its WRs are among the first `done_wrs` WRs of the batch.
     pub(super) fn on_wrs_done(&mut self, slot: &SlotGuard, done_wrs: u32) {
         let AccessJobState::Posted(BatchedSegment {
             segment,
@@ -117,26 +117,26 @@ impl AccessJob {
         }
     }
 
-    /// The queue pair of its batch failed.
+    /// Records that the QP of the batch failed.
     pub(super) fn fail(&mut self, failed: &FailedOp) {
         if let AccessJobState::Posted(_) = self.state {
             self.state = AccessJobState::QpFailed(failed.clone());
         }
     }
 
-    /// This came of it.
+    /// Records the result.
     pub(super) fn complete(&mut self, result: Result) {
         self.state = AccessJobState::Done(result);
     }
 
-    /// Takes note of its end, if it has ended.
+    /// Counts and traces the result, if the access is complete.
     pub(super) fn account(&self, mapping: &Mapping, stats: &Stats) {
         if let AccessJobState::Done(result) = &self.state {
             self.access.account(mapping, stats, result.err());
         }
     }
 
-    /// Does what is left, and waits for what it takes.
+    /// Executes the access, or repeats the access after a QP failure. May block.
     pub(super) fn run_blocking(self, queue: &IoQueue) -> Result<u64> {
         if let AccessJobState::QpFailed(failed) = &self.state {
             self.wait_qp_replaced(queue, failed)?;
@@ -147,7 +147,7 @@ impl AccessJob {
         result.map(|()| 0)
     }
 
-    /// Waits until nothing of a failed attempt can come late.
+    /// Waits until the failed QP is replaced, so that no part of the failed attempt takes effect later.
     fn wait_qp_replaced(&self, queue: &IoQueue, failed: &FailedOp) -> Result {
         let _rpc = queue.session.enter_rpc()?;
         let result = failed.wait_qp_replaced(self.access.deadline);

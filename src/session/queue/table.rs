@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The queue pairs of a session.
+//! I/O queues of a session: creation, lookup, mapping, and destruction.
+//!
+//! `Session::io_queues`, a mutex, protects the table. `io_queues` nests outside the poll client table of the
+//! fabric, and outside `CompletionRing::producer`. Queues are shut down after removal from the table, with
+//! `io_queues` unlocked.
 
 use super::{
     pin_queue_memory, ring_bytes, CompletionRing, IoQueue, IoQueueOwner, IoQueuePollClient,
@@ -15,38 +19,38 @@ use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT, mm::virt::VmaNew, page::PAGE_SHIFT, prelude::*, sync::Arc,
 };
 
-/// They are mapped at multiples of so many bytes of the session, in powers of two.
+/// Binary logarithm of the distance between the mmap offsets of consecutive queue numbers.
 const MMAP_OFFSET_SHIFT: u32 = 20;
 const _: () = assert!(ring_bytes(bindings::KITE_QUEUE_ENTRIES_MAX) <= 1 << MMAP_OFFSET_SHIFT);
 
-/// A queue pair that the poller drives.
+/// I/O queue driven by the poller thread.
 pub(in crate::session) struct RegisteredQueue {
     id: u64,
     queue: Arc<IoQueue>,
-    /// By which the poller knows it.
+    /// Number of the queue's poll client.
     poll_client_id: u64,
 }
 
-/// A queue pair that was made.
+/// Number and size of a new I/O queue.
 pub(in crate::session) struct CreatedQueue {
     pub(in crate::session) id: u64,
-    /// Bytes of its memory.
+    /// Size of the shared memory in bytes.
     pub(in crate::session) bytes: u64,
 }
 
 impl CreatedQueue {
-    /// Where it is mapped.
+    /// Returns the mmap offset of the queue.
     pub(in crate::session) fn mmap_offset(&self) -> u64 {
         self.id << MMAP_OFFSET_SHIFT
     }
 }
 
 impl Session {
-    /// Makes a queue pair.
+    /// Creates an I/O queue for the current process.
     ///
     /// # Errors
     ///
-    /// As `struct kite_create_queue` in `include/uapi/kite.h` says.
+    /// See `struct kite_create_queue` in `include/uapi/kite.h`.
     pub(in crate::session) fn create_queue(
         self: &Arc<Self>,
         addr: u64,
@@ -58,20 +62,23 @@ impl Session {
             let uid = source::current_euid();
             pin_queue_memory(self, addr, len).map(|memory| IoQueueOwner::Process { uid, memory })
         };
-        // Nobody waits for the process's memory: not the RNIC, nor who maps a queue pair.
+        // Pin user memory with neither a service guard nor `io_queues` held. A page fault must delay neither
+        // RNIC removal nor the mapping of a queue.
         let completion_ring = CompletionRing::new(self, entries, None)?;
         self.add_queue(IoQueue::new(self.clone(), completion_ring, owner)?)
     }
 
-    /// Enters a queue pair, which the poller drives from now on.
+    /// Adds an I/O queue to the session, and lets the poller thread drive the queue.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if there are as many as there may be, `ENODEV`, `ENOMEM`.
+    /// - `EBUSY`: the session has `KITE_QUEUES_MAX` queues.
+    /// - `ENODEV`: the RNIC was removed.
+    /// - `ENOMEM`: out of memory.
     pub(super) fn add_queue(&self, queue: Arc<IoQueue>) -> Result<CreatedQueue> {
         let rpc = self.enter_rpc()?;
         queue.map_memory(rpc.memory_service.cluster.fabric.device());
-        // What is mapped is not to outlive the RNIC.
+        // The DMA mapping must not outlive the RNIC.
         let unmap = |_: &Error| queue.shutdown(ENODEV);
         self.register_queue(&rpc, queue.clone()).inspect_err(unmap)
     }
@@ -109,11 +116,12 @@ impl Session {
         found.map(|entered| entered.queue.clone()).ok_or(EBADF)
     }
 
-    /// Has the kernel look at a queue pair, and waits for completions. Returns how many there are.
+    /// Drives an I/O queue, and waits for `min_complete` completions. Returns the number of completions in
+    /// the CQ.
     ///
     /// # Errors
     ///
-    /// As `struct kite_enter` in `include/uapi/kite.h` says.
+    /// See `struct kite_enter` in `include/uapi/kite.h`.
     pub(in crate::session) fn enter_queue(
         &self,
         queue_id: u64,
@@ -124,18 +132,18 @@ impl Session {
             .wait_completions(min_complete, deadline)
     }
 
-    /// Gives up a submission.
+    /// Cancels a submission.
     ///
     /// # Errors
     ///
-    /// As `struct kite_cancel` in `include/uapi/kite.h` says.
+    /// See `struct kite_cancel` in `include/uapi/kite.h`.
     pub(in crate::session) fn cancel_submission(&self, queue_id: u64, tag: u64) -> Result {
         let queue = self.find_queue(queue_id)?;
         let _rpc = self.enter_rpc()?;
         queue.cancel(tag)
     }
 
-    /// Whether there is a completion to take.
+    /// Returns `true` if a queue has a completion to take.
     pub(in crate::session) fn has_completions(&self) -> bool {
         let queues = self.io_queues.lock();
         queues
@@ -143,11 +151,13 @@ impl Session {
             .any(|entry| entry.queue.completion_ring.unconsumed() != 0)
     }
 
-    /// Maps a queue pair into the process.
+    /// Maps the shared memory of an I/O queue into the process.
     ///
     /// # Errors
     ///
-    /// `EBADF` if there is none; `EINVAL` unless all of it is mapped, and shared.
+    /// - `EBADF`: no queue has this offset.
+    /// - `EINVAL`: the offset is misaligned, or the mapping is private or has another length than the memory.
+    /// - `ENOTCONN`: the session is not bound.
     pub(in crate::session) fn mmap_queue(&self, vma: &VmaNew) -> Result {
         let pgoff = ring_memory::vma_pgoff(vma);
         let shift = MMAP_OFFSET_SHIFT - PAGE_SHIFT as u32;
@@ -160,11 +170,12 @@ impl Session {
             .mmap(vma)
     }
 
-    /// Ends a queue pair.
+    /// Destroys an I/O queue.
     ///
     /// # Errors
     ///
-    /// `EBADF` if there is no such.
+    /// - `EBADF`: the session has no queue of this number.
+    /// - `ENOTCONN`: the session is not bound.
     pub(in crate::session) fn destroy_queue(&self, queue_id: u64) -> Result {
         self.rnic()?;
         let mut queues = self.io_queues.lock();
@@ -175,7 +186,7 @@ impl Session {
         Ok(())
     }
 
-    /// Ends all queue pairs.
+    /// Destroys all I/O queues.
     pub(in crate::session) fn destroy_queues(&self) {
         let queues = core::mem::replace(&mut *self.io_queues.lock(), KVec::new());
         for entry in queues {
@@ -188,7 +199,8 @@ impl RegisteredQueue {
     fn close(self) {
         let queue = self.queue;
         queue.rnic.stats.io_queues.sub(1);
-        // If the RNIC goes, it waits for this, or the poller winds up, for which we wait.
+        // The guard delays RNIC removal until the shutdown below is done. If the RNIC was already removed,
+        // the poller thread also runs the shutdown, and the call below waits for the lock.
         let rpc_guard = queue.rnic.enter_rpc();
         if let Ok(rpc) = &rpc_guard {
             rpc.memory_service

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Waiting for completions.
+//! Waiting for completions of an I/O queue.
 //!
-//! Who waits drives the queue itself for a while, and then sleeps while the poller thread does. It leaves no
-//! work behind of which that does not know.
+//! A waiter first drives the queue itself, for an adaptive spin time. Then the waiter sleeps on `ready_cv`,
+//! while the poller thread drives the queue. Before a waiter returns, it wakes the poller thread if work is
+//! left.
 
 use super::{IoQueue, IoQueueState, CQ_HEAD_OFFSET};
 use crate::sys::{adaptive_spin::SpinSample, deadline::Deadline};
@@ -13,15 +14,15 @@ use kernel::{
     time::msecs_to_jiffies,
 };
 
-/// How long who sleeps trusts that it is woken.
+/// Maximum sleep in milliseconds before a waiter checks the queue, the RNIC, and the deadline again.
 const WAIT_SLICE_MS: u32 = 50;
 
 impl IoQueue {
-    /// Waits until there are `want` completions. Returns how many there are.
+    /// Waits until the CQ has `min_complete` completions. Returns the number of completions in the CQ.
     ///
     /// # Errors
     ///
-    /// As `struct kite_enter` in `include/uapi/kite.h` says.
+    /// See `struct kite_enter` in `include/uapi/kite.h`.
     pub(super) fn wait_completions(
         self: &Arc<Self>,
         min_complete: u32,
@@ -37,12 +38,12 @@ impl IoQueue {
         Ok(self.completion_ring.unconsumed())
     }
 
-    /// Takes what has come, and goes on with what was submitted, for a while or until there are enough
-    /// completions.
+    /// Receives messages and runs rounds of the queue, until the CQ has `min_complete` completions or the
+    /// spin time is over. Returns the spin sample if the time is over.
     ///
     /// # Errors
     ///
-    /// `ENODEV`.
+    /// - `ENODEV`: the RNIC was removed.
     fn spin_until_ready(self: &Arc<Self>, min_complete: u32) -> Result<Option<SpinSample<'_>>> {
         let rpc = self.rnic.enter_rpc()?;
         let fabric = &rpc.memory_service.cluster.fabric;
@@ -52,8 +53,9 @@ impl IoQueue {
         }))
     }
 
-    /// What was submitted is looked after by the poller from now on. If that sleeps, it is woken also for what may
-    /// come: who uses the queue steadily is not to have to do so each time.
+    /// Passes the queue to the poller thread. Wakes the poller thread if work is left. A sleeping poller
+    /// thread is woken even without work, so that a process with steady use of the queue need not enter the
+    /// kernel for each submission.
     fn wake_poller_if_needed(&self) {
         let has_work = |state: &IoQueueState| {
             let batched = state.batches.len();
@@ -90,7 +92,13 @@ impl IoQueue {
         Ok(())
     }
 
-    /// Whether to wait for more.
+    /// Checks that the wait may continue.
+    ///
+    /// # Errors
+    ///
+    /// - `EBADF`: the queue is closed.
+    /// - `ENODEV`: the RNIC was removed.
+    /// - Otherwise see [`Deadline::check`].
     fn check_can_wait(&self, deadline: Deadline) -> Result {
         drop(self.rnic.enter_rpc()?);
         if self.is_closed() {

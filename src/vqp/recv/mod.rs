@@ -11,8 +11,8 @@
 //!
 //! # Locking
 //!
-//! All fields of [`RecvQueue`] are under `Vqp::state`. The lock is not held during the READ, `popping`
-//! reserves the first message meanwhile.
+//! All fields of [`RecvQueue`] are under `Vqp::state`. The lock is not held during the READ.
+//! Meanwhile `popping` reserves the first message.
 
 pub(crate) mod deliver;
 pub(crate) mod window_update;

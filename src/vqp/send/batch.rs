@@ -40,10 +40,10 @@ use kite_core::{
     },
 };
 
-/// Maximum number of bytes in a batch on a connection, since later requests of others wait for it.
+/// Maximum number of bytes in a batch on a connection, since later requests of other users wait for it.
 const RC_BATCH_MAX_BYTES: u64 = 1 << 20;
 
-/// Maximum delay in milliseconds after which this node has the view in which the node has a new address.
+/// Maximum delay in milliseconds until this node receives a view in which the peer has a new address.
 const VIEW_LAG_MS: u32 = 4000;
 
 /// Delay in milliseconds after the first RNR error of a node, and number of times that the delay is doubled.
@@ -465,8 +465,8 @@ impl VqpBatch {
         address: Arc<PeerAddress>,
     ) -> Result {
         let post = |ops: &[RdmaOp<'_>]| {
-            // SAFETY: The batch holds the registered memory, and waits for the end of the requests. Headers are
-            // in the slot's buffer, which the slot keeps mapped until then.
+            // SAFETY: The batch holds the registered memory, and waits for the end of the requests. Headers
+            // are in the slot's buffer, which the slot keeps mapped until then.
             unsafe { credit.post(&slot, address.dc_address.as_ref(), ops) }
         };
         let remaining = self.remaining();

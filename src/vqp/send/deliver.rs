@@ -14,7 +14,7 @@ use crate::errno;
 use kernel::prelude::*;
 use kite_core::proto::window::SendWindow;
 
-/// Receiver of completions. Called with `Vqp::state` held, so an implementation must not wait for a VQP.
+/// Receiver of completions. Called with `Vqp::state` held, so an implementation must not block.
 pub(crate) trait CompletionSink: Send + Sync {
     /// Reports the result of the request with this tag.
     fn push_completion(&self, tag: u64, result: Result);

@@ -380,7 +380,7 @@ impl VqpState {
     }
 
     /// Moves batch `i` to `state`, and drains all later batches, which are then posted again. The caller must
-    /// ensure that batch `i` and the later ones may be posted twice, or were not executed.
+    /// ensure that these batches are idempotent or were not executed, or that `state` ends in a failure.
     fn requeue_from(&mut self, i: usize, state: VqpBatchState) {
         for batch in &mut self.batches[i + 1..] {
             batch.drain(self.peer);
@@ -538,7 +538,7 @@ impl VqpState {
         self.batches[i].post(fabric, &self.ids, (slot, credit), address)
     }
 
-    /// Reserves a DCI for batch `i`. As with a connection, the quota leaves slots to others.
+    /// Reserves a DCI for batch `i`. As with a connection, the quota leaves slots for other VQPs.
     ///
     /// # Errors
     ///

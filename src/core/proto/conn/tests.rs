@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of the parent module: single stories, and properties of two sides between which datagrams are lost, repeated
-//! and late.
+//! Tests of the parent module: single scenarios, and properties of two sides whose datagrams are lost,
+//! duplicated and late.
 
 use super::*;
 use proptest::prelude::*;
@@ -117,7 +117,7 @@ fn connection_is_evicted_when_both_sides_are_idle() {
         attempt,
         is_idle: idle,
     };
-    // The passive side may only ask.
+    // The passive side may only propose an eviction.
     assert_eq!(
         passive.handle_event(ConnEvent::Surplus),
         ConnAction::SendEvictRequest(0)
@@ -170,7 +170,7 @@ fn connection_is_evicted_when_both_sides_are_idle() {
     );
     assert_eq!(active.handle_event(ConnEvent::Drained), ConnAction::Nothing);
     assert!(!active.needs_tick() && !passive.needs_tick());
-    // Whoever wants it has it made again.
+    // A later use reconnects.
     assert_eq!(
         passive.handle_event(ConnEvent::UseRequested),
         ConnAction::SendConnectRequest(1)
@@ -221,15 +221,15 @@ fn use_requested_during_eviction_reconnects() {
     );
 }
 
-/// Two connections, the datagrams between them, and the generations of their queue pairs.
+/// Two sides of a connection, the datagrams between them, and the generations of their QPs.
 struct ConnSimulation {
     sides: [ConnStateMachine; 2],
     qp_generations: [Option<u32>; 2],
-    /// To the active side (0) and to the passive one (1).
+    /// Datagrams in flight to the active side (0) and to the passive side (1).
     in_flight: [Vec<ConnEvent>; 2],
-    /// Whether nobody uses a side.
+    /// `true` if the side is idle.
     is_idle: [bool; 2],
-    /// No queue pair has failed by itself.
+    /// `true` until a QP fails on its own.
     no_qp_failed: bool,
 }
 
@@ -285,14 +285,14 @@ impl ConnSimulation {
                 self.in_flight[other].push(ConnEvent::EvictRefused(attempt))
             }
         }
-        // Whoever is ready talks to a peer that has dropped all older generations.
+        // If the active side is ready, the passive side has dropped all older generations.
         if self.sides[0].phase() == ConnPhase::Ready {
             if let Some(passive) = self.qp_generations[1] {
                 assert!(passive >= self.sides[0].generation());
             }
         }
         for side in [0, 1] {
-            // Whoever may post has somebody at the other end.
+            // A side that may post has a peer QP of the same generation.
             if self.no_qp_failed && self.sides[side].phase() == ConnPhase::Ready {
                 assert_eq!(
                     self.qp_generations[1 - side],
@@ -329,7 +329,7 @@ impl ConnSimulation {
                 let action = self.sides[side].tick();
                 self.perform(side, action);
             }
-            // Delivered once, delivered and kept (repeated later), or lost.
+            // Deliver once, deliver and keep as a duplicate, or lose.
             4 if len > 0 => {
                 let input = self.in_flight[side].remove(pick % len);
                 self.deliver(side, input);
@@ -344,7 +344,8 @@ impl ConnSimulation {
         }
     }
 
-    /// Nothing is lost any more: in bounded time both are ready with the same generation.
+    /// Returns `true` if both sides are ready with the same generation in bounded time, without further
+    /// losses.
     fn converges(&mut self) -> bool {
         self.is_idle = [false, false];
         self.deliver(0, ConnEvent::UseRequested);
@@ -377,7 +378,7 @@ proptest! {
             simulation.run_step(side, step, pick);
         }
         let generation = simulation.sides[0].generation();
-        // A side that believes in a half that is gone finds out by using it.
+        // A side whose peer QP is gone detects the failure by using its QP.
         if simulation.sides[0].phase() == ConnPhase::Ready && simulation.qp_generations[1] != Some(generation) {
             simulation.deliver(0, ConnEvent::QpFailed(generation));
         }
@@ -388,7 +389,7 @@ proptest! {
         prop_assert!(simulation.converges());
     }
 
-    /// As long as no queue pair fails none is posted to whose other half is gone.
+    /// Unless a QP fails, no side posts to a peer QP that is gone.
     #[test]
     fn ready_side_has_a_peer_qp_unless_a_qp_failed(
         steps in proptest::collection::vec((0..2usize, 2..9u8, any::<usize>()), 0..300)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of the parent module: the exact bytes, and properties of all datagrams.
+//! Tests of setup datagrams: exact encodings, and property tests.
 
 use super::*;
 use proptest::prelude::*;

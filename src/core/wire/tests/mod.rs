@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of the messages: exact bytes and limits here, properties of all messages in `properties`.
+//! Tests of control messages: exact encodings and limits. `properties` has the property tests.
 
 use super::*;
 use crate::{
@@ -135,7 +135,7 @@ fn message_with_out_of_range_field_is_not_encoded() {
     }
 }
 
-/// Spoils a byte of the body of a good message.
+/// Asserts that a valid message becomes malformed if byte `at` of its body is set to `value`.
 fn assert_malformed(mut bytes: Vec<u8>, at: usize, value: u8) {
     assert!(decode_control(&bytes).is_ok());
     bytes[CONTROL_HEADER_SIZE + at] = value;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Properties of all messages: they round trip, no other length is taken, and bytes that are taken
-//! are those that an encoder writes.
+//! Property tests of all control messages.
+//!
+//! Messages round trip, other lengths are rejected, and accepted bytes equal the output of an encoder.
 
 use super::*;
 use crate::{
@@ -56,7 +57,7 @@ fn release_reasons() -> impl Strategy<Value = ReleaseReason> {
     ]
 }
 
-/// Requests without a list.
+/// Generates requests without a list.
 fn requests() -> impl Strategy<Value = ControlRequest<'static>> {
     let ids = || any::<(u64, u64)>();
     prop_oneof![
@@ -229,7 +230,7 @@ fn directory_entries() -> impl Strategy<Value = DirectoryEntry> {
     )
 }
 
-/// Replies without a list.
+/// Generates replies without a list.
 fn replies() -> impl Strategy<Value = ControlReply<'static>> {
     prop_oneof![
         Just(ControlReply::Done),
@@ -270,13 +271,13 @@ fn region_infos() -> impl Strategy<Value = RegionInfo> {
     )
 }
 
-/// Writes `items` with `writer`, which must have room for them.
+/// Writes `items` with `writer`, which must have space for all items.
 fn write_list<T: ListItem>(mut writer: ListWriter<'_, T>, items: Vec<T>) -> usize {
     assert!(items.into_iter().all(|item| writer.push(item)));
     writer.finish()
 }
 
-/// Builds a message that ends with a list from what is drawn.
+/// Generates messages that end with a list.
 fn lists() -> impl Strategy<Value = Vec<u8>> {
     fn message(write: impl FnOnce(&mut [u8]) -> usize) -> Vec<u8> {
         let mut out = vec![0xaa; MAX_CONTROL_BYTES];
@@ -355,7 +356,7 @@ fn encode(header: &ControlHeader, body: &ControlBody<'_>, out: &mut [u8]) -> Opt
     }
 }
 
-/// Decodes `bytes`; if they are a message, encodes it and makes sure that the bytes are the same.
+/// Returns `true` if `bytes` are a message. Asserts that encoding the message again yields the same bytes.
 fn reencodes_to_same_bytes(bytes: &[u8]) -> bool {
     let Ok((header, body)) = decode_control(bytes) else {
         return false;
@@ -446,7 +447,7 @@ proptest! {
         let mut other = bytes.clone();
         other.resize(len, tail);
         prop_assert_eq!(decode_control(&other).is_ok(), len == bytes.len());
-        // Nor when the length is stated in agreement, if the body has no list.
+        // A matching length field helps only a message with a list.
         if len >= CONTROL_HEADER_SIZE && len != bytes.len() {
             other[4..8].copy_from_slice(&(len as u32).to_le_bytes());
             let list = matches!((bytes[1], bytes[2]), (1, 13 | 26 | 29 | 30) | (2, 3 | 6 | 7));
