@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What src/bindings.rs binds: see src/bindings.parameters for what is taken from these. */
+/* Input of bindgen for src/bindings.rs. src/bindings.parameters selects the declarations. */
 #include <rdma/ib_verbs.h>
 #include <rdma/ib_cache.h>
 #include <linux/cgroup.h>
@@ -19,7 +19,7 @@
 #include <kite.h>
 #include <mlx5.h>
 
-/* Macros in C. */
+/* Wrappers of macros, for which bindgen generates no bindings. */
 static inline struct page *kite_virt_to_page(const void *addr)
 {
 	return virt_to_page(addr);
@@ -31,8 +31,8 @@ static inline void *kite_page_address(const struct page *page)
 }
 
 /*
- * Whether the device reaches a copy of the memory mapped at @addr instead of the memory
- * (swiotlb), or reaches it behind the caches' back.
+ * Returns true if the memory mapped at @addr needs explicit synchronization: the device
+ * accesses a bounce buffer (swiotlb), or is not coherent with the CPU caches.
  */
 static inline bool kite_dma_needs_sync(struct ib_device *device, dma_addr_t addr)
 {
@@ -40,8 +40,8 @@ static inline bool kite_dma_needs_sync(struct ib_device *device, dma_addr_t addr
 }
 
 /*
- * Counts pages that are about to be pinned, as ib_umem_get() does: account_locked_vm() would
- * take the lock of the whole address space for each transfer.
+ * Charges pages to be pinned to @mm, as ib_umem_get() does. account_locked_vm() would take the
+ * mmap lock for each transfer. Returns -ENOMEM if RLIMIT_MEMLOCK would be exceeded.
  */
 static inline int kite_account_pinned(struct mm_struct *mm, unsigned long pages)
 {
@@ -59,9 +59,9 @@ static inline void kite_unaccount_pinned(struct mm_struct *mm, unsigned long pag
 }
 
 /*
- * Counts pages that are about to be pinned for long, of all processes of the user together: what
- * a process has of them may outlive it. Returns the user, with a reference; NULL for one without
- * limit.
+ * Charges pages to be pinned long-term to the current user, for all processes of the user
+ * together: long-term pins can outlive their process. Returns the user with a reference, NULL if
+ * CAP_IPC_LOCK lifts the limit, or ERR_PTR(-ENOMEM) if RLIMIT_MEMLOCK would be exceeded.
  */
 static inline struct user_struct *kite_account_long(unsigned long pages)
 {
@@ -87,15 +87,19 @@ static inline void kite_unaccount_long(struct user_struct *user, unsigned long p
 }
 
 /*
- * Whether the scheduler wants this task off its processor, be it lazily: a kernel that preempts
- * lazily waits for the return to user space, which a task that polls in the kernel puts off.
+ * Returns true if the scheduler requests a reschedule of the current task, also if lazily. With
+ * lazy preemption the reschedule happens at the return to user space, which a task that polls in
+ * the kernel delays.
  */
 static inline bool kite_should_yield(void)
 {
 	return tif_need_resched() || test_thread_flag(TIF_NEED_RESCHED_LAZY);
 }
 
-/* Forgets the wake-ups that nobody has waited for, however many there are. */
+/*
+ * Discards all pending wake-ups. Takes the lock of the wait queue, unlike reinit_completion(), so
+ * a concurrent complete() is safe.
+ */
 static inline void kite_reinit_completion(struct completion *x)
 {
 	unsigned long flags;
@@ -106,8 +110,9 @@ static inline void kite_reinit_completion(struct completion *x)
 }
 
 /*
- * As wait_for_completion_timeout(), but idle, and by a timer that does not wait for a tick. It may
- * be a quarter slack_ns, so that timers can be taken together.
+ * Like wait_for_completion_timeout(), with TASK_IDLE and a high-resolution timer instead of
+ * jiffies. The timer may expire up to a quarter of @us late, so that the kernel can coalesce
+ * timers.
  */
 static inline void kite_wait_for_completion_us(struct completion *x, u32 us)
 {
@@ -123,7 +128,7 @@ static inline void kite_wait_for_completion_us(struct completion *x, u32 us)
 	finish_swait(&x->wait, &wait);
 }
 
-/* The memory cgroup of the current process, with a reference; NULL for a kernel thread. */
+/* Returns the memory cgroup of the current process with a reference; NULL for a kernel thread. */
 static inline struct mem_cgroup *kite_current_memcg(void)
 {
 	return current->mm ? get_mem_cgroup_from_mm(current->mm) : NULL;
@@ -135,8 +140,8 @@ static inline bool kite_is_wq_worker(void)
 }
 
 /*
- * Writes the numbers of the cgroups that the current process is in to @ids, from its own up to the
- * root, as many as there is @capacity for. Returns how many there are.
+ * Stores the IDs of the cgroups of the current process in @ids, from its own cgroup to the root,
+ * at most @capacity. Returns the total number of cgroups, which can exceed @capacity.
  */
 static inline u32 kite_current_cgroups(u64 *ids, u32 capacity)
 {
@@ -156,8 +161,8 @@ static inline u32 kite_current_cgroups(u64 *ids, u32 capacity)
 }
 
 /*
- * Makes a memory region of pages at these addresses of the device. Requests name its @len bytes
- * by addresses from @addr on, which is in the first page.
+ * Maps pages at DMA addresses @pages to an MR. Work requests access the @len bytes of the MR by
+ * addresses that start at @addr, which is in the first page.
  */
 static inline int kite_map_mr(struct ib_mr *mr, const u64 *pages, unsigned int count, u64 addr,
 			      u64 len)
@@ -182,7 +187,7 @@ static inline int kite_map_mr(struct ib_mr *mr, const u64 *pages, unsigned int c
 	return 0;
 }
 
-/* bindgen does not evaluate _IOWR(): as enumerators the compiler does. */
+/* bindgen does not evaluate _IOWR(), but reads the values of enumerators. */
 enum kite_command {
 	KITE_CMD_BIND = KITE_IOC_BIND,
 	KITE_CMD_ALLOC = KITE_IOC_ALLOC,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Generated bindings to the RDMA core and the device ABI, which the kernel's own `bindings` lack.
+//! Generated bindings to the RDMA core and the device ABI, which `kernel::bindings` lacks.
 //!
-//! `verbs`, `sys` and `session` are built on them. Others use structures and constants of the ABI, and
-//! functions that anybody may call. The functions that C defines `static inline` come through
-//! wrappers that bindgen writes (module `inline`).
+//! `verbs`, `mlx5`, `sys` and `session` wrap these bindings in safe Rust. Other modules use only ABI
+//! structures, ABI constants, and functions without preconditions. bindgen generates wrappers for `static
+//! inline` functions of C (module `inline`).
 
 #![allow(
     clippy::all,
@@ -26,15 +26,15 @@
 use kernel::ffi;
 use pin_init::{MaybeZeroable, Zeroable};
 
-// SAFETY: A newtype around `Storage`.
+// SAFETY: The type is a newtype around `Storage`, for which all-zero bytes are valid.
 unsafe impl<Storage> Zeroable for __BindgenBitfieldUnit<Storage> where Storage: Zeroable {}
 
-// SAFETY: It holds no data; the union beside it does.
+// SAFETY: The type holds no data, so it has no invalid bytes. The data are in the union next to it.
 unsafe impl<T> Zeroable for __BindgenUnionField<T> {}
 
 include!(concat!(env!("KITE_OBJ"), "/bindings_generated.rs"));
 
-/// Wrappers of `static inline` functions.
+/// Generated wrappers of `static inline` functions.
 pub mod inline {
     include!(concat!(env!("KITE_OBJ"), "/static_fns_generated.rs"));
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Error codes that `kernel::error::code` lacks, as functions, since `Error::from_errno` is not `const`.
+//! Error codes that `kernel::error::code` lacks. They are functions, since `Error::from_errno` is not
+//! `const`.
 //!
-//! What each means to users is said once, in `include/uapi/kite.h`.
+//! `include/uapi/kite.h` documents the meaning of each code for user space.
 
 use crate::bindings;
 use kernel::prelude::*;

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Counters and gauges of one RNIC, as `struct kite_stats` shows them.
+//! Counters and gauges of one RNIC, reported in `struct kite_stats`.
+//!
+//! All accesses are relaxed atomics: the values order no other memory accesses.
 
 use crate::bindings;
 use kernel::sync::atomic::{Atomic, Relaxed};
 
-/// A number that many threads change.
+/// Counter or gauge that many threads update.
 pub(crate) struct Counter(Atomic<u64>);
 
 impl Counter {
-    /// Zero.
+    /// Creates a counter with value 0.
     pub(crate) const fn new() -> Self {
         Self(Atomic::new(0))
     }
@@ -19,7 +21,8 @@ impl Counter {
         self.0.add(n, Relaxed);
     }
 
-    /// Adds `n` unless a gauge would exceed `limit`; nothing always fits. Returns whether it did.
+    /// Adds `n` to a gauge unless the sum would exceed `limit`. Adding 0 always succeeds. Returns `true` on
+    /// success.
     pub(crate) fn try_add(&self, n: u64, limit: u64) -> bool {
         let before = self.0.fetch_add(n, Relaxed);
         let fits = n == 0 || before.saturating_add(n) <= limit;
@@ -29,30 +32,31 @@ impl Counter {
         fits
     }
 
-    /// Takes `n` away from a gauge.
+    /// Subtracts `n` from a gauge.
     pub(crate) fn sub(&self, n: u64) {
         self.0.fetch_sub(n, Relaxed);
     }
 
-    /// The present value.
+    /// Returns the current value.
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
 }
 
-/// Defines [`Stats`] with the fields of `struct kite_stats`, so that neither can lack one.
+/// Defines [`Stats`] with the fields of `struct kite_stats`. A field missing on either side fails to compile.
 macro_rules! stats {
     ($($name:ident)*) => {
-        /// See `struct kite_stats` in `include/uapi/kite.h` for what each means.
+        /// Statistics of one RNIC. `struct kite_stats` in `include/uapi/kite.h` documents each field.
         pub(crate) struct Stats { $(#[allow(missing_docs)] pub(crate) $name: Counter,)* }
 
         impl Stats {
-            /// All zero.
+            /// Creates statistics with all fields 0.
             pub(crate) const fn new() -> Self {
                 Self { $($name: Counter::new(),)* }
             }
 
-            /// A copy of all, each as it was at some moment during the call.
+            /// Returns a copy of all fields. Fields are read one by one, so the copy is not a consistent
+            /// snapshot.
             pub(crate) fn snapshot(&self) -> bindings::kite_stats {
                 bindings::kite_stats { $($name: self.$name.get(),)* }
             }

@@ -1,10 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The directory of DC targets (KRCORE, section 4.2): where nodes say by what they are reached, and others look.
+//! Directory of DC addresses (KRCORE, section 4.2): publication and lookup of the DCT of each node.
 //!
-//! The first nodes of the view keep it, each a whole copy in memory that others read with one READ of one
-//! bucket (`kite_core::wire::targets`). All nodes of a view know which these are. Each tells its target whenever the view
-//! changes, and whoever has looked one up keeps it until somebody leaves, when all take other targets.
+//! # Operation
+//!
+//! The first [`DIRECTORY_REPLICAS`] nodes of the view each hold a complete replica. The view determines these
+//! nodes, so no election is needed. At each view change, every node publishes its DCT to the replicas. A
+//! reader fetches one bucket of one replica by one RDMA READ (`kite_core::wire::targets`). The reader caches
+//! the address in the peer until a node is removed from the view, since all nodes then replace their DCTs.
+//!
+//! # Recovery
+//!
+//! - A torn bucket is read again, at most [`MAX_TORN_READS`] times.
+//! - If a replica does not reply within [`REPLICA_READ_MS`], the next replica is read. The replica that
+//!   replied is preferred from then on.
+//! - If no replica has the entry, the lookup is retried until its deadline.
+//!
+//! # Locking
+//!
+//! - [`AddressDirectory::local_replica`] (mutex): the replica of this node and all writes to it.
+//! - [`AddressDirectory::replicas`] (mutex): locations of the replicas, in order of preference.
+//!
+//! The two mutexes never nest. Each is taken before the mutex of the cluster state ([`Cluster`]). Holders may
+//! sleep. `min_epoch` is stored with release ordering at a view change and loaded with acquire ordering by
+//! lookups.
 
 use super::{member_instance, Cluster};
 use crate::{
@@ -30,22 +49,22 @@ use kite_core::{
     wire::targets::{self, DirectoryEntry, DirectoryLookup, BUCKET_SIZE, ENTRY_SIZE},
 };
 
-/// Nodes that keep the directory.
+/// Number of directory replicas.
 pub(crate) const DIRECTORY_REPLICAS: usize = 2;
 
-/// Buckets of the directory: room for as many nodes as a view can have.
+/// Number of buckets: enough for the maximum number of nodes of a view.
 const DIRECTORY_BUCKETS: u32 = 512;
 
-/// In place of a target's key: the node takes atomic operations by connections.
+/// Value of `dc_key` in an entry without DCT: the RNIC of the node has kernel atomics over RC.
 const RC_ATOMICS_KEY: u64 = 1;
 
-/// How long one copy is waited for, before another is tried.
+/// Maximum wait for one replica before the next replica is read, in milliseconds.
 const REPLICA_READ_MS: u32 = 300;
 
-/// Times that a bucket is read in which somebody writes.
+/// Maximum reads of a torn bucket.
 const MAX_TORN_READS: u32 = 16;
 
-/// Where a copy of the directory is.
+/// Location of a directory replica.
 #[derive(Clone, Copy)]
 struct Replica {
     instance: NodeInstance,
@@ -53,21 +72,21 @@ struct Replica {
     buckets: u32,
 }
 
-/// What a node knows of the directory.
+/// State of the directory at this node.
 #[pin_data]
 pub(crate) struct AddressDirectory {
-    /// Our copy, if somebody has told us a target.
+    /// Replica of this node; `None` until the first entry is published here.
     #[pin]
     local_replica: Mutex<Option<DmaPages>>,
-    /// Those that we were told of.
+    /// Replicas that accepted the entry of this node. The first is read first.
     #[pin]
     replicas: Mutex<KVec<Replica>>,
-    /// Epoch of the view in which somebody had left last.
+    /// Epoch of the last view change that removed a node. Entries of earlier epochs name replaced DCTs.
     min_epoch: Atomic<u64>,
 }
 
 impl AddressDirectory {
-    /// Nothing is known.
+    /// Creates a directory without replicas.
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             local_replica <- new_mutex!(None),
@@ -76,8 +95,10 @@ impl AddressDirectory {
         })
     }
 
-    /// The view of `epoch` has begun: nodes of which `stays` does not hold have left, if there are any, and those of which
-    /// `keeps` does not hold keep no copy that anybody tells.
+    /// Handles the change to the view of `epoch`.
+    ///
+    /// Removes the entries of nodes for which `is_member` is false from the local replica. Forgets replicas
+    /// for which `has_replica` is false. `has_removed` is set if a node was removed from the view.
     pub(super) fn on_view_change(
         &self,
         epoch: u64,
@@ -102,7 +123,7 @@ impl AddressDirectory {
         }
     }
 
-    /// Who had an answer is asked first from now on: the other may be silent.
+    /// Moves a replica to the front of the list, since other replicas may be unresponsive.
     fn prefer_replica(&self, instance: NodeInstance) {
         let mut replicas = self.replicas.lock();
         if let Some(index) = replicas
@@ -113,16 +134,18 @@ impl AddressDirectory {
         }
     }
 
-    /// Nothing is known any more, and nobody is to read our copy.
+    /// Frees the local replica and forgets all others. No peer may be connected any more, since peers read
+    /// the replica.
     pub(super) fn clear(&self) {
         let replicas = core::mem::replace(&mut *self.replicas.lock(), KVec::new());
         let local_replica = self.local_replica.lock().take();
-        // The next cluster counts anew.
+        // The epochs of the next cluster can be lower.
         self.min_epoch.store(0, Release);
         drop((replicas, local_replica));
     }
 
-    /// Enters a target in our copy. Returns where that is.
+    /// Stores an entry in the local replica, which is allocated on first use. Returns its address and bucket
+    /// count.
     fn insert(&self, device: IbDevice, entry: &DirectoryEntry) -> Result<(u64, u32)> {
         let mut local_replica = self.local_replica.lock();
         if local_replica.is_none() {
@@ -143,20 +166,23 @@ impl AddressDirectory {
     }
 }
 
-/// Of nodes that keep the directory, and of those that tell them.
+/// Publication of addresses.
 impl Cluster {
-    /// Whether a node keeps a copy.
+    /// Returns `true` if a node holds a replica.
     pub(crate) fn has_directory_replica(&self, instance: NodeInstance) -> bool {
         let state = self.state.lock();
         let mut replicas = state.members.iter().take(DIRECTORY_REPLICAS);
         replicas.any(|member| crate::cluster::directory::member_instance(&member.info) == instance)
     }
 
-    /// What this node tells as of a view. Without DC that is where its table of memory regions is.
+    /// Returns the entry of this node for the view of `epoch`. Without DC, the entry has the address of the
+    /// MR table only.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if its target could not be made; `EHOSTUNREACH` without a view.
+    /// - `ENODEV`: the DCT could not be created.
+    /// - `EHOSTUNREACH`: there is no view.
+    /// - `EHOSTDOWN`: this node is not in the view.
     pub(crate) fn local_directory_entry(&self, epoch: u64) -> Result<DirectoryEntry> {
         let instance = self.instance_of(self.local_node()?)?;
         let (
@@ -182,7 +208,7 @@ impl Cluster {
         })
     }
 
-    /// What a node without DC tells in place of a target.
+    /// Returns the placeholder that a node without DC publishes instead of a DCT.
     fn placeholder_address(&self) -> DctId {
         let has_atomics = self.fabric.device().has_kernel_atomics();
         DctId {
@@ -191,11 +217,13 @@ impl Cluster {
         }
     }
 
-    /// Enters the target of `node` in our copy, for who reads that. Says where that is.
+    /// Stores the entry that `node` publishes in the local replica. Returns its address and bucket count.
     ///
     /// # Errors
     ///
-    /// `EACCES` if it is another's; `EHOSTDOWN` if the node is not in the view in that life; `ENOMEM`.
+    /// - `EACCES`: the entry names another node.
+    /// - `EHOSTDOWN`: the node is not in the view with this incarnation.
+    /// - `ENOMEM`: the bucket is full, or out of memory.
     pub(crate) fn publish_entry(&self, node: u32, entry: &DirectoryEntry) -> Result<(u64, u32)> {
         if entry.instance.node != node {
             return Err(EACCES);
@@ -206,7 +234,7 @@ impl Cluster {
         self.directory.insert(self.fabric.device(), entry)
     }
 
-    /// A copy of the directory is there, if that is not the answer of who keeps it no more.
+    /// Adds a replica, unless the replying node holds none in the current view.
     pub(crate) fn add_replica(&self, instance: NodeInstance, addr: u64, buckets: u32) {
         let replica = Replica {
             instance,
@@ -218,19 +246,21 @@ impl Cluster {
         if !self.has_directory_replica(instance) {
             return;
         }
-        // Without memory there is a copy less to look at.
+        // On allocation failure, lookups have one replica fewer.
         let _ = replicas.push(replica, GFP_KERNEL);
     }
 }
 
-/// Of those who look.
+/// Lookup of addresses.
 impl Cluster {
-    /// By what a peer is reached. Who knows it already waits for nothing; who does not, for one READ.
+    /// Returns the address of a peer: from the cache without sleeping, else by an RDMA READ of a replica.
     ///
     /// # Errors
     ///
-    /// - `EHOSTDOWN` if it is not in the view.
-    /// - `ETIMEDOUT`, `EINTR`, `ENOMEM`.
+    /// - `EHOSTDOWN`: the peer is not in the view.
+    /// - `ETIMEDOUT`: no replica returned the entry before the deadline.
+    /// - `EINTR`: a signal is pending.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn resolve_address(
         &self,
         instance: NodeInstance,
@@ -257,11 +287,12 @@ impl Cluster {
         Ok(peer.cache_address(Arc::new(address, GFP_KERNEL)?))
     }
 
-    /// As [`Self::reach`], but waits for nothing: what is not known is not found out.
+    /// Returns the cached address of a peer, or `None`. Does not sleep on the network, unlike
+    /// [`Self::resolve_address`].
     ///
     /// # Errors
     ///
-    /// `EHOSTDOWN` if it is not in the view.
+    /// - `EHOSTDOWN`: the peer is not in the view.
     pub(crate) fn cached_address(
         &self,
         instance: NodeInstance,
@@ -274,7 +305,7 @@ impl Cluster {
         Ok(cached)
     }
 
-    /// The way to a target, if we both have DC.
+    /// Builds the DC address of a peer. Returns `None` if this node or the peer lacks DC.
     fn dc_address(&self, peer: &Peer, entry: &DirectoryEntry) -> Result<Option<DcAddress>> {
         let Some(dynamic) = self.fabric.dc().filter(|_| entry.dctn != 0) else {
             return Ok(None);
@@ -287,7 +318,12 @@ impl Cluster {
         DcAddress::new(dynamic.hca(), &route, dct).map(Some)
     }
 
-    /// `EAGAIN` if no copy has it, or none can be read now.
+    /// Reads the entry from the replicas, in order of preference.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN`: no replica has the entry, or none is readable.
+    /// - `EHOSTDOWN`: the peer is not in the view.
     fn query_replicas(
         &self,
         instance: NodeInstance,
@@ -313,6 +349,7 @@ impl Cluster {
         Err(EAGAIN)
     }
 
+    /// Reads the entry from one replica: from local memory, or by RDMA READ. Returns `None` on any failure.
     fn read_replica(
         &self,
         replica: Replica,

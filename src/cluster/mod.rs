@@ -1,17 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who is in the cluster, and who keeps which name.
+//! Cluster membership and ownership of region names.
 //!
-//! The daemon says who is in the *view*; the kernel acts on nothing else. A change of view closes the
-//! connections to those who left before it does anything else, so that what follows can count on
-//! their absence.
+//! # Operation
 //!
-//! Each name is kept by one node of the view, which the name itself determines
-//! (`kite_core::name_hash`). When the view changes, every node tells every other the names that the
-//! other keeps from now on, or that it acts on the view. A node that has heard from all is *synced*: only then
-//! does it say of a name that it does not exist, grant a new one, or reuse memory that a node which left may have lent out
-//! (whoever has told its names has also closed its mappings of the dead node's regions, and nothing that
-//! they have sent can come late).
+//! The daemon sets the *view*, the list of members. The kernel makes no membership decisions of its own. A
+//! view change first disconnects the removed nodes ([`Cluster::prepare_view`]), so all later steps can rely
+//! on their absence. Peers for the new nodes become reachable last ([`Cluster::commit_view`]).
+//!
+//! One member owns each name: a hash of the name and the members determines the owner
+//! (`kite_core::name_hash`). At a view change, each node sends every member the names that the member now
+//! owns, or announces the view without names. A node is *synced* once all members, the node itself included,
+//! have done so. Only a synced node reports a name as nonexistent, registers a new name, or reuses memory
+//! lent to a removed home. A member that has sent its names has also closed its mappings of regions of
+//! removed nodes. No access through these mappings can arrive any longer.
+//!
+//! # Locking
+//!
+//! - `Cluster::state` (mutex): the identity of this node, the members and the epoch, which change together.
+//!   Innermost lock of this module; holders may sleep in allocations.
+//! - [`NameTable`] (mutex): names owned by this node. Nests outside `Cluster::state`: the predicates of
+//!   [`NameTable::retain`] read the members.
+//! - [`AddressDirectory`]: see [`directory`]. Nests outside `Cluster::state`.
+//!
+//! Callers of [`Cluster::prepare_view`], [`Cluster::commit_view`] and [`Cluster::leave`] hold
+//! `MemoryService::view_change_lock`, so view changes do not overlap.
 
 pub(crate) mod directory;
 mod names;
@@ -38,31 +51,31 @@ use kite_core::{
 };
 pub(crate) use names::{NameEntry, NameTable};
 
-/// This node, as the daemon named it.
+/// Identity of this node, set by the daemon.
 #[derive(Clone, Copy)]
 struct LocalNode {
     instance: NodeInstance,
     secret: [u8; 16],
 }
 
-/// A member of the view.
+/// Member of the view.
 struct Member {
     info: bindings::kite_member,
-    /// The latest epoch for which it told us its names.
+    /// Latest epoch for which the member has sent its names or announced the view.
     synced_epoch: u64,
 }
 
-/// The peers of a view that is about to begin.
+/// Peers of a view that is not yet committed.
 pub(crate) struct PreparedView(KVec<Arc<Peer>>);
 
-/// The peers of a new view, those who were peers before, and those who are none any more.
+/// Difference between two views: all peers of the new view, peers of both views, and removed peers.
 struct ViewDelta {
     peers: KVec<Arc<Peer>>,
     kept: KVec<Arc<Peer>>,
     removed: KVec<Arc<Peer>>,
 }
 
-/// The life that a member of a view is in.
+/// Returns the node instance of a member.
 pub(crate) fn member_instance(member: &bindings::kite_member) -> NodeInstance {
     NodeInstance {
         node: member.node,
@@ -73,13 +86,13 @@ pub(crate) fn member_instance(member: &bindings::kite_member) -> NodeInstance {
 struct ClusterState {
     local: Option<LocalNode>,
     members: KVec<Member>,
-    /// Epoch of `members`; 0 without a view. Who acts on the members says by this epoch which they were, so
-    /// neither is seen without the other.
+    /// Epoch of `members`; 0 without a view. Both are read under one lock, because nodes identify by this
+    /// epoch the members on which they act.
     epoch: u64,
 }
 
 impl ClusterState {
-    /// The number of this node, if there is a view.
+    /// Returns the ID of this node, or `None` without a view.
     fn local_node(&self) -> Option<u32> {
         let local = self.local.filter(|_| self.epoch != 0)?;
         Some(local.instance.node)
@@ -99,7 +112,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// No cluster yet.
+    /// Creates the state of a node that has not joined a cluster.
     pub(crate) fn new(fabric: Arc<Fabric>) -> impl PinInit<Self> {
         pin_init!(Self {
             fabric,
@@ -109,12 +122,12 @@ impl Cluster {
         })
     }
 
-    /// Makes this node a member to be.
+    /// Sets the identity of this node. A view can be set from then on.
     ///
     /// # Errors
     ///
-    /// - `EBUSY` if there is a daemon already.
-    /// - `EINVAL` for an impossible number or incarnation.
+    /// - `EBUSY`: another daemon has joined.
+    /// - `EINVAL`: the node ID is out of range, the incarnation is 0, or a reserved field is nonzero.
     pub(crate) fn join(&self, join: &bindings::kite_join) -> Result {
         if !view::is_valid_node_id(join.node) || join.incarnation == 0 || join.reserved != 0 {
             return Err(EINVAL);
@@ -132,15 +145,19 @@ impl Cluster {
         Ok(())
     }
 
-    /// Begins to change the view to `members`. Returns those who left, with whom nothing is connected any
-    /// more, and whom [`Self::admit`] is to be given when all that is left of them is gone: a node that
-    /// comes back must not meet the remains of its former life. Only the daemon calls this, one call at a
-    /// time.
+    /// Starts a view change to `members`. Returns the removed peers, which are disconnected, and the peers of
+    /// the new view.
+    ///
+    /// The caller must clean up all state of the removed peers, and then call [`Self::commit_view`]. A node
+    /// that rejoins thus never finds state of its earlier incarnation. Calls must not overlap.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the epoch does not rise or the members are not a view with this node in it, at an
-    /// address that it has; `EPERM` without [`Self::join`], `ENOMEM`.
+    /// - `EINVAL`: the epoch does not increase, the members are not a valid view with this node, or this node
+    ///   does not have the address in the view.
+    /// - `EPERM`: [`Self::join`] was not called.
+    /// - `EIO`: the RNIC rejected a query or the creation of the DCT.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn prepare_view(
         &self,
         epoch: u64,
@@ -167,7 +184,8 @@ impl Cluster {
         let delta = self.diff_view(&own, members)?;
         let new_members = Self::build_members(members)?;
         self.fabric.replace_peers(delta.kept);
-        // Whoever acts on the new view takes it that nobody else reaches our memory.
+        // Fence before the new epoch is visible: nodes of the new view rely on removed nodes having no access
+        // to the memory of this node.
         self.fabric.fence_peers(&delta.removed, errno::hostdown());
         self.replace_members(epoch, new_members);
         let has_removed = !delta.removed.is_empty();
@@ -181,7 +199,7 @@ impl Cluster {
         Ok((delta.removed, PreparedView(delta.peers)))
     }
 
-    /// Completes the change of view: those who joined may be talked to.
+    /// Completes a view change: peers that joined become reachable.
     pub(crate) fn commit_view(&self, peers: PreparedView) {
         let before = self.fabric.replace_peers(peers.0);
         drop(before);
@@ -201,7 +219,7 @@ impl Cluster {
         Ok(list)
     }
 
-    /// Puts the new list in place. Nobody has told their names for it yet.
+    /// Installs the members of the view of `epoch`. No member is synced yet.
     fn replace_members(&self, epoch: u64, members: KVec<Member>) {
         let mut state = self.state.lock();
         state.epoch = epoch;
@@ -253,7 +271,7 @@ impl Cluster {
         Peer::new(identity, address)
     }
 
-    /// Leaves the cluster. Returns those who were peers, with whom nothing is connected any more.
+    /// Leaves the cluster. Returns the former peers, which are disconnected.
     pub(crate) fn leave(&self) -> KVec<Arc<Peer>> {
         let peers = self.fabric.replace_peers(KVec::new());
         self.fabric.fence_peers(&peers, errno::hostdown());
@@ -270,16 +288,16 @@ impl Cluster {
         peers
     }
 
-    /// Epoch of the view, 0 when there is none.
+    /// Returns the epoch of the view; 0 without a view.
     pub(crate) fn epoch(&self) -> u64 {
         self.state.lock().epoch
     }
 
-    /// The number of this node.
+    /// Returns the ID of this node.
     ///
     /// # Errors
     ///
-    /// `EHOSTUNREACH` without a view.
+    /// - `EHOSTUNREACH`: there is no view.
     pub(crate) fn local_node(&self) -> Result<u32> {
         self.state
             .lock()
@@ -287,22 +305,22 @@ impl Cluster {
             .ok_or_else(errno::hostunreach)
     }
 
-    /// The node that keeps `name`.
+    /// Returns the ID of the node that owns `name`.
     ///
     /// # Errors
     ///
-    /// `EHOSTUNREACH` without a view.
+    /// - `EHOSTUNREACH`: there is no view.
     pub(crate) fn name_owner(&self, name: &Name) -> Result<u32> {
         let state = self.state.lock();
         let nodes = state.members.iter().map(|member| member.info.node);
         name_hash::name_owner(name, nodes).ok_or_else(errno::hostunreach)
     }
 
-    /// The node of that number, in its present life.
+    /// Returns the current instance of a node.
     ///
     /// # Errors
     ///
-    /// `EHOSTDOWN` if it is not in the view.
+    /// - `EHOSTDOWN`: the node is not in the view.
     pub(crate) fn instance_of(&self, node: u32) -> Result<NodeInstance> {
         let state = self.state.lock();
         let at = state
@@ -312,13 +330,14 @@ impl Cluster {
             .map_err(|_| errno::hostdown())
     }
 
-    /// Whether a node is in the view, in this life.
+    /// Returns `true` if this instance of a node is in the view.
     pub(crate) fn is_member(&self, instance: NodeInstance) -> bool {
         self.instance_of(instance.node) == Ok(instance)
     }
 
-    /// Takes note that a node has told all its names for the view of `epoch`, if that is the present one. Returns
-    /// whether it was the last of all.
+    /// Records that a node has sent all its names for the view of `epoch`. Has no effect for another view.
+    ///
+    /// Returns `true` if all members are synced now, and were not before.
     pub(crate) fn on_member_synced(&self, instance: NodeInstance, epoch: u64) -> bool {
         let mut state = self.state.lock();
         let is_unsynced = |member: &&mut Member| {
@@ -340,15 +359,15 @@ impl Cluster {
             .all(|member| member.synced_epoch == epoch)
     }
 
-    /// The epoch of the present view, if all nodes have told their names for it, this one included.
+    /// Returns the epoch of the view if all members, this node included, have sent their names.
     pub(crate) fn synced_epoch(&self) -> Option<u64> {
         let state = self.state.lock();
         let is_synced = |member: &Member| member.synced_epoch >= state.epoch;
         (state.epoch != 0 && state.members.iter().all(is_synced)).then_some(state.epoch)
     }
 
-    /// Whether a node is out of the view, in this life, and all who are in it have heard so: nobody is reached
-    /// by it any more.
+    /// Returns `true` if this instance of a node is not in the view, and all members are synced. Then the
+    /// removed instance cannot access any member.
     pub(crate) fn is_fully_removed(&self, instance: NodeInstance) -> bool {
         let state = self.state.lock();
         let is_synced = |member: &Member| member.synced_epoch >= state.epoch;
@@ -360,11 +379,11 @@ impl Cluster {
                 .all(|member| is_synced(member) && !is_same_instance(member))
     }
 
-    /// The view: epoch, number of this node, and members in order of their numbers.
+    /// Returns the view: epoch, ID of this node (0 without a view), and members in ascending order of IDs.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn view(&self) -> Result<(u64, u32, KVec<bindings::kite_member>)> {
         let state = self.state.lock();
         let mut members = KVec::with_capacity(state.members.len(), GFP_KERNEL)?;

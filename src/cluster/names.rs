@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The names that this node keeps: which node is the home of each name's region.
+//! Names owned by this node, with the home of each named region.
+//!
+//! One mutex protects the table. Holders may sleep in allocations; [`NameTable::retain`] calls its predicate
+//! with the mutex held.
 
 use kernel::{new_mutex, prelude::*, rbtree::RBTree, sync::Mutex};
 use kite_core::name::Name;
 
-/// Where a name leads.
+/// Home and region of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NameEntry {
-    /// The node that owns the region.
+    /// ID of the region's home.
     pub(crate) home: u32,
-    /// The region's number there.
+    /// Region ID at the home.
     pub(crate) region: u64,
 }
 
-/// The table.
+/// Table of owned names.
 #[pin_data]
 pub(crate) struct NameTable {
     #[pin]
@@ -22,17 +25,17 @@ pub(crate) struct NameTable {
 }
 
 impl NameTable {
-    /// Makes an empty table.
+    /// Creates an empty table.
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self { table <- new_mutex!(RBTree::new()) })
     }
 
-    /// Enters a name. Entering the same twice is fine.
+    /// Registers a name. Idempotent.
     ///
     /// # Errors
     ///
-    /// - `EEXIST` if the name leads elsewhere.
-    /// - `ENOMEM`.
+    /// - `EEXIST`: the name has another entry.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn register(&self, name: Name, entry: NameEntry) -> Result {
         let mut table = self.table.lock();
         match table.get(&name) {
@@ -44,7 +47,7 @@ impl NameTable {
         }
     }
 
-    /// Removes a name, if it leads there.
+    /// Removes a name, unless the name has another entry.
     pub(crate) fn unregister(&self, name: &Name, entry: NameEntry) {
         let mut table = self.table.lock();
         if table.get(name) == Some(&entry) {
@@ -52,12 +55,12 @@ impl NameTable {
         }
     }
 
-    /// Looks a name up.
+    /// Returns the entry of a name.
     pub(crate) fn lookup(&self, name: &Name) -> Option<NameEntry> {
         self.table.lock().get(name).copied()
     }
 
-    /// Keeps only the entries that `keep` says.
+    /// Removes all entries for which `predicate` is false.
     pub(crate) fn retain(&self, predicate: impl Fn(&Name, &NameEntry) -> bool) {
         let mut table = self.table.lock();
         let mut cursor = table.cursor_front_mut();

@@ -13,7 +13,6 @@
 //!
 //! The crate has no locks and no atomics. A method with `&mut self` relies on the lock of the caller. No
 //! function sleeps.
-//! user space or from the fabric.
 #![forbid(unsafe_code)]
 
 pub mod atomic;

@@ -114,7 +114,8 @@ mod tests {
         assert_eq!(consumer.available(u32::MAX), 8);
         let producer = IoQueueProducer::new(8);
         assert_eq!(producer.unconsumed(0), 0);
-        // A head one before the tail leaves one entry. An invalid head beyond the tail counts as a full queue.
+        // A head one before the tail leaves one entry. An invalid head beyond the tail counts as a full
+        // queue.
         assert_eq!(producer.unconsumed(u32::MAX), 1);
         assert_eq!(producer.unconsumed(1), 8);
     }

@@ -1,13 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Control requests to a peer's kernel, and its replies.
+//! Control requests to the kernel of a peer, and their replies.
 //!
-//! A request is sent again when its queue pair fails before the reply came, so every request is made
-//! such that doing it twice is as good as once (`kite_core::wire`), and says which calls have ended, so
-//! that copies of theirs are dropped (`kite_core::proto::inflight_requests`). A late reply finds no call any more.
+//! # Operation
 //!
-//! A reply goes by the queue pair by which its request came last: there the caller has a receive for it,
-//! since it counts its calls for each ([`super::endpoint::CALLS`]). If that is gone, the caller asks again.
+//! A request gets an ID and is registered before it is sent. The caller sends on a connection to the peer,
+//! and polls or sleeps until the reply arrives. The reply uses the QP on which the last copy of the request
+//! arrived: the caller has a receive posted there, because it counts its requests per QP
+//! ([`super::endpoint::MAX_CONTROL_REQUESTS`]).
+//!
+//! # Recovery
+//!
+//! A request is retransmitted if its QP fails before the reply arrives, or after [`RESEND_AFTER_MS`]. All
+//! requests are therefore idempotent (`kite_core::wire`). Each carries a low watermark, below which all
+//! requests have ended: the peer drops copies of those (`kite_core::proto::inflight_requests`). If the QP for
+//! the reply is gone, the reply is dropped and the caller retransmits. A late reply finds no registered
+//! request and is dropped.
+//!
+//! # Locking
+//!
+//! - `ControlRequests::table`: spin lock for the IDs and the registered requests.
+//! - `PendingControlRequest::reply`: spin lock for the reply.
+//!
+//! The two locks do not nest, and no holder sleeps.
 
 use super::{conn::credit::ConnCredit, peer::Peer, send::slots::SlotClass, Fabric};
 use crate::{
@@ -24,20 +39,20 @@ use kernel::{
 };
 use kite_core::wire::{self, ControlHeader, ControlKind, ControlRequest, MAX_CONTROL_BYTES};
 
-/// How long a caller sleeps before it looks whether its queue pair is still there.
+/// Time in ms that a caller sleeps before it checks whether its QP is still current.
 const WAIT_SLICE_MS: u32 = 50;
 
-/// Time after which a request is sent again: its answer may have met a lack of memory.
+/// Time in ms after which a request is retransmitted: the peer may have lacked memory for the reply.
 const RESEND_AFTER_MS: u32 = 2000;
 
-/// How long an answer may wait for a queue pair.
+/// Maximum time in ms that sending a reply waits for a QP and a slot.
 const REPLY_TIMEOUT_MS: u32 = 2000;
 
-/// A call under way.
+/// A control request that waits for its reply.
 #[pin_data]
 struct PendingControlRequest {
     node: u32,
-    /// Empty until the reply came.
+    /// Empty until the reply arrives. Has capacity for the longest reply, so the poller does not allocate.
     #[pin]
     reply: SpinLock<KVec<u8>>,
     #[pin]
@@ -46,11 +61,11 @@ struct PendingControlRequest {
 
 struct ControlRequestsState {
     inflight: RBTree<u64, Arc<PendingControlRequest>>,
-    /// Number of the next call.
+    /// ID of the next request. IDs begin at 1.
     next_id: u64,
 }
 
-/// The calls under way.
+/// The control requests of this node that wait for replies.
 #[pin_data]
 pub(crate) struct ControlRequests {
     #[pin]
@@ -58,7 +73,7 @@ pub(crate) struct ControlRequests {
     adaptive_spin: AdaptiveSpin,
 }
 
-/// What tells a call from others: its number, and that below which all calls to the same node have ended.
+/// ID of a request, and the low watermark: all requests to the same node with lower IDs have ended.
 #[derive(Clone, Copy)]
 struct ControlRequestId {
     id: u64,
@@ -66,7 +81,7 @@ struct ControlRequestId {
 }
 
 impl ControlRequests {
-    /// None.
+    /// Creates an empty table.
     pub(crate) fn new() -> impl PinInit<Self> {
         let table = ControlRequestsState {
             inflight: RBTree::new(),
@@ -85,7 +100,8 @@ impl ControlRequests {
             GFP_KERNEL,
         )?;
         let entry = RBTreeNodeReservation::new(GFP_KERNEL)?;
-        // Numbered and entered in one: a number that is not here yet would be taken for ended.
+        // Assign and register the ID in one critical section. Otherwise a concurrent request could compute a
+        // watermark above the unregistered ID, which the peer would then drop as ended.
         let mut table = self.table.lock();
         let id = table.next_id;
         table.next_id += 1;
@@ -104,7 +120,8 @@ impl ControlRequests {
         drop(removed);
     }
 
-    /// Takes the reply to call `id` from `node`.
+    /// Stores the reply to request `id` and wakes the caller. Replies of nodes other than the addressee are
+    /// ignored.
     pub(crate) fn on_reply(&self, id: u64, node: u32, bytes: &[u8]) {
         let pending = self.table.lock().inflight.get(&id).cloned();
         if let Some(pending) = pending.filter(|pending| pending.node == node) {
@@ -123,12 +140,15 @@ impl PendingControlRequest {
 }
 
 impl Fabric {
-    /// Sends `request` to `node` and returns the whole reply, whose form has been checked.
+    /// Sends `request` to `node` and returns the complete reply, which is well formed.
     ///
     /// # Errors
     ///
-    /// - `EHOSTDOWN` if the node is not, or no longer, in the view.
-    /// - `ETIMEDOUT`; `EINTR` if the deadline is interruptible.
+    /// - `EHOSTDOWN`: the node is not, or no longer, in the view.
+    /// - `ETIMEDOUT`: the deadline expired.
+    /// - `EINTR`: a signal arrived that may end the wait (see [`Deadline::check`]).
+    /// - `ENOMEM`: out of memory.
+    /// - `EINVAL`: the request cannot be encoded.
     pub(crate) fn send_control_request(
         &self,
         node: u32,
@@ -139,12 +159,12 @@ impl Fabric {
         self.register_and_send(node, || self.peer(node), request, epoch, deadline)
     }
 
-    /// As [`Self::call`], but ends when the peer's life or ours does: in the next one the request would be
-    /// another.
+    /// Like [`Self::send_control_request`], but fails once either incarnation ends. With another incarnation,
+    /// the request would have another meaning.
     ///
     /// # Errors
     ///
-    /// As there, and `EHOSTUNREACH` if this node left the cluster.
+    /// See [`Self::send_control_request`]. `EHOSTDOWN` also if this node left the cluster.
     pub(crate) fn send_control_request_to(
         &self,
         peer: &Arc<Peer>,
@@ -201,7 +221,7 @@ impl Fabric {
         }
     }
 
-    /// Returns nothing if the queue pair failed first, or the peer seems to have lost the request.
+    /// Waits for the reply. Returns `None` if the QP failed first, or if the peer may have lost the request.
     fn wait_reply(
         &self,
         pending: &PendingControlRequest,
@@ -229,12 +249,13 @@ impl Fabric {
         }
     }
 
-    /// Answers a request of `peer` by the channel of number `by`.
+    /// Sends a reply to `peer` on the endpoint with this ID.
     ///
     /// # Errors
     ///
-    /// - `ENOTCONN`, `EIO` if the channel is gone or fails; the caller will ask again.
-    /// - Those of [`Self::call`].
+    /// - `ENOTCONN`, `EIO`: the endpoint is gone or fails. The caller of the peer retransmits.
+    /// - `EHOSTDOWN`: the connection was closed, because the peer left the view.
+    /// - `ETIMEDOUT`, `EINTR`: see [`Deadline::check`].
     pub(crate) fn send_reply(&self, peer: &Peer, endpoint_id: u32, bytes: &[u8]) -> Result {
         let deadline = Deadline::after_ms(REPLY_TIMEOUT_MS);
         let conn = peer
@@ -250,8 +271,8 @@ impl Fabric {
         }
     }
 
-    /// Sends a request, again and again until a queue pair took it to the peer. Returns the use of the
-    /// connection, of which only the announced call is left.
+    /// Sends a request, and repeats the send until a QP has delivered it. Returns the credit, in which only
+    /// the pending control request remains.
     fn send_until_acked(
         &self,
         find_peer: impl Fn() -> Result<Arc<Peer>>,
@@ -274,7 +295,8 @@ impl Fabric {
         }
     }
 
-    /// Returns whether the message arrived, or why not.
+    /// Sends a message and waits for its completion. Returns the completion status. A message that cannot be
+    /// posted counts as flushed.
     fn send_message(
         &self,
         credit: &ConnCredit,
@@ -290,7 +312,7 @@ impl Fabric {
             .buffer()
             .sge(self.local_key(), 0, bytes.len())
             .ok_or(EMSGSIZE)?];
-        // SAFETY: The request names the claim's buffer.
+        // SAFETY: The request addresses the buffer of `slot` only.
         if unsafe { credit.send(&slot, &sges) }.is_err() {
             return Ok(WcStatus::Flushed);
         }

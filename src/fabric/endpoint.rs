@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A queue pair with what it needs to be used: receive buffers, and a number to find it by.
+//! A QP with its receive buffers, and an ID by which receive completions find it.
 //!
-//! Receive completions carry the channel's number and the index of the buffer. A number is never used
-//! twice, so a completion of a channel that is gone finds nothing and is dropped.
+//! Receive completions carry the ID of the endpoint and the index of the buffer. IDs are never reused, so the
+//! completion of a removed endpoint finds no endpoint and is dropped. The only shared state is the counter of
+//! [`RecvCqBudget`], a relaxed atomic.
 
 use super::{recv::wake::ThreadWaker, send::slots::SendEngine};
 use crate::{
@@ -26,32 +27,32 @@ use kernel::{
 };
 use kite_core::{view::NodeInstance, wire::MAX_CONTROL_BYTES, wrid::WrId};
 
-/// Bytes of a receive buffer.
+/// Size of a receive buffer in bytes.
 pub(crate) const RECV_BUFFER_BYTES: usize = MAX_CONTROL_BYTES;
 
-/// Control requests that may wait for their replies on one RC queue pair.
+/// Maximum number of control requests that wait for a reply on one RC QP.
 pub(crate) const MAX_CONTROL_REQUESTS: u32 = 4;
 
-/// Receives posted on an RC queue pair: for the peer's requests, for replies to those of ours that went by
-/// it, and for writes to rings, which take one each and none of its bytes.
+/// Receives posted on an RC QP: for requests of the peer, for replies to local requests on this QP, and for
+/// ring writes. A ring write is an RDMA write with immediate, which consumes a receive but none of its bytes.
 pub(crate) const RC_RECV_DEPTH: u32 = 2 * MAX_CONTROL_REQUESTS + 24;
 
-/// Send requests that fit an RC queue pair.
+/// Send queue depth of an RC QP.
 pub(crate) const RC_SEND_DEPTH: u32 = 256;
 
-/// Receives posted on the UD queue pair. More datagrams at once are lost, and repeated by their senders.
+/// Receives posted on the UD QP. Excess datagrams are lost, and their senders retransmit.
 const UD_RECV_DEPTH: u32 = 64;
 const UD_SEND_DEPTH: u32 = 16;
 
-/// Places for RC channels that share a receive completion queue with the UD channel: as many as never
-/// overflow it.
+/// Limits the number of RC endpoints that share the receive CQ with the UD endpoint, so that the CQ cannot
+/// overflow.
 pub(crate) struct RecvCqBudget {
     reserved: Atomic<u32>,
     capacity: u32,
 }
 
 impl RecvCqBudget {
-    /// Places with a completion queue of `entries`.
+    /// Creates the budget of a CQ with `cqe_count` entries.
     pub(crate) fn new(cqe_count: u32) -> Result<Arc<Self>> {
         let budget = Self {
             reserved: Atomic::new(0u32),
@@ -60,23 +61,23 @@ impl RecvCqBudget {
         Ok(Arc::new(budget, GFP_KERNEL)?)
     }
 
-    /// Takes one.
+    /// Reserves CQ entries for one RC endpoint.
     ///
     /// # Errors
     ///
-    /// `ENOSPC`.
+    /// - `ENOSPC`: the budget is exhausted.
     pub(crate) fn reserve(self: &Arc<Self>) -> Result<RecvCqReservation> {
         let reservation = RecvCqReservation(self.clone());
         if self.reserved.fetch_add(1u32, Relaxed) < self.capacity {
             Ok(reservation)
         } else {
-            // It goes, and its count with it.
+            // Dropping `reservation` reverts the count.
             Err(ENOSPC)
         }
     }
 }
 
-/// A place for one channel.
+/// Reservation of receive CQ entries for one RC endpoint. Returned on drop.
 pub(crate) struct RecvCqReservation(Arc<RecvCqBudget>);
 
 impl Drop for RecvCqReservation {
@@ -85,7 +86,7 @@ impl Drop for RecvCqReservation {
     }
 }
 
-/// What all channels of an RNIC are made from.
+/// Objects of an RNIC from which endpoints are created.
 pub(crate) struct EndpointResources {
     pub(crate) pd: Arc<Pd>,
     pub(crate) send_engine: Arc<SendEngine>,
@@ -93,21 +94,21 @@ pub(crate) struct EndpointResources {
     pub(crate) port: PortNum,
 }
 
-/// A queue pair and its receive buffers.
+/// A QP and its receive buffers.
 pub(crate) struct Endpoint {
     id: u32,
     peer: NodeInstance,
-    // Destroyed before the memory that it may write to is freed: fields drop in this order.
+    // Fields drop in this order: the QP is destroyed before the buffers that it may write are freed.
     qp: Qp<ThreadWaker, ThreadWaker>,
     recv_buffers: DmaPages,
     recv_count: u32,
-    /// The slots' buffers may be named by requests of ours.
+    /// Keeps the slot buffers alive, which requests on this QP may address.
     _send_engine: Arc<SendEngine>,
     lkey: u32,
 }
 
 impl Endpoint {
-    /// Makes an RC channel in INIT, its receives posted.
+    /// Creates an RC endpoint in INIT, with all receives posted.
     pub(crate) fn new_rc(
         resources: &EndpointResources,
         id: u32,
@@ -130,7 +131,7 @@ impl Endpoint {
         Self::new(resources, id, peer, qp, RC_RECV_DEPTH)
     }
 
-    /// Makes the UD channel, ready.
+    /// Creates the UD endpoint in RTS, with all receives posted.
     pub(crate) fn new_ud(resources: &EndpointResources, id: u32, qkey: u32) -> Result<Self> {
         let caps = QpCaps {
             max_send_wr: UD_SEND_DEPTH,
@@ -176,34 +177,34 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Starts the UD channel anew, which failed. A buffer of which the poller has yet to hear may end up
-    /// posted twice: then two datagrams can garble each other, which their senders repeat.
+    /// Restarts the failed UD endpoint. A buffer whose completion the poller has not processed yet may end up
+    /// posted twice. Two datagrams can then corrupt each other, and their senders retransmit.
     pub(crate) fn restart_ud(&self, qkey: u32) -> Result {
         self.qp.modify_to_reset()?;
         self.qp.modify_ud_to_rts(qkey)?;
         (0..self.recv_count).try_for_each(|i| self.post_recv(i))
     }
 
-    /// The number that receive completions carry.
+    /// Returns the ID that receive completions carry.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }
 
-    /// The node at the other end; number 0 for the UD channel, which has none.
+    /// Returns the remote node. The UD endpoint has none: its node number is 0.
     pub(crate) fn peer(&self) -> NodeInstance {
         self.peer
     }
 
-    /// The queue pair.
+    /// Returns the QP.
     pub(crate) fn qp(&self) -> &Qp<ThreadWaker, ThreadWaker> {
         &self.qp
     }
 
-    /// Copies what was received in buffer `index` to `out`.
+    /// Copies received bytes from buffer `index` to `out`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is no such buffer.
+    /// - `EINVAL`: no buffer has this index.
     pub(crate) fn read_recv(&self, index: u32, out: &mut [u8]) -> Result {
         let offset = self.recv_offset(index)?;
         self.recv_buffers.sync_for_cpu(offset, out.len());
@@ -217,7 +218,7 @@ impl Endpoint {
             .ok_or(EINVAL)
     }
 
-    /// Posts receive buffer `index` again.
+    /// Posts receive buffer `index`.
     pub(crate) fn post_recv(&self, index: u32) -> Result {
         let offset = self.recv_offset(index)?;
         let sge = self
@@ -229,7 +230,8 @@ impl Endpoint {
             generation: self.id,
         }
         .to_u64();
-        // SAFETY: The buffers are ours, and freed after the queue pair.
+        // SAFETY: The buffer belongs to `self.recv_buffers`, which is freed after the QP is destroyed (see
+        // the field order).
         unsafe { self.qp.post_recv(wr_id, &sge) }
     }
 }

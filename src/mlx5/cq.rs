@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Completion queues of DC: those of verbs serve only queue pairs that verbs made.
+//! mlx5 completion queues for DC. CQs of the verbs API serve only QPs that were created through verbs.
 
 use super::Mlx5Device;
 use crate::{
@@ -10,31 +10,34 @@ use crate::{
 use core::{mem::MaybeUninit, ptr::NonNull};
 use kernel::{error::from_err_ptr, prelude::*, sync::Arc};
 
-/// Most entries taken from a queue at a time.
+/// Maximum entries taken by one poll.
 const POLL_BATCH: usize = 16;
 
-/// A completion queue.
+/// Completion queue.
 ///
 /// # Invariants
 ///
-/// `ptr` is a live completion queue that we own, whose context is the `N` of `_notify`.
+/// `ptr` is a live completion queue that this object owns. The context of its completion handler is the `N`
+/// of `_notify`.
 pub(crate) struct Mlx5Cq<N: CompletionHandler> {
     ptr: NonNull<bindings::kite_mlx5_cq>,
     _notify: Arc<N>,
     _hca: Arc<Mlx5Device>,
 }
 
-// SAFETY: Completion queues may be polled and armed from any thread; the shim locks inside.
+// SAFETY: CQs may be polled and armed from any thread, since the shim locks internally.
 unsafe impl<N: CompletionHandler> Send for Mlx5Cq<N> {}
-// SAFETY: As above.
+// SAFETY: The argument for `Send` holds here too.
 unsafe impl<N: CompletionHandler> Sync for Mlx5Cq<N> {}
 
 impl<N: CompletionHandler> Mlx5Cq<N> {
-    /// Makes a queue of at least `entries` on completion vector `vector`.
+    /// Creates a CQ of at least `entries` entries on completion vector `vector`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the hardware has no queues of so many; `EIO`, `ENOMEM`.
+    /// - `EINVAL`: `entries` exceeds the limit of the hardware.
+    /// - `EIO`: the command failed.
+    /// - `ENOMEM`: no memory.
     pub(crate) fn new(
         hca: Arc<Mlx5Device>,
         entries: u32,
@@ -42,7 +45,7 @@ impl<N: CompletionHandler> Mlx5Cq<N> {
         notify: Arc<N>,
     ) -> Result<Arc<Self>> {
         let context = Arc::as_ptr(&notify).cast_mut().cast();
-        // SAFETY: The hardware is open, and `notify` outlives the queue, as the queue holds it.
+        // SAFETY: The device is open. `notify` outlives the CQ, since the CQ holds a reference.
         let ptr = from_err_ptr(unsafe {
             bindings::kite_mlx5_cq_create(
                 hca.as_raw(),
@@ -52,7 +55,7 @@ impl<N: CompletionHandler> Mlx5Cq<N> {
                 context,
             )
         })?;
-        // INVARIANT: We just made it.
+        // INVARIANT: The CQ was just created with `notify` as its context.
         let cq = Self {
             ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
             _notify: notify,
@@ -65,17 +68,19 @@ impl<N: CompletionHandler> Mlx5Cq<N> {
         self.ptr.as_ptr()
     }
 
-    /// Takes a batch of completions and passes each to `f`. Returns how many there were.
+    /// Takes at most [`POLL_BATCH`] completions and passes each to `f`. Returns their number.
     pub(crate) fn poll(&self, mut f: impl FnMut(WorkCompletion)) -> usize {
         let mut wcs = [const { MaybeUninit::<bindings::kite_mlx5_wc>::uninit() }; POLL_BATCH];
-        // SAFETY: By the type invariants; at most `BATCH` entries are written.
+        // SAFETY: The CQ is live, by the type invariants. The shim writes at most `POLL_BATCH` entries, for
+        // which `wcs` has space.
         let n = unsafe {
             bindings::kite_mlx5_poll_cq(self.as_raw(), wcs.as_mut_ptr().cast(), POLL_BATCH as c_int)
         };
-        // A queue that overflowed, which the slots exclude, or hardware that failed brings nothing more.
+        // An error means that no further completions arrive: the device failed, or the CQ overflowed. The
+        // number of slots excludes an overflow.
         let n = usize::try_from(n).unwrap_or(0).min(POLL_BATCH);
         for wc in &wcs[..n] {
-            // SAFETY: The shim has written this entry.
+            // SAFETY: The shim has initialized the first `n` entries.
             let wc = unsafe { wc.assume_init_ref() };
             f(WorkCompletion {
                 wr_id: wc.wr_id,
@@ -87,27 +92,30 @@ impl<N: CompletionHandler> Mlx5Cq<N> {
         n
     }
 
-    /// Asks for one notification, on which who polls once more and finds nothing may rely.
+    /// Arms the CQ for one notification. A completion is notified unless a poll after this call returns it.
+    /// So the caller must poll once more, and may sleep if that poll returns nothing.
     pub(crate) fn arm(&self) {
-        // SAFETY: By the type invariants.
+        // SAFETY: The CQ is live, by the type invariants.
         unsafe { bindings::kite_mlx5_cq_arm(self.as_raw()) };
     }
 
     /// # Safety
     ///
-    /// Called by the shim alone, with the context given to it in `new`.
+    /// Only the shim may call this function, with the context that `new` has registered.
     unsafe extern "C" fn on_completion(context: *mut c_void) {
-        // SAFETY: By the safety requirements and the type invariants.
+        // SAFETY: By the safety requirements, `context` is the one registered in `new`. By the type
+        // invariants, it is the `N` of `_notify`, which outlives the CQ.
         unsafe { &*context.cast::<N>() }.notify();
     }
 }
 
 impl<N: CompletionHandler> Drop for Mlx5Cq<N> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants; no notification comes after this has succeeded.
+        // SAFETY: The CQ is live, by the type invariants, and not used after this call. If the call succeeds,
+        // no notification follows.
         if unsafe { bindings::kite_mlx5_cq_destroy(self.as_raw()) } != 0 {
             pr_warn!("CQ cannot be destroyed: memory leaked\n");
-            // An interrupt may still be dealt with.
+            // The CQ may still raise interrupts: leak the handler.
             core::mem::forget(self._notify.clone());
         }
     }

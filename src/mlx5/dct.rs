@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The target of DC: what the requests of all peers come to. One serves a node, however many peers there are.
+//! DC target (DCT): destination of the DC requests of all peers. One DCT serves a node, independent of the
+//! number of peers.
 
 use super::{rmp::Rmp, Mlx5Device, PortConfig, ACCESS_FLAGS};
 use crate::{
@@ -15,52 +16,54 @@ use kernel::{
     time::msecs_to_jiffies,
 };
 
-/// Hops that an answer may take between subnets.
+/// Hop limit of responses that cross subnets.
 const HOP_LIMIT: u8 = 64;
 
-/// 82 ms until a peer tries again that found no receive: nobody does unless we are far behind.
+/// RNR timer code 26: a peer waits 82 ms before it retries a message that found no receive buffer. This
+/// happens only if the receive poller is far behind.
 const MIN_RNR_TIMER: u8 = 26;
 
-/// How long what is under way may take to end, at a time.
+/// Maximum duration, in ms, of one drain command.
 const DRAIN_SLICE_MS: u32 = 1000;
 
-/// Times that it is waited for.
+/// Number of drain commands, including the one in the destroy command.
 const DRAIN_ATTEMPTS: u32 = 30;
 
-/// What names a target, besides the port that it is at: 12 bytes (KRCORE, section 3.2).
+/// Identity of a DCT at its port: 12 bytes (KRCORE, section 3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DctId {
-    /// Its number.
+    /// DCT number.
     pub(crate) dctn: u32,
-    /// The key without which it refuses.
+    /// DC access key. The DCT rejects requests with another key.
     pub(crate) dc_key: u64,
 }
 
-/// A target that serves reads, writes and atomic operations, and takes packets.
+/// DCT that serves READs, WRITEs and atomics, and receives packets.
 ///
 /// # Invariants
 ///
-/// `dct` is live, and we own it; it was made with `pool`.
+/// `dct` is a live DCT that this object owns. It was created with `rmp`.
 pub(crate) struct Dct<N: CompletionHandler> {
     dct: NonNull<bindings::kite_mlx5_dct>,
     dc_key: u64,
-    /// It did not drain, and is not waited for once more.
+    /// Set once draining has timed out, so that no later call waits again.
     drain_timed_out: bool,
     rmp: Arc<Rmp<N>>,
     _hca: Arc<Mlx5Device>,
 }
 
-// SAFETY: The shim's calls may be made from any thread.
+// SAFETY: The functions of the shim may be called from any thread.
 unsafe impl<N: CompletionHandler> Send for Dct<N> {}
-// SAFETY: As above.
+// SAFETY: The argument for `Send` holds here too.
 unsafe impl<N: CompletionHandler> Sync for Dct<N> {}
 
 impl<N: CompletionHandler> Dct<N> {
-    /// Makes a target at a port, with a key that nobody can guess; what is sent to it comes to the pool.
+    /// Creates a DCT at a port, with a random access key. Its messages are received into `rmp`.
     ///
     /// # Errors
     ///
-    /// `EIO`, `ENOMEM`.
+    /// - `EIO`: the command failed.
+    /// - `ENOMEM`: no memory.
     pub(crate) fn new(
         hca: Arc<Mlx5Device>,
         port_config: PortConfig,
@@ -81,9 +84,9 @@ impl<N: CompletionHandler> Dct<N> {
             min_rnr_timer: MIN_RNR_TIMER,
             ..Default::default()
         };
-        // SAFETY: What it is made from is live, and outlives it.
+        // SAFETY: The device, the CQ and the RMP are live. They outlive the DCT, which holds references.
         let dct = from_err_ptr(unsafe { bindings::kite_mlx5_dct_create(hca.as_raw(), &attr) })?;
-        // INVARIANT: We just made it.
+        // INVARIANT: The DCT was just created with `rmp`.
         Ok(Self {
             dct: NonNull::new(dct).ok_or(ENOMEM)?,
             dc_key,
@@ -93,21 +96,22 @@ impl<N: CompletionHandler> Dct<N> {
         })
     }
 
-    /// What names it.
+    /// Returns the number and the key.
     pub(crate) fn id(&self) -> DctId {
         DctId {
-            // SAFETY: By the type invariants.
+            // SAFETY: The DCT is live, by the type invariants.
             dctn: unsafe { bindings::kite_mlx5_dct_number(self.dct.as_ptr()) },
             dc_key: self.dc_key,
         }
     }
 
-    /// Lets what is under way end, and nothing new begin. All that was sent to it is in the pool then: what nobody
-    /// has taken when this is dropped is lost.
+    /// Drains the DCT: requests in flight complete, and no new ones start. Afterwards all received
+    /// messages are in `rmp`. Messages that are not taken before the drop are lost.
     ///
     /// # Errors
     ///
-    /// `EIO`; `ETIMEDOUT`.
+    /// - `EIO`: the command failed.
+    /// - `ETIMEDOUT`: requests are still in flight, now or in an earlier call.
     pub(crate) fn drain(&mut self) -> Result {
         if self.drain_timed_out {
             return Err(ETIMEDOUT);
@@ -120,7 +124,7 @@ impl<N: CompletionHandler> Dct<N> {
     fn wait_drained(&self) -> Result {
         let slice = msecs_to_jiffies(DRAIN_SLICE_MS);
         for _ in 1..DRAIN_ATTEMPTS {
-            // SAFETY: By the type invariants.
+            // SAFETY: The DCT is live, by the type invariants.
             let code = unsafe { bindings::kite_mlx5_dct_drain(self.dct.as_ptr(), slice) };
             if code != ETIMEDOUT.to_errno() {
                 return to_result(code);
@@ -131,7 +135,8 @@ impl<N: CompletionHandler> Dct<N> {
 
     fn destroy(&mut self) -> Result {
         self.drain()?;
-        // SAFETY: By the type invariants; it is used no more once it is destroyed.
+        // SAFETY: The DCT is live, by the type invariants. The only caller is `drop`, so it is not used
+        // afterwards.
         to_result(unsafe {
             bindings::kite_mlx5_dct_destroy(self.dct.as_ptr(), msecs_to_jiffies(DRAIN_SLICE_MS))
         })
@@ -141,7 +146,7 @@ impl<N: CompletionHandler> Dct<N> {
 impl<N: CompletionHandler> Drop for Dct<N> {
     fn drop(&mut self) {
         if let Err(error) = self.destroy() {
-            // The hardware may go on using it.
+            // The hardware may still use the receive buffers: leak them.
             core::mem::forget(self.rmp.clone());
             pr_err!("DCT cannot be destroyed: leaked: {error:?}\n");
         }

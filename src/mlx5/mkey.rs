@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of a process by a key of its own: the hardware lets nobody who has that reach beyond.
+//! Memory key for pinned memory of one process. The hardware confines requests with this key to that memory.
 
 use super::Mlx5Device;
 use crate::{bindings, verbs::dma::LongTermDmaMap};
 use kernel::{error::to_result, prelude::*, sync::Arc};
 
-/// A key to pinned memory, for requests of ours and of peers.
+/// Memory key for pinned memory, used by local requests and by peers.
 ///
 /// # Invariants
 ///
-/// `key` is a key of the hardware to the pages of `_memory`, which stay mapped for as long as it lives.
+/// `key` is a live memory key for the pages of `_arena`, which stay mapped while the key exists.
 pub(crate) struct Mkey {
     key: u32,
     hca: Arc<Mlx5Device>,
@@ -18,12 +18,14 @@ pub(crate) struct Mkey {
 }
 
 impl Mkey {
-    /// A key to `len` bytes that requests name by addresses from `addr` on, which is in the first page. Peers may
-    /// read, write and change them; who may is found out before ([`kite_core::wire::memory`]).
+    /// Creates a key for `len` bytes. Requests use addresses from `addr`, which lies in the first page. Peers
+    /// may read, write and atomically update the bytes. Access checks come before a peer uses the key
+    /// ([`kite_core::wire::memory`]).
     ///
     /// # Errors
     ///
-    /// `EIO`, `ENOMEM`.
+    /// - `EIO`: the command failed.
+    /// - `ENOMEM`: no memory.
     pub(crate) fn new(
         hca: Arc<Mlx5Device>,
         arena: Arc<LongTermDmaMap>,
@@ -35,7 +37,7 @@ impl Mkey {
             pages.push(page, GFP_KERNEL)?;
         }
         let mut key = 0;
-        // SAFETY: The hardware is open; so many addresses are there, and `key` may be written.
+        // SAFETY: The device is open. `pages` holds `pages.len()` addresses, and `key` is valid for writes.
         to_result(unsafe {
             bindings::kite_mlx5_mtt_mkey_create(
                 hca.as_raw(),
@@ -47,7 +49,7 @@ impl Mkey {
                 &mut key,
             )
         })?;
-        // INVARIANT: We just made it.
+        // INVARIANT: The key was just created for the pages of `arena`, which the key holds.
         Ok(Self {
             key,
             hca,
@@ -55,7 +57,7 @@ impl Mkey {
         })
     }
 
-    /// The key.
+    /// Returns the key.
     pub(crate) fn key(&self) -> u32 {
         self.key
     }
@@ -63,9 +65,9 @@ impl Mkey {
 
 impl Drop for Mkey {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants.
+        // SAFETY: The key is live, by the type invariants, and not used after this call.
         if unsafe { bindings::kite_mlx5_mkey_destroy(self.hca.as_raw(), self.key) } != 0 {
-            // The hardware may go on using the memory.
+            // The hardware may still access the memory: leak it.
             core::mem::forget(self._arena.clone());
             pr_warn!("mkey cannot be destroyed: memory leaked\n");
         }

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Safe Rust over `c-shim/mlx5.h`: dynamically connected (DC) queue pairs, and atomic operations, which no verb makes for
+//! Safe wrappers of `c-shim/mlx5.h`: dynamically connected (DC) QPs, and atomics, which verbs do not offer to
 //! the kernel.
 //!
-//! A request on an *initiator* names its *target*, wherever that is, so a few of them reach every node (KRCORE,
-//! section 3). Objects own what they are made from, as those of `verbs` do, in whose protection domain they are:
-//! what was said there of the end of a device holds here, too.
+//! A request on a DC initiator (DCI) names its DC target (DCT) at any port. So a few DCIs reach every node
+//! (KRCORE, section 3).
+//!
+//! Objects hold references to the objects from which they were created, as in [`crate::verbs`]. They belong
+//! to a protection domain of that module. Its rule for device removal holds here too: all objects must be
+//! dropped before [`crate::verbs::client::IbClient::remove`] returns.
 
 pub(crate) mod cq;
 pub(crate) mod dct;
@@ -28,27 +31,27 @@ use kernel::{
     sync::Arc,
 };
 
-/// All that peers may do to our memory.
+/// Access rights of peers to local memory.
 const ACCESS_FLAGS: c_int = (bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE
     | bindings::ib_access_flags_IB_ACCESS_REMOTE_READ
     | bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE
     | bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC) as c_int;
 
-/// The port that we send and receive by.
+/// Local port for sends and receives.
 #[derive(Clone, Copy)]
 pub(crate) struct PortConfig {
     pub(crate) port: PortNum,
-    /// Index of our GID in its table.
+    /// Index of the local GID in the port's GID table.
     pub(crate) gid_index: u8,
-    /// Bytes of its largest packet.
+    /// MTU in bytes.
     pub(crate) mtu: u32,
 }
 
-/// The hardware of an RNIC.
+/// mlx5 device of an RNIC.
 ///
 /// # Invariants
 ///
-/// `ptr` is open, and we own it; `key` is a key of its.
+/// `ptr` is an open device that this object owns. `global_mkey` is one of its memory keys.
 pub(crate) struct Mlx5Device {
     ptr: NonNull<bindings::kite_mlx5_dev>,
     global_mkey: u32,
@@ -57,13 +60,14 @@ pub(crate) struct Mlx5Device {
     pd: Arc<Pd>,
 }
 
-// SAFETY: The shim's calls may be made from any thread.
+// SAFETY: The functions of the shim may be called from any thread.
 unsafe impl Send for Mlx5Device {}
-// SAFETY: As above.
+// SAFETY: The argument for `Send` holds here too.
 unsafe impl Sync for Mlx5Device {}
 
 impl Mlx5Device {
-    /// The hardware behind a protection domain, if an mlx5 driver drives it and it has what we need.
+    /// Opens the mlx5 device of a protection domain. Returns `None` if no mlx5 driver manages the device, or
+    /// if a required capability is missing. Any other error is logged and returns `None` too.
     pub(crate) fn probe(pd: &Arc<Pd>) -> Option<Arc<Self>> {
         match Self::open(pd.clone()) {
             Ok(hca) => Some(hca),
@@ -75,25 +79,28 @@ impl Mlx5Device {
         }
     }
 
-    /// Opens the hardware behind a protection domain, and makes a key to all memory there.
+    /// Opens the device of a protection domain and creates a key for all memory.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` if no mlx5 driver drives it; `ENXIO` if it has no atomics in our byte order; `EIO`, `ENOMEM`.
+    /// - `EOPNOTSUPP`: no mlx5 driver manages the device, or its present bond excludes DC.
+    /// - `ENXIO`: the device has no atomics in host byte order.
+    /// - `EIO`: a command failed.
+    /// - `ENOMEM`: no memory.
     fn open(pd: Arc<Pd>) -> Result<Arc<Self>> {
-        // SAFETY: The protection domain is valid, and outlives what is opened, which holds it.
+        // SAFETY: The protection domain is valid. It outlives the opened device, which holds a reference.
         let ptr = from_err_ptr(unsafe {
             bindings::kite_mlx5_open(pd.as_raw(), None, core::ptr::null_mut())
         })?;
         let ptr = NonNull::new(ptr).ok_or(ENOMEM)?;
         let mut caps = bindings::kite_mlx5_caps::default();
-        // SAFETY: It is open, and `caps` may be written.
+        // SAFETY: The device is open, and `caps` is valid for writes.
         unsafe { bindings::kite_mlx5_query(ptr.as_ptr(), &mut caps) };
         let global_mkey = Self::create_global_mkey(ptr, &caps).inspect_err(|_| {
-            // SAFETY: It is ours, and nothing was made from it.
+            // SAFETY: This function owns the device, and no object was created from it.
             unsafe { bindings::kite_mlx5_close(ptr.as_ptr()) }
         })?;
-        // INVARIANT: We just opened it, and made the key.
+        // INVARIANT: The device was just opened, and the key was just created.
         let hca = Self {
             ptr,
             global_mkey,
@@ -104,7 +111,7 @@ impl Mlx5Device {
         Ok(Arc::new(hca, GFP_KERNEL)?)
     }
 
-    /// Makes a key, if the hardware has all that we need.
+    /// Creates the key for all memory, if the device has atomics.
     fn create_global_mkey(
         ptr: NonNull<bindings::kite_mlx5_dev>,
         caps: &bindings::kite_mlx5_caps,
@@ -113,14 +120,14 @@ impl Mlx5Device {
             return Err(ENXIO);
         }
         let mut mkey = 0;
-        // SAFETY: It is open, and `key` may be written.
+        // SAFETY: The device is open, and `mkey` is valid for writes.
         to_result(unsafe {
             bindings::kite_mlx5_global_mkey_create(ptr.as_ptr(), ACCESS_FLAGS, &mut mkey)
         })?;
         Ok(mkey)
     }
 
-    /// Whether it has DC.
+    /// Returns `true` if the device supports DC.
     pub(crate) fn has_dc(&self) -> bool {
         self.has_dc
     }
@@ -129,12 +136,12 @@ impl Mlx5Device {
         self.ptr.as_ptr()
     }
 
-    /// The RNIC.
+    /// Returns the RDMA device.
     pub(crate) fn device(&self) -> IbDevice {
         self.pd.device()
     }
 
-    /// The key to all memory that is mapped for DMA, for us and for the kernels of peers.
+    /// Returns the key for all DMA-mapped memory, used by this kernel and by the kernels of peers.
     pub(crate) fn global_mkey(&self) -> u32 {
         self.global_mkey
     }
@@ -142,7 +149,8 @@ impl Mlx5Device {
 
 impl Drop for Mlx5Device {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants; what was made from it holds a reference to us.
+        // SAFETY: The device is open, by the type invariants. Every object created from it holds a reference,
+        // so none is left.
         unsafe {
             if bindings::kite_mlx5_mkey_destroy(self.as_raw(), self.global_mkey) != 0 {
                 pr_warn!("global mkey cannot be destroyed\n");

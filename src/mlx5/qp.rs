@@ -1,10 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Queue pairs of the hardware: initiators of DC, which send to any target; and RC for atomic operations, which verbs
-//! do not have for the kernel.
+//! mlx5 QPs: DC initiators (DCIs), which send to any DCT, and an RC QP for atomics, which verbs do not offer
+//! to the kernel.
 //!
-//! Of an initiator, the hardware talks to one target at a time, in the order of the requests. A target that does not
-//! answer ends the initiator, with all that was posted behind; then it is reset and started again.
+//! # Operation
+//!
+//! The hardware serves one DCT at a time per DCI, in the order of the requests.
+//!
+//! # Recovery
+//!
+//! An unresponsive DCT moves the DCI to ERR. All requests posted behind fail too. The owner then resets and
+//! restarts the DCI.
+//!
+//! # Locking
+//!
+//! `modify_lock` (mutex) serializes state changes. Posting is locked in the shim.
 
 use super::{
     cq::Mlx5Cq,
@@ -26,43 +36,46 @@ use kernel::{
     sync::{Arc, Mutex},
 };
 
-/// Tries while a target has no buffer: half a second in all, since others wait behind.
+/// RNR retries. With the peer's timer, the total is half a second, since other requests wait behind.
 const RNR_RETRIES: u8 = 6;
 
-/// A queue pair.
+/// Queue pair.
 ///
 /// # Invariants
 ///
-/// `ptr` is a live queue pair that we own, made with `_cq`.
+/// `ptr` is a live QP that this object owns. It was created with `_cq`.
 pub(crate) struct Mlx5Qp<N: CompletionHandler> {
     ptr: NonNull<bindings::kite_mlx5_qp>,
-    /// Held while the state changes.
+    /// Held during a state change.
     modify_lock: Pin<KBox<Mutex<()>>>,
     _cq: Arc<Mlx5Cq<N>>,
     hca: Arc<Mlx5Device>,
 }
 
-// SAFETY: Queue pairs may be posted to from any thread; the shim locks inside. We lock state changes.
+// SAFETY: Requests may be posted from any thread, since the shim locks internally. `modify_lock` serializes
+// state changes.
 unsafe impl<N: CompletionHandler> Send for Mlx5Qp<N> {}
-// SAFETY: As above.
+// SAFETY: The argument for `Send` holds here too.
 unsafe impl<N: CompletionHandler> Sync for Mlx5Qp<N> {}
 
 impl<N: CompletionHandler> Mlx5Qp<N> {
-    /// Makes an initiator with room for so many requests, in reset.
+    /// Creates a DCI for `depth` requests in flight, in state RESET.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the hardware has no room for so many; `EIO`, `ENOMEM`.
+    /// - `EINVAL`: `depth` exceeds the limit of the hardware.
+    /// - `EIO`: the command failed.
+    /// - `ENOMEM`: no memory.
     pub(crate) fn new_dci(hca: Arc<Mlx5Device>, cq: Arc<Mlx5Cq<N>>, depth: u32) -> Result<Self> {
         let kind = bindings::kite_mlx5_qp_type_KITE_MLX5_DCI;
         Self::new(kind, hca, cq, depth)
     }
 
-    /// Makes an RC queue pair that receives nothing, as [`Self::new_initiator`] does.
+    /// Creates an RC QP that receives nothing, in state RESET.
     ///
     /// # Errors
     ///
-    /// As of that.
+    /// See [`Self::new_dci`].
     pub(crate) fn new_rc(hca: Arc<Mlx5Device>, cq: Arc<Mlx5Cq<N>>, depth: u32) -> Result<Self> {
         let kind = bindings::kite_mlx5_qp_type_KITE_MLX5_RC;
         Self::new(kind, hca, cq, depth)
@@ -81,9 +94,9 @@ impl<N: CompletionHandler> Mlx5Qp<N> {
             ..Default::default()
         };
         let modify_lock = KBox::pin_init(new_mutex!(()), GFP_KERNEL)?;
-        // SAFETY: The hardware is open; it and the queue outlive the queue pair, which holds them.
+        // SAFETY: The device is open. The device and the CQ outlive the QP, which holds references.
         let ptr = from_err_ptr(unsafe { bindings::kite_mlx5_qp_create(hca.as_raw(), &init) })?;
-        // INVARIANT: We just made it.
+        // INVARIANT: The QP was just created with `cq`.
         Ok(Self {
             ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
             modify_lock,
@@ -92,38 +105,38 @@ impl<N: CompletionHandler> Mlx5Qp<N> {
         })
     }
 
-    /// Brings an initiator from reset to where it sends. If that fails it has to be reset before the next try.
+    /// Moves a DCI from RESET to RTS. After an error, the DCI must be reset before the next attempt.
     ///
     /// # Errors
     ///
-    /// `EIO`.
+    /// - `EIO`: the command failed.
     pub(crate) fn start_dci(&self, port_config: PortConfig) -> Result {
         self.modify_to_rts(self.base_attr(port_config))
     }
 
-    /// Connects an RC queue pair to itself, by the way `own` to our port, for one operation at a time.
+    /// Connects an RC QP to itself, with `own_av` as the address of the local port.
     ///
     /// # Errors
     ///
-    /// `EIO`.
+    /// - `EIO`: the command failed.
     pub(crate) fn connect_loopback(
         &self,
         port_config: PortConfig,
         own_av: &AddressVector,
     ) -> Result {
         self.modify_to_rts(bindings::kite_mlx5_qp_attr {
-            // What it has of these is for DC; here one is under way at a time.
+            // The capability applies to DC. The loopback QP has one operation in flight.
             max_rd_atomic: 1,
             max_dest_rd_atomic: 1,
             access: ACCESS_FLAGS,
-            // SAFETY: By the type invariants.
+            // SAFETY: The QP is live, by the type invariants.
             dest_qp_num: unsafe { bindings::kite_mlx5_qp_number(self.ptr.as_ptr()) },
             av: own_av.as_raw(),
             ..self.base_attr(port_config)
         })
     }
 
-    /// What all have.
+    /// Returns the attributes common to all QPs.
     fn base_attr(&self, port_config: PortConfig) -> bindings::kite_mlx5_qp_attr {
         bindings::kite_mlx5_qp_attr {
             // SAFETY: The function has no preconditions.
@@ -140,43 +153,46 @@ impl<N: CompletionHandler> Mlx5Qp<N> {
 
     fn modify_to_rts(&self, attr: bindings::kite_mlx5_qp_attr) -> Result {
         let _guard = self.modify_lock.lock();
-        // SAFETY: By the type invariants; a way that is named is there.
+        // SAFETY: The QP is live, by the type invariants. `attr.av` is null or points to a live address
+        // vector.
         to_result(unsafe { bindings::kite_mlx5_qp_to_rts(self.ptr.as_ptr(), &attr) })
     }
 
-    /// Has what is under way complete as flushed.
+    /// Moves the QP to ERR: requests in flight complete as flushed.
     ///
     /// # Errors
     ///
-    /// `EIO`.
+    /// - `EIO`: the command failed.
     pub(crate) fn fail(&self) -> Result {
         let _guard = self.modify_lock.lock();
-        // SAFETY: By the type invariants.
+        // SAFETY: The QP is live, by the type invariants.
         to_result(unsafe { bindings::kite_mlx5_qp_to_err(self.ptr.as_ptr()) })
     }
 
-    /// Drops what is under way, and the completions that were not polled. Nobody may post meanwhile. When this
-    /// returns it touches no memory of ours any more.
+    /// Moves the QP to RESET. Requests in flight and unpolled completions are dropped. No thread may post
+    /// meanwhile. After success, the hardware accesses no memory of earlier requests.
     ///
     /// # Errors
     ///
-    /// `EIO`.
+    /// - `EIO`: the command failed.
     pub(crate) fn reset(&self) -> Result {
         let _guard = self.modify_lock.lock();
-        // SAFETY: By the type invariants.
+        // SAFETY: The QP is live, by the type invariants.
         to_result(unsafe { bindings::kite_mlx5_qp_to_reset(self.ptr.as_ptr()) })
     }
 
-    /// Posts requests, one after the other, with one doorbell. Returns how many there was room for, or were taken
-    /// before one that is malformed.
+    /// Posts requests in order, with one doorbell. Returns the number of posted requests. Posting stops when
+    /// the queue is full, or at a malformed request.
     ///
     /// # Safety
     ///
-    /// The local memory that they name must stay mapped until they complete, or the queue pair is reset or gone.
+    /// The local memory of each request must stay mapped until the request completes, or the QP is reset or
+    /// destroyed.
     pub(crate) unsafe fn post(&self, wrs: &[Mlx5SendWr<'_>]) -> usize {
         let (first, count) = (wrs.as_ptr().cast(), wrs.len() as c_int);
         let mut posted = 0;
-        // SAFETY: By the type invariants and the safety requirements; a `Work` is what the shim has.
+        // SAFETY: The QP is live, by the type invariants. The memory of the requests stays mapped, by the
+        // safety requirements. `Mlx5SendWr` is a transparent wrapper of the shim's request.
         unsafe { bindings::kite_mlx5_post_send(self.ptr.as_ptr(), first, count, &mut posted) };
         posted as usize
     }
@@ -184,7 +200,7 @@ impl<N: CompletionHandler> Mlx5Qp<N> {
 
 impl<N: CompletionHandler> Drop for Mlx5Qp<N> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants.
+        // SAFETY: The QP is live, by the type invariants, and not used after this call.
         if unsafe { bindings::kite_mlx5_qp_destroy(self.ptr.as_ptr()) } != 0 {
             pr_warn!("QP cannot be destroyed: memory leaked\n");
         }

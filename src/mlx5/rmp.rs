@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What peers SEND to the targets of a node comes to buffers that all targets share.
+//! Receive memory pool (RMP): buffers for the messages that peers send to the DCTs of a node. All DCTs share
+//! the pool.
 //!
-//! A buffer is posted again as soon as it was read, and who found none tries again: the RNIC of the sender
-//! waits meanwhile, and with it whoever shares it. So it is for upper layers to see to it that there are enough.
+//! A buffer is posted again as soon as it is read. A sender that finds no buffer retries. Its RNIC waits
+//! meanwhile, and delays all other requests on the same DCI. So the upper layers must ensure that there are
+//! enough buffers.
 
 use super::{cq::Mlx5Cq, Mlx5Device};
 use crate::{
@@ -25,11 +27,11 @@ use kernel::{
 };
 use kite_core::wire::packet::MAX_PACKET_BYTES;
 
-/// Receive buffers of packets.
+/// Shared receive buffers for packets.
 ///
 /// # Invariants
 ///
-/// `rmp` is live, and we own it; its entries name `buffers` by index.
+/// `rmp` is a live pool that this object owns. Its entries refer to `buffers` by index.
 pub(crate) struct Rmp<N: CompletionHandler> {
     rmp: NonNull<bindings::kite_mlx5_rmp>,
     buffers: Arc<DmaPages>,
@@ -37,24 +39,26 @@ pub(crate) struct Rmp<N: CompletionHandler> {
     hca: Arc<Mlx5Device>,
 }
 
-// SAFETY: The shim's calls may be made from any thread.
+// SAFETY: The functions of the shim may be called from any thread.
 unsafe impl<N: CompletionHandler> Send for Rmp<N> {}
-// SAFETY: As above.
+// SAFETY: The argument for `Send` holds here too.
 unsafe impl<N: CompletionHandler> Sync for Rmp<N> {}
 
 impl<N: CompletionHandler> Rmp<N> {
-    /// Makes and posts so many buffers.
+    /// Creates a pool and posts `count` buffers.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the hardware has no room for as many; `EIO`, `ENOMEM`.
+    /// - `EINVAL`: `count` exceeds the limit of the hardware.
+    /// - `EIO`: the command failed.
+    /// - `ENOMEM`: no memory.
     pub(crate) fn new(hca: Arc<Mlx5Device>, count: u32, notify: Arc<N>) -> Result<Arc<Self>> {
         let cq = Mlx5Cq::new(hca.clone(), count, 0, notify)?;
         let pages = ContiguousPages::new(count as usize * MAX_PACKET_BYTES, MemcgCharge::Kernel)?;
         let buffers = Arc::new(DmaPages::new(hca.device(), pages)?, GFP_KERNEL)?;
-        // SAFETY: The hardware is open.
+        // SAFETY: The device is open.
         let rmp = from_err_ptr(unsafe { bindings::kite_mlx5_rmp_create(hca.as_raw(), count, 1) })?;
-        // INVARIANT: We just made it, and nothing is posted.
+        // INVARIANT: The pool was just created, and nothing is posted.
         let pool = Self {
             rmp: NonNull::new(rmp).ok_or(ENOMEM)?,
             buffers,
@@ -69,7 +73,7 @@ impl<N: CompletionHandler> Rmp<N> {
         self.rmp.as_ptr()
     }
 
-    /// Tells what has come.
+    /// Returns the CQ of the received messages.
     pub(crate) fn cq(&self) -> &Arc<Mlx5Cq<N>> {
         &self.cq
     }
@@ -81,21 +85,22 @@ impl<N: CompletionHandler> Rmp<N> {
             .sge(self.hca.global_mkey(), offset, MAX_PACKET_BYTES)
             .ok_or(EINVAL)?;
         let sge: *const _ = &sge;
-        // SAFETY: By the type invariants; the buffer outlives the pool, and an `Sge` is what the shim has.
+        // SAFETY: The pool is live, by the type invariants. The buffers stay mapped while the pool is live.
+        // `Sge` is a transparent wrapper of the shim's entry.
         to_result(unsafe {
             bindings::kite_mlx5_rmp_post_recv(self.as_raw(), index.into(), sge.cast(), 1)
         })
     }
 
-    /// Takes what came with a completion, and posts its buffer again.
+    /// Copies the packet of a completion, and posts its buffer again.
     pub(crate) fn receive_packet(&self, completion: &WorkCompletion) -> KVec<u8> {
         let (index, len) = (completion.wr_id as u32, completion.byte_len as usize);
         let offset = index as usize * MAX_PACKET_BYTES;
         let mut bytes = bytes::alloc_zeroed_nofail(len.min(MAX_PACKET_BYTES));
         self.buffers.sync_for_cpu(offset, bytes.len());
-        // It is within the buffers.
+        // Cannot fail: the range lies within the buffers.
         let _ = self.buffers.read(offset, &mut bytes);
-        // Only hardware that failed takes no more of them.
+        // Fails only if the device has failed.
         let _ = self.post(index);
         bytes
     }
@@ -103,9 +108,10 @@ impl<N: CompletionHandler> Rmp<N> {
 
 impl<N: CompletionHandler> Drop for Rmp<N> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants. Targets hold it, so there is none.
+        // SAFETY: The pool is live, by the type invariants. Every DCT that uses the pool holds a reference,
+        // so none is left.
         if unsafe { bindings::kite_mlx5_rmp_destroy(self.as_raw()) } != 0 {
-            // The hardware may go on writing there.
+            // The hardware may still write to the buffers: leak them.
             core::mem::forget(self.buffers.clone());
             pr_warn!("RMP cannot be destroyed: memory leaked\n");
         }

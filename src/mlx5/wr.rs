@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Work requests. Those of DC say to which target they go, and by which way.
+//! Work requests. A DC request carries the address vector and the identity of its DCT.
 
 use super::{dct::DctId, Mlx5Device};
 use crate::{
@@ -13,19 +13,19 @@ use crate::{
 use core::marker::PhantomData;
 use kernel::{error::to_result, prelude::*};
 
-/// The way to a port.
+/// Address vector: hardware form of the path to a port.
 pub(crate) struct AddressVector(bindings::kite_mlx5_av);
 
 impl AddressVector {
-    /// That where `route` leads to. On RoCE the neighbour may be looked up.
+    /// Resolves the address of an address handle. On RoCE, this may need neighbor resolution.
     ///
     /// # Errors
     ///
-    /// What the RDMA core says of an unknown neighbour.
+    /// Error of the RDMA core for an unknown neighbor.
     pub(crate) fn new(hca: &Mlx5Device, ah: &AddressHandle) -> Result<Self> {
         let mut av = bindings::kite_mlx5_av::default();
         let mut attr = ah.raw_attr();
-        // SAFETY: The hardware is open, and both may be written.
+        // SAFETY: The device is open. `attr` and `av` are valid for writes.
         to_result(unsafe { bindings::kite_mlx5_av_resolve(hca.as_raw(), &mut attr, &mut av) })?;
         Ok(Self(av))
     }
@@ -35,25 +35,25 @@ impl AddressVector {
     }
 }
 
-/// A target, and the way there.
+/// DCT and the path to its port.
 pub(crate) struct DcAddress {
     av: AddressVector,
     dct: DctId,
 }
 
 impl DcAddress {
-    /// The target `name` at the port that `route` leads to.
+    /// Returns the address of `dct` at the port of `ah`.
     ///
     /// # Errors
     ///
-    /// As of [`Av::new`].
+    /// See [`AddressVector::new`].
     pub(crate) fn new(hca: &Mlx5Device, ah: &AddressHandle, dct: DctId) -> Result<Self> {
         let av = AddressVector::new(hca, ah)?;
         Ok(Self { av, dct })
     }
 }
 
-/// A request, always signalled.
+/// Work request, always signaled.
 #[repr(transparent)]
 pub(crate) struct Mlx5SendWr<'a> {
     raw: bindings::kite_mlx5_wr,
@@ -61,7 +61,7 @@ pub(crate) struct Mlx5SendWr<'a> {
 }
 
 impl<'a> Mlx5SendWr<'a> {
-    /// What `op` says, at the end of a way.
+    /// Creates a DC request for `op` at `address`.
     pub(crate) fn new_dc(op: &RdmaOp<'a>, wr_id: u64, address: &'a DcAddress) -> Self {
         let mut wr = Self::new_rc(op, wr_id);
         wr.raw.av = address.av.as_raw();
@@ -70,7 +70,7 @@ impl<'a> Mlx5SendWr<'a> {
         wr
     }
 
-    /// What `op` says, at the other end of an RC queue pair.
+    /// Creates a request for `op` on a connected RC QP.
     pub(crate) fn new_rc(op: &RdmaOp<'a>, wr_id: u64) -> Self {
         let fence = match op.fence {
             true => bindings::ib_send_flags_IB_SEND_FENCE,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Requests that come from peers, of which most are for the memory service.
+//! Dispatch of control requests: ring requests to the RPC service, all others to the memory service.
 
 use crate::{
     fabric::peer::Peer,
@@ -10,7 +10,7 @@ use kernel::{prelude::*, sync::Arc};
 use kite_core::wire::{ControlHeader, ControlReply, ControlRequest};
 
 impl Rpc {
-    /// A request of a peer has come.
+    /// Handles a request received from a peer, on a worker of the memory service.
     pub(crate) fn on_request(
         self: &Arc<Self>,
         from: Arc<Peer>,
@@ -31,7 +31,13 @@ impl Rpc {
         );
     }
 
-    /// Answers a request of `node`, which may be this one.
+    /// Executes a ring request of `node`, which may be this node.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: the request is no ring request.
+    /// - `EHOSTDOWN`: `node` is not in the view.
+    /// - See [`Rpc::serve_attach`].
     pub(crate) fn dispatch(
         self: &Arc<Self>,
         node: u32,

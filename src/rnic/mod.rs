@@ -1,10 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The RNICs of this host, each with its own fabric and services.
+//! RNICs of this host, each with its own fabric and services.
 //!
-//! Sessions hold an [`Rnic`] for as long as they are open, and enter its gate for each request. When
-//! the RNIC goes, the gate is closed: requests under way fail soon, later ones find `ENODEV`, and all
-//! that was made from the device is gone before the RDMA core hears that we are done.
+//! # Operation
+//!
+//! The RDMA core calls [`RnicClient`] when an RNIC is added, renamed or removed. A bound session holds a
+//! reference to an [`Rnic`] and accesses the services through a guard for the duration of one request.
+//!
+//! # Recovery
+//!
+//! Removal of an RNIC revokes the services: new requests fail with `ENODEV`, and requests in progress fail
+//! soon. The removal then waits for all guards and destroys all objects of the device before it returns to
+//! the RDMA core. Sessions keep the [`Rnic`] itself, which no longer uses the device.
+//!
+//! # Locking
+//!
+//! - `RNICS` (mutex): list of RNICs in order of arrival. Holders may sleep. Nests outside `Rnic::name`.
+//! - `Rnic::name` (spinlock): current device name.
+//! - `Rnic::blocking_wq` (mutex): held while work is queued, which may sleep in an allocation; not held while
+//!   the workqueue is destroyed.
+//! - `Rnic::threads` (mutex): taken only at removal, and held while the threads are joined.
+//!
+//! `Rnic::removed` is stored with release ordering after the services have left the cluster. A reader that
+//! sees the flag (acquire) finds all events of the removal.
 
 pub(crate) mod dispatch;
 pub(crate) mod services;
@@ -37,44 +55,45 @@ use kernel::{
 };
 
 global_lock! {
-    // SAFETY: Initialised by `init`, before the client is registered and the device exists.
+    // SAFETY: `init` initializes the list before the client is registered and the misc device exists, so
+    // before any other access.
     unsafe(uninit) static RNICS: Mutex<KVec<Arc<Rnic>>> = KVec::new();
 }
 
-/// Makes the list of RNICs ready for use.
+/// Initializes the list of RNICs.
 ///
 /// # Safety
 ///
-/// Must be called once, before anything else of this file.
+/// The caller must call this function exactly once, before any other function of this module.
 pub(crate) unsafe fn init() {
-    // SAFETY: By the safety requirements.
+    // SAFETY: By the safety requirements of this function, this is the only call and precedes all accesses.
     unsafe { RNICS.init() };
 }
 
-/// A name of an RNIC, zero padded.
+/// Name of an RNIC, zero padded.
 pub(crate) type RnicName = [u8; bindings::KITE_RNIC_NAME_SIZE as usize];
 
-/// The name as a text, for people.
+/// Returns a name as a string for output; empty if the name is not UTF-8.
 pub(crate) fn name_str(name: &RnicName) -> &str {
     core::str::from_utf8(name)
         .unwrap_or("")
         .trim_end_matches('\0')
 }
 
-/// Requests of queues that are done at a time, besides those that wait for nothing.
+/// Maximum blocking requests of I/O queues that execute concurrently.
 const BLOCKING_WQ_MAX_ACTIVE: c_int = 256;
 
-/// The threads that serve an RNIC. Dropping them stops them.
+/// Threads of an RNIC. Dropping stops and joins the threads.
 struct RnicThreads {
     _poller: Thread<Poller>,
     _connector: Thread<Connector>,
 }
 
-/// An RNIC.
+/// RNIC with its services.
 #[pin_data]
 pub(crate) struct Rnic {
     device: IbDevice,
-    /// Its present name: udev may rename an RNIC when we have it already.
+    /// Current device name. udev can rename an RNIC after it was added.
     #[pin]
     name: SpinLock<RnicName>,
     #[pin]
@@ -82,10 +101,10 @@ pub(crate) struct Rnic {
     removed: AtomicFlag,
     #[pin]
     threads: Mutex<Option<RnicThreads>>,
-    /// What is done for queues of processes, and may have to wait.
+    /// Workqueue for blocking requests of I/O queues; `None` after removal.
     #[pin]
     blocking_wq: Mutex<Option<OwnedQueue>>,
-    /// Woken when the RNIC goes.
+    /// Notified when the RNIC is removed.
     #[pin]
     pub(crate) removal_cv: PollCondVar,
     pub(crate) stats: Arc<Stats>,
@@ -98,7 +117,7 @@ impl Rnic {
         let services = RnicServices::new(MemoryService::new(fabric.clone(), lend_limits())?)?;
         let name = device.name();
         Self::start(device, name, fabric.clone(), services, stats)
-            // What it hears with holds the fabric, which holds that.
+            // The receive handler and the fabric reference each other.
             .inspect_err(|_| fabric.clear_recv_handler())
     }
 
@@ -125,7 +144,8 @@ impl Rnic {
         )
     }
 
-    /// Starts the threads. They keep the name that the RNIC has now.
+    /// Installs the receive handler and starts the threads. Thread names do not follow later renames of the
+    /// RNIC.
     fn start_threads(
         name: &RnicName,
         fabric: Arc<Fabric>,
@@ -143,46 +163,46 @@ impl Rnic {
         })
     }
 
-    /// Enters for one request.
+    /// Returns a guard of the services, to be held for one request.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the RNIC is gone.
+    /// - `ENODEV`: the RNIC was removed.
     pub(crate) fn enter_services(&self) -> Result<RevocableGuard<'_, Arc<RnicServices>>> {
         self.services.try_access().ok_or(ENODEV)
     }
 
-    /// Enters for one request that has to do with calls.
+    /// Returns a guard of the RPC service, to be held for one request.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the RNIC is gone.
+    /// - `ENODEV`: the RNIC was removed.
     pub(crate) fn enter_rpc(&self) -> Result<RpcGuard<'_>> {
         self.enter_services().map(RpcGuard)
     }
 
-    /// Has a worker do `f`, which finds out itself if the RNIC goes.
+    /// Runs `f` on a worker. `f` holds no guard of the services and must obtain one itself.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the RNIC is gone.
+    /// - `ENODEV`: the RNIC was removed.
     pub(crate) fn spawn(&self, f: impl FnOnce() + Send + 'static) -> Result {
         let blocking_wq = self.blocking_wq.lock();
         blocking_wq.as_ref().ok_or(ENODEV)?.spawn(f);
         Ok(())
     }
 
-    /// Whether it is gone, and sessions have been told of all that ended with it.
+    /// Returns `true` if the RNIC was removed, and sessions have received all events caused by the removal.
     pub(crate) fn is_removed(&self) -> bool {
         self.removed.load(Acquire)
     }
 
-    /// Its name.
+    /// Returns the current name.
     pub(crate) fn name(&self) -> RnicName {
         *self.name.lock()
     }
 
-    /// Its address, and whether its port is active.
+    /// Returns the address of the control QP, and whether the port is active.
     pub(crate) fn address(&self) -> Result<(bindings::kite_address, bool)> {
         self.enter_rpc()?
             .memory_service
@@ -191,13 +211,21 @@ impl Rnic {
             .control_address()
     }
 
-    /// Takes everything down that was made from the device. Waits for the requests under way, which wait
-    /// for no process.
+    /// Destroys all objects of the device. Waits for requests in progress; none of them waits for a process.
+    ///
+    /// Order of the teardown:
+    ///
+    /// 1. Revoke the services without waiting, and leave the cluster. Waiters receive an error; sessions
+    ///    receive their events. Then set `removed` and notify pollers.
+    /// 2. Wait for all guards, and destroy the workqueue.
+    /// 3. Leave again, for state created by requests that were in progress. Flush deferred work.
+    /// 4. Join the threads and drop the receive handler, which breaks the reference cycle with the fabric.
+    /// 5. Flush work deferred by the threads, and drop the services.
     fn close(&self) {
         if let Some(services) = self.services.try_access() {
             self.services.revoke_nosync();
             services.fabric().qos.on_device_removed();
-            // Who waits for a peer is told that it is gone, and every session what it loses.
+            // Waiters for a peer fail, and each session receives an event for every object that it loses.
             services.leave();
             self.removed.store(true, Release);
             self.removal_cv.notify_all();
@@ -218,7 +246,7 @@ impl Rnic {
     }
 }
 
-/// Maximum memory of this node in regions of other nodes and in its own, from the module parameters.
+/// Returns the limits for memory in regions of other nodes and of this node, from the module parameters.
 fn lend_limits() -> LendLimits {
     LendLimits {
         lent_bytes: params::lend_bytes().unwrap_or(total_ram_bytes() / 2),
@@ -226,11 +254,13 @@ fn lend_limits() -> LendLimits {
     }
 }
 
-/// The RNIC of that name; with no name the first with an active port, or the first at all.
+/// Returns the RNIC with this name. If the name is empty, returns the first RNIC with an active port, or the
+/// first RNIC if no port is active.
 ///
 /// # Errors
 ///
-/// `ENODEV` if there is none.
+/// - `ENODEV`: no such RNIC.
+/// - `ENOMEM`: out of memory.
 pub(crate) fn find(name: &[u8]) -> Result<Arc<Rnic>> {
     let all = all_rnics()?;
     let has_name = |rnic: &&Arc<Rnic>| {
@@ -242,7 +272,7 @@ pub(crate) fn find(name: &[u8]) -> Result<Arc<Rnic>> {
     if !name.is_empty() {
         return all.iter().find(has_name).cloned().ok_or(ENODEV);
     }
-    // Whoever opens a session comes by here: the RNIC's firmware is slow to answer.
+    // Every bind of a session takes this path, so use the cached port state: a query of the firmware is slow.
     let is_active = |rnic: &&Arc<Rnic>| {
         rnic.enter_rpc()
             .is_ok_and(|rpc| rpc.memory_service.cluster.fabric.is_port_active())
@@ -254,7 +284,7 @@ pub(crate) fn find(name: &[u8]) -> Result<Arc<Rnic>> {
         .ok_or(ENODEV)
 }
 
-/// The `i`th RNIC in order of arrival.
+/// Returns the `i`th RNIC in order of arrival.
 pub(crate) fn nth(i: usize) -> Option<Arc<Rnic>> {
     RNICS.lock().get(i).cloned()
 }
@@ -268,7 +298,7 @@ fn all_rnics() -> Result<KVec<Arc<Rnic>>> {
     Ok(all)
 }
 
-/// Our registration with the RDMA core.
+/// Client of the RDMA core, which manages the list of RNICs.
 pub(crate) struct RnicClient;
 
 impl IbClient for RnicClient {
@@ -305,7 +335,8 @@ impl IbClient for RnicClient {
             let at = rnics.iter().position(|rnic| rnic.device == device);
             let found = at.and_then(|at| rnics.remove(at).ok());
             if rnics.is_empty() {
-                // A static is never dropped, and when we are unloaded this list is empty.
+                // A static is never dropped: free the memory of the list, which is empty when the module is
+                // unloaded.
                 *rnics = KVec::new();
             }
             found

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! All that is offered on one RNIC, and what comes from peers for it.
+//! Services of one RNIC, and dispatch of received messages to them.
 //!
-//! Services know those that they are made of, and none beside them; here is what concerns all: that the view changes,
-//! that this node leaves, and that the RNIC goes.
+//! A service references only the services on which it is built. This module handles the events that concern
+//! all services: view changes, leaving the cluster, and removal of the RNIC.
 
 use crate::{
     errno,
@@ -20,18 +20,18 @@ use kite_core::{
     wire::{ring::Immediate, ControlHeader},
 };
 
-/// The services of an RNIC.
+/// Services of an RNIC.
 pub(crate) struct RnicServices {
     rpc: Arc<Rpc>,
     vqp_table: Arc<VqpTable>,
 }
 
 impl RnicServices {
-    /// Those over a memory service.
+    /// Creates RPC and VQPs on top of a memory service.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn new(memory_service: Arc<MemoryService>) -> Result<Arc<Self>> {
         let services = Self {
             vqp_table: VqpTable::new(memory_service.clone())?,
@@ -44,12 +44,13 @@ impl RnicServices {
         &self.rpc.memory_service
     }
 
-    /// The fabric that they use.
+    /// Returns the fabric of the services.
     pub(crate) fn fabric(&self) -> &Arc<Fabric> {
         &self.memory_service().cluster.fabric
     }
 
-    /// The view changed: ends what was between this node and those who left.
+    /// Handles a view change: shuts down VQPs and RPC channels to removed nodes, and delivers packets
+    /// deferred for this view.
     pub(crate) fn on_view_change(&self) {
         let is_member = |instance| self.memory_service().cluster.is_member(instance);
         self.vqp_table
@@ -58,21 +59,22 @@ impl RnicServices {
         self.rpc.disconnect_removed_members();
     }
 
-    /// Leaves the cluster.
+    /// Leaves the cluster and shuts down all VQPs.
     pub(crate) fn leave(&self) {
         self.rpc.leave();
-        // After that nobody else makes an end.
+        // The node is in no view any more, so no further VQP is created.
         self.vqp_table
             .shutdown_removed(|_| false, errno::hostunreach());
     }
 
-    /// Waits for what was to be done for peers, or was to be told them.
+    /// Waits for deferred work of VQPs and for all requests of peers received so far.
     pub(crate) fn flush(&self) {
         self.vqp_table.flush();
         self.memory_service().flush_requests();
     }
 
-    /// Ends them, when nobody comes to them any more. Returns whether nobody used them.
+    /// Drops the services. No guard of the services may exist any longer. Returns `true` if no service was
+    /// still referenced.
     pub(crate) fn close(self: Arc<Self>) -> bool {
         let (rpc, vqp_table) = (self.rpc.clone(), self.vqp_table.clone());
         let memory_service = rpc.memory_service.clone();
@@ -86,7 +88,7 @@ impl RnicServices {
     }
 }
 
-/// Calls, for one request.
+/// Guard of the RPC service for one request.
 pub(crate) struct RpcGuard<'a>(pub(crate) RevocableGuard<'a, Arc<RnicServices>>);
 
 impl Deref for RpcGuard<'_> {
@@ -97,7 +99,7 @@ impl Deref for RpcGuard<'_> {
     }
 }
 
-/// The memory service, for one request.
+/// Guard of the memory service for one request.
 pub(crate) struct MemoryServiceGuard<'a>(pub(crate) RevocableGuard<'a, Arc<RnicServices>>);
 
 impl Deref for MemoryServiceGuard<'_> {
@@ -108,7 +110,7 @@ impl Deref for MemoryServiceGuard<'_> {
     }
 }
 
-/// Virtual queue pairs, for one request.
+/// Guard of the VQP table for one request.
 pub(crate) struct VqpTableGuard<'a>(pub(crate) RevocableGuard<'a, Arc<RnicServices>>);
 
 impl Deref for VqpTableGuard<'_> {
@@ -119,7 +121,7 @@ impl Deref for VqpTableGuard<'_> {
     }
 }
 
-/// Takes what the poller thread hears.
+/// Receive handler: dispatches messages from the poller to the services.
 pub(crate) struct RecvDispatcher(pub(crate) Arc<RnicServices>);
 
 impl RecvHandler for RecvDispatcher {

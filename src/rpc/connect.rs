@@ -1,10 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How a node comes to call a service, and how that ends.
+//! Setup and teardown of channels.
 //!
-//! The node that calls makes a ring for replies, and asks the home of the region for one for calls. To
-//! answer a request no other node is ever asked, so the home maps the caller's ring in the background, and
-//! is asked again until that is done.
+//! # Operation
+//!
+//! The caller allocates a ring for replies and requests a ring for calls from the home. A request handler
+//! must not wait for another node. So the home maps the caller's ring on a workqueue, and replies
+//! `EINPROGRESS` until the ring is mapped. The caller retries. The last handle that detaches closes the
+//! caller's end, and sends a detach request in the background.
+//!
+//! # Recovery
+//!
+//! - The caller cannot map the ring of the home: it detaches, and the call fails with `ECONNRESET` if the
+//!   ring was freed.
+//! - A caller gave up during setup: its next attach request, or that of another caller, detaches the leftover
+//!   client.
+//! - The last handle detaches while a thread attaches: `user_count` of 0 makes that thread open another
+//!   channel.
+//!
+//! # Locking
+//!
+//! `Rpc::client_channels` and `RpcChannel::user_count` (mutexes) are never held together.
 
 use super::{
     channel::RpcChannel,
@@ -23,10 +39,10 @@ use kite_core::{
     wire::{ControlReply, ControlRequest},
 };
 
-/// Bytes of a ring for replies, which are taken from it at once.
+/// Size, in bytes, of a ring for replies. It is small, since replies are taken at once.
 const REPLY_RING_BYTES: u64 = 64 << 10;
 
-/// A ring as its own node names it to the other.
+/// Region and ID of a ring, as assigned by the ring's node.
 #[derive(Clone, Copy)]
 pub(crate) struct RingInfo {
     pub(crate) region: u64,
@@ -47,13 +63,18 @@ fn parse_attach_reply(reply: &ControlReply<'_>) -> Result<RingInfo> {
 }
 
 impl Rpc {
-    /// A link to whoever serves a mapped region, for one more handle; [`Self::detach`] is to follow.
+    /// Returns a channel to the service of a mapped region, for one more handle. The caller must call
+    /// [`Self::detach`] later.
     ///
     /// # Errors
     ///
-    /// - `ECONNREFUSED` if nobody serves it.
-    /// - `ECONNRESET` if its server has just ended.
-    /// - `ESTALE` if the region was freed, `EHOSTDOWN` if its home died, `ETIMEDOUT`, `ENOMEM`.
+    /// - `ECONNREFUSED`: no session serves the region.
+    /// - `ECONNRESET`: the service has just ended.
+    /// - `ESTALE`: the region was freed.
+    /// - `EHOSTDOWN`: the home died.
+    /// - `EACCES`, `EBADF`: the mapping ended (see [`Mapping::access`]), or has no write right.
+    /// - `ETIMEDOUT`: the deadline expired.
+    /// - `ENOMEM`: no memory.
     pub(crate) fn attach(
         self: &Arc<Self>,
         mapping: &Mapping,
@@ -67,7 +88,7 @@ impl Rpc {
         }
         let channel = self.open_channel(mapping, instance, deadline)?;
         let mut channels = self.client_channels.lock();
-        // Somebody may have been faster, and both will do; the next finds the later.
+        // Another thread may have inserted a channel. Both work. Later handles find this one.
         let inserted = channels.try_create_and_insert(key, channel.clone(), GFP_KERNEL);
         drop(channels);
         inserted
@@ -75,19 +96,19 @@ impl Rpc {
             .inspect_err(|_| self.close_channel(&channel))
     }
 
-    /// Uses a link that there is.
+    /// Returns an open channel that exists, and counts one more handle.
     fn attach_existing(&self, key: (NodeInstance, u64)) -> Option<Arc<RpcChannel>> {
         let channel = self.client_channels.lock().get(&key).cloned();
         let channel = channel.filter(|channel| channel.check_open().is_ok())?;
         let mut user_count = channel.user_count.lock();
-        // With its last user it ends.
+        // A channel without users is closing.
         let is_live = *user_count != 0;
         *user_count += usize::from(is_live);
         drop(user_count);
         is_live.then_some(channel)
     }
 
-    /// A handle uses a link no more.
+    /// Releases a handle's use of a channel. The last release closes the channel.
     pub(crate) fn detach(self: &Arc<Self>, channel: Arc<RpcChannel>) {
         let mut user_count = channel.user_count.lock();
         *user_count -= 1;
@@ -144,7 +165,7 @@ impl Rpc {
             .inspect_err(|_| self.close_channel(&channel))
     }
 
-    /// An end with a ring of `len` bytes, which `make` makes.
+    /// Creates an end with a new ring of `len` bytes. `make` creates the channel from ring ID and mapping.
     fn new_channel(
         self: &Arc<Self>,
         len: u64,
@@ -164,7 +185,7 @@ impl Rpc {
             .inspect_err(|_| self.memory_service.release_anonymous(&rx_mapping))
     }
 
-    /// Maps the ring at the other end of a link, which may be at this node too.
+    /// Maps the ring at the other end, which may be at this node too.
     fn map_peer_ring(
         self: &Arc<Self>,
         home: u32,
@@ -173,7 +194,7 @@ impl Rpc {
         deadline: Deadline,
     ) -> Result {
         let (memory_service, events) = (&self.memory_service, self.ignored_events.clone());
-        // The poller tells that end what it has taken.
+        // The poller defers head publications to this queue. Creating it here saves the poller from doing so.
         memory_service.ensure_foreground_queue(channel.peer);
         let mapping = memory_service.map_region(
             home,
@@ -215,7 +236,7 @@ impl Rpc {
         parse_attach_reply(&answer.decode()?)
     }
 
-    /// Tells the home, in the background, that nobody here calls by its ring.
+    /// Notifies the home, in the background, that this node no longer uses its ring.
     fn send_detach_deferred(self: &Arc<Self>, home: u32, peer_ring: RingInfo) {
         if self.memory_service.cluster.local_node() == Ok(home) {
             return self.serve_detach(home, peer_ring);
@@ -233,12 +254,15 @@ impl Rpc {
         );
     }
 
-    /// Answers a node that wants to call: the region of its ring here, and the number of that.
+    /// Handles an attach request. Returns region and ID of the ring for calls from that node.
     ///
     /// # Errors
     ///
-    /// - `ENOENT`, `EACCES` if it has not mapped the region, to write.
-    /// - `ECONNREFUSED` if nobody serves it; `EINPROGRESS`: ask again.
+    /// - `ENOENT`: the node has no such mapping of the region.
+    /// - `EACCES`: the mapping has no write right.
+    /// - `ECONNREFUSED`: no session serves the region.
+    /// - `EINPROGRESS`: the channel is being created. The caller must retry.
+    /// - Errors of the creation of the channel.
     pub(crate) fn serve_attach(
         self: &Arc<Self>,
         instance: NodeInstance,
@@ -250,7 +274,7 @@ impl Rpc {
         let service = self.services.lock().get(&region).cloned();
         let service = service.ok_or_else(errno::connrefused)?;
         let channel = service.channel_for(instance, peer_ring.region, || {
-            // What is left of callers who gave up while they were asking.
+            // Remove clients whose callers gave up during setup.
             service.detach_clients(self, RpcClient::is_closed);
             let (rpc, service) = (self.clone(), service.clone());
             memory_service.defer(instance.node, WorkPriority::Foreground, move |_, _| {
@@ -271,7 +295,7 @@ impl Rpc {
         })
     }
 
-    /// Makes the home's end of a link.
+    /// Creates the home's end of a channel.
     fn accept_channel(
         self: &Arc<Self>,
         service: &Arc<RpcService>,
@@ -294,7 +318,7 @@ impl Rpc {
             .inspect_err(|_| self.close_channel(&channel))
     }
 
-    /// A node calls no more by a ring of ours.
+    /// Handles a detach request: a node no longer uses a ring of this node.
     pub(crate) fn serve_detach(self: &Arc<Self>, node: u32, own_ring: RingInfo) {
         let channel = self.channel_by_ring(own_ring.id);
         let channel = channel.filter(|channel| {
@@ -312,7 +336,7 @@ impl Rpc {
         }
     }
 
-    /// Ends this end of a link that nobody finds any more.
+    /// Closes this end. The channel must be out of all tables but the one for immediates.
     fn close_channel(self: &Arc<Self>, channel: &RpcChannel) {
         self.unregister_channel(channel);
         let (rx_mapping, tx_mapping) = channel.ring_mappings();
@@ -325,7 +349,8 @@ impl Rpc {
         }
     }
 
-    /// As [`Self::close`], after what is being done in the background for that node.
+    /// Closes this end in the background, after earlier background work for that node. See
+    /// [`Self::close_channel`].
     pub(crate) fn close_channel_deferred(self: &Arc<Self>, channel: Arc<RpcChannel>) {
         let node = channel.peer.node;
         let guard = ChannelCloseGuard {
@@ -335,7 +360,8 @@ impl Rpc {
         self.defer(node, WorkPriority::Background, move || drop(guard));
     }
 
-    /// Has `f` done in the background, after what else is for that node; if that is gone, `f` is dropped.
+    /// Runs `f` on the node's workqueue, after earlier work of that priority. Drops `f` if the node is no
+    /// longer a member.
     pub(crate) fn defer(
         &self,
         node: u32,
@@ -346,7 +372,7 @@ impl Rpc {
     }
 }
 
-/// Closes a link when it is dropped.
+/// Closes a channel on drop, also if its work item never runs.
 struct ChannelCloseGuard {
     rpc: Arc<Rpc>,
     channel: Arc<RpcChannel>,

@@ -4,14 +4,14 @@
 //!
 //! # Operation
 //!
-//! The session's priority and limits admit each call. If the data or the reply may be too long for the ring, the
-//! call gets rendezvous buffers. The call is sent through the channel of its handle. The first call through a
-//! handle attaches the channel. After the end of the channel, the next call attaches a new one.
+//! The session's priority and limits admit each call. If the data or the reply may be too long for the ring,
+//! the call gets rendezvous buffers. The call is sent through the channel of its handle. The first call
+//! through a handle attaches the channel. After the end of the channel, the next call attaches a new one.
 //!
 //! # Locking
 //!
-//! Unpinned user memory is accessed only while no service guard is held. A page fault can block as long as the
-//! process likes, for example with userfaultfd, and RNIC removal waits for all guards.
+//! Unpinned user memory is accessed only while no service guard is held. A page fault can block as long as
+//! the process likes, for example with userfaultfd, and RNIC removal waits for all guards.
 //!
 //! The channel is attached with `Handle::rpc_state` unlocked. Of concurrent attachments one is kept.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Routes to other ports, for datagrams and for connecting queue pairs.
+//! Addresses of remote ports, for datagrams and for connecting QPs.
 
 use super::{
     device::{Gid, LinkLayer, PortNum},
@@ -10,23 +10,23 @@ use crate::bindings::{self, inline};
 use core::ptr::NonNull;
 use kernel::{error::from_err_ptr, prelude::*, sync::Arc};
 
-/// Hops that a packet may take between subnets.
+/// Hop limit of packets that cross subnets.
 const HOP_LIMIT: u8 = 64;
 
-/// Where a port is.
+/// Address of a port.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PortAddress {
-    /// Its GID.
+    /// GID of the port.
     pub(crate) gid: Gid,
-    /// Its LID, on InfiniBand.
+    /// LID of the port. InfiniBand only.
     pub(crate) lid: u16,
 }
 
-/// A route from a port of ours to another.
+/// Address handle: path from a local port to a remote port.
 ///
 /// # Invariants
 ///
-/// `ptr` is a live address handle that we own, made from `attr`.
+/// `ptr` is a live address handle that this object owns. It was created from `attr`.
 pub(crate) struct AddressHandle {
     ptr: NonNull<bindings::ib_ah>,
     attr: bindings::rdma_ah_attr,
@@ -35,16 +35,17 @@ pub(crate) struct AddressHandle {
 
 // SAFETY: Address handles may be used from any thread.
 unsafe impl Send for AddressHandle {}
-// SAFETY: As above.
+// SAFETY: The argument for `Send` holds here too.
 unsafe impl Sync for AddressHandle {}
 
 impl AddressHandle {
-    /// Finds the way from `port` (whose GID has index `from`) to `to`. May sleep for as long as the
-    /// network takes to resolve the neighbour.
+    /// Creates an address handle from `port`, whose GID has index `sgid_index`, to `dest`. May sleep until
+    /// the network has resolved the neighbor.
     ///
     /// # Errors
     ///
-    /// What the RDMA core says of an unknown neighbour: `EHOSTUNREACH`, `ENODATA`, `ETIMEDOUT`.
+    /// - `EHOSTUNREACH`, `ENODATA`, `ETIMEDOUT`: the neighbor is unknown.
+    /// - Other errors of the RDMA core.
     pub(crate) fn new(
         pd: Arc<Pd>,
         port: PortNum,
@@ -53,13 +54,13 @@ impl AddressHandle {
         dest: PortAddress,
     ) -> Result<Self> {
         let mut attr = Self::build_attr(&pd, port, link_layer, sgid_index, dest);
-        // The call for user space is taken, since only it resolves the MAC address that RoCE needs;
-        // `attr` then holds it, for queue pairs to connect by.
-        // SAFETY: `pd` is valid; without `udata` the call is made for the kernel.
+        // Only the variant for user space resolves the MAC address that RoCE needs. It stores the address in
+        // `attr`, from which QPs are connected.
+        // SAFETY: `pd` is valid. A null `udata` makes the call one of the kernel.
         let ptr = from_err_ptr(unsafe {
             bindings::rdma_create_user_ah(pd.as_raw(), &mut attr, core::ptr::null_mut())
         })?;
-        // INVARIANT: We just made it.
+        // INVARIANT: The address handle was just created from `attr`.
         Ok(Self {
             ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
             attr,
@@ -76,7 +77,7 @@ impl AddressHandle {
     ) -> bindings::rdma_ah_attr {
         let mut attr: bindings::rdma_ah_attr = pin_init::zeroed();
         let mut dgid = bindings::ib_gid { raw: dest.gid };
-        // SAFETY: The device is valid, and `attr` and `dgid` are ours.
+        // SAFETY: The device is valid. `attr` and `dgid` are local variables.
         unsafe {
             attr.type_ = inline::rdma_ah_find_type(pd.device().as_raw(), port);
             inline::rdma_ah_set_port_num(&mut attr, port);
@@ -94,8 +95,7 @@ impl AddressHandle {
     }
 
     pub(crate) fn raw_attr(&self) -> bindings::rdma_ah_attr {
-        // SAFETY: Plain data, for which bindgen just does not derive `Copy`; the pointer in it to our own
-        // GID is empty.
+        // SAFETY: The type is plain data, for which bindgen does not derive `Copy`. Its GID pointer is null.
         unsafe { core::ptr::read(&self.attr) }
     }
 }
@@ -103,7 +103,8 @@ impl AddressHandle {
 impl Drop for AddressHandle {
     fn drop(&mut self) {
         let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
-        // SAFETY: By the type invariants; we may sleep.
+        // SAFETY: The handle is live, by the type invariants, and not used after this call. The caller may
+        // sleep.
         unsafe { bindings::rdma_destroy_ah_user(self.as_raw(), flags, core::ptr::null_mut()) };
     }
 }

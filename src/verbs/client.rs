@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Being told of RNICs as they come, are renamed, and go.
+//! Notification of added, renamed and removed RNICs.
 //!
 //! C header: `struct ib_client` in `include/rdma/ib_verbs.h`
 
@@ -13,22 +13,23 @@ use kernel::{
     types::Opaque,
 };
 
-/// What a client does with each RNIC.
+/// Callbacks of a client, called for each RNIC.
 pub(crate) trait IbClient {
     /// Name of the client.
     const NAME: &'static CStr;
 
-    /// An RNIC appeared. An error leaves it alone.
+    /// Handles a new RNIC. After an error, the client receives no further callbacks for the RNIC.
     fn add(device: IbDevice) -> Result;
 
-    /// An RNIC that was added has another name now, and keeps it during this call.
+    /// Handles a new name of an added RNIC. The name does not change during this call.
     fn rename(device: IbDevice);
 
-    /// An RNIC that was added disappears. When this returns, nothing made from it may be left.
+    /// Handles the removal of an added RNIC. All objects created from `device` must be dropped before this
+    /// call returns.
     fn remove(device: IbDevice);
 }
 
-/// A registration with the RDMA core, ended on drop.
+/// Registration with the RDMA core. Dropping it unregisters the client.
 ///
 /// # Invariants
 ///
@@ -40,13 +41,13 @@ pub(crate) struct ClientRegistration<C: IbClient> {
     _client: PhantomData<C>,
 }
 
-// SAFETY: The RDMA core locks what it does with the client.
+// SAFETY: The RDMA core locks all accesses to the client.
 unsafe impl<C: IbClient> Send for ClientRegistration<C> {}
-// SAFETY: As above.
+// SAFETY: The argument for `Send` holds here too.
 unsafe impl<C: IbClient> Sync for ClientRegistration<C> {}
 
 impl<C: IbClient> ClientRegistration<C> {
-    /// Registers; `C::add` is called for each RNIC there is before this returns.
+    /// Registers the client. Calls `C::add` for each present RNIC before returning.
     pub(crate) fn new() -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             client <- Opaque::try_ffi_init(|slot: *mut bindings::ib_client| {
@@ -59,7 +60,7 @@ impl<C: IbClient> ClientRegistration<C> {
                 };
                 // SAFETY: `slot` is valid for writes.
                 unsafe { slot.write(client) };
-                // SAFETY: The client is pinned, and unregistered when dropped.
+                // SAFETY: The client is pinned, and unregistered on drop.
                 to_result(unsafe { bindings::ib_register_client(slot) })
             }),
             _client: PhantomData,
@@ -68,32 +69,34 @@ impl<C: IbClient> ClientRegistration<C> {
 
     /// # Safety
     ///
-    /// Called by the RDMA core alone, with a device that it keeps until `remove` returns.
+    /// Only the RDMA core may call this function, with a device that stays registered until `remove` returns.
     unsafe extern "C" fn add(dev: *mut bindings::ib_device) -> c_int {
         from_result(|| {
             let dev = NonNull::new(dev).ok_or(EINVAL)?;
-            // SAFETY: By the safety requirements; the contract of `Client::remove` ends its use.
+            // SAFETY: By the safety requirements, the device is registered. By the contract of
+            // [`IbClient::remove`], it is not used after `remove` returns.
             C::add(unsafe { IbDevice::from_raw(dev) }).map(|()| 0)
         })
     }
 
     /// # Safety
     ///
-    /// Called by the RDMA core alone, with a device that `add` took and that it keeps until `remove`
-    /// returns.
+    /// Only the RDMA core may call this function, with a device that `add` has accepted and that stays
+    /// registered until `remove` returns.
     unsafe extern "C" fn rename(dev: *mut bindings::ib_device, _data: *mut c_void) {
         if let Some(dev) = NonNull::new(dev) {
-            // SAFETY: By the safety requirements; the contract of `Client::remove` ends its use.
+            // SAFETY: By the safety requirements, the device is registered. By the contract of
+            // [`IbClient::remove`], it is not used after `remove` returns.
             C::rename(unsafe { IbDevice::from_raw(dev) });
         }
     }
 
     /// # Safety
     ///
-    /// Called by the RDMA core alone, with a device that `add` took.
+    /// Only the RDMA core may call this function, with a device that `add` has accepted.
     unsafe extern "C" fn remove(dev: *mut bindings::ib_device, _data: *mut c_void) {
         if let Some(dev) = NonNull::new(dev) {
-            // SAFETY: By the safety requirements, until `C::remove` returns.
+            // SAFETY: By the safety requirements, the device is registered until `C::remove` returns.
             C::remove(unsafe { IbDevice::from_raw(dev) });
         }
     }
@@ -102,7 +105,7 @@ impl<C: IbClient> ClientRegistration<C> {
 #[pinned_drop]
 impl<C: IbClient> PinnedDrop for ClientRegistration<C> {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: By the type invariants. Calls `remove` for each RNIC.
+        // SAFETY: The client is registered, by the type invariants. The call runs `remove` for each RNIC.
         unsafe { bindings::ib_unregister_client(self.client.get()) };
     }
 }

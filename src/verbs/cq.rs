@@ -1,39 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Completion queues, polled by whoever waits and armed by whoever sleeps.
+//! Completion queues. Waiting threads poll them, and arm them before they sleep.
 
 use super::{device::IbDevice, RESTRACK_OWNER};
 use crate::bindings::{self, inline};
 use core::{mem::MaybeUninit, ptr::NonNull};
 use kernel::{error::from_err_ptr, prelude::*, sync::Arc};
 
-/// Is told that an armed completion queue has a new entry.
+/// Receiver of notifications of a CQ.
 pub(crate) trait CompletionHandler: Send + Sync + 'static {
-    /// Called once per [`Cq::arm`], in any context, a hard interrupt included.
+    /// Handles the notification of a new entry. Called at most once per [`Cq::arm`], in any context,
+    /// including hard interrupts.
     fn notify(&self);
 }
 
-/// How a work request ended.
+/// Status of a completed work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WcStatus {
-    /// Done.
+    /// The request succeeded.
     Success,
-    /// Not tried, or unknown: the queue pair failed for another reason.
+    /// The QP failed for another reason. The request was not executed, or its outcome is unknown.
     Flushed,
-    /// The peer did not answer.
+    /// The peer did not respond.
     RetryExceeded,
-    /// The peer has no room for a message, and has not done it.
+    /// The peer had no receive buffer for the message, and did not execute the request.
     RnrRetryExceeded,
-    /// The peer refused: bad address, key or operation.
+    /// The peer rejected address, key or operation.
     RemoteError,
-    /// Our own RNIC refused.
+    /// The local RNIC rejected the request.
     LocalError,
-    /// It has not ended, and nothing makes it.
+    /// The request has not completed, and no recovery makes it complete.
     TimedOut,
 }
 
 impl WcStatus {
-    /// A number for it, 0 for success.
+    /// Returns the numeric code, 0 for success.
     pub(crate) const fn code(self) -> u32 {
         match self {
             Self::Success => 0,
@@ -46,7 +47,7 @@ impl WcStatus {
         }
     }
 
-    /// The status of that number.
+    /// Returns the status of a numeric code.
     pub(crate) const fn from_code(code: u32) -> Self {
         match code {
             0 => Self::Success,
@@ -59,7 +60,7 @@ impl WcStatus {
         }
     }
 
-    /// What the RDMA core's status means.
+    /// Converts a status of the RDMA core.
     pub(crate) fn new(raw: bindings::ib_wc_status) -> Self {
         match raw {
             bindings::ib_wc_status_IB_WC_SUCCESS => Self::Success,
@@ -76,38 +77,41 @@ impl WcStatus {
     }
 }
 
-/// A completed work request.
+/// Completed work request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkCompletion {
-    /// As given in the request.
+    /// ID given in the request.
     pub(crate) wr_id: u64,
-    /// How it ended. The other fields hold only on success.
+    /// Status. The fields below are valid only on success.
     pub(crate) status: WcStatus,
-    /// Bytes received; 0 if the request was none to receive.
+    /// Received bytes, or 0 for a send completion.
     pub(crate) byte_len: u32,
-    /// What came with a write to our memory.
+    /// Immediate data of a WRITE from a peer.
     pub(crate) imm_data: Option<u32>,
 }
 
 impl WorkCompletion {
+    /// Converts a completion of a driver.
+    ///
     /// # Safety
     ///
-    /// A driver must have written `wc`, of which it sets no more than the request and its end call for.
+    /// A driver must have written `wc`, with at least the fields that opcode and status require.
     unsafe fn from_raw(wc: *const bindings::ib_wc) -> Self {
-        // SAFETY: Drivers always set the status, and this union as the request had it, which is a number.
+        // SAFETY: Drivers always set the status. They also set this union to the value of the request, which
+        // is a number.
         let (wr_id, status) = unsafe { ((*wc).__bindgen_anon_1.wr_id, (*wc).status) };
         let status = WcStatus::new(status);
-        // SAFETY: They set the opcode of a success.
+        // SAFETY: Drivers set the opcode of a successful completion.
         let opcode = (status == WcStatus::Success).then(|| unsafe { (*wc).opcode });
         let is_recv = opcode.is_some_and(|opcode| opcode & bindings::ib_wc_opcode_IB_WC_RECV != 0);
         let byte_len = if is_recv {
-            // SAFETY: They set the length of what was received.
+            // SAFETY: Drivers set the length of a successful receive.
             unsafe { (*wc).byte_len }
         } else {
             0
         };
         let has_imm = opcode == Some(bindings::ib_wc_opcode_IB_WC_RECV_RDMA_WITH_IMM);
-        // SAFETY: They set the data of such a write, which is a number in the order of the network.
+        // SAFETY: Drivers set the immediate data of such a WRITE, a number in network byte order.
         let imm_data = has_imm.then(|| u32::from_be(unsafe { (*wc).ex.imm_data }));
         Self {
             wr_id,
@@ -118,26 +122,27 @@ impl WorkCompletion {
     }
 }
 
-/// A completion queue.
+/// Completion queue.
 ///
 /// # Invariants
 ///
-/// `ptr` is a live completion queue that we own, whose context is the `N` of `notify`.
+/// `ptr` is a live completion queue that this object owns. The context of its completion handler is the `N`
+/// of `_handler`.
 pub(crate) struct Cq<N: CompletionHandler> {
     ptr: NonNull<bindings::ib_cq>,
     _handler: Arc<N>,
 }
 
-// SAFETY: Completion queues may be polled and armed from any thread; drivers lock inside.
+// SAFETY: CQs may be polled and armed from any thread, since drivers lock internally.
 unsafe impl<N: CompletionHandler> Send for Cq<N> {}
-// SAFETY: As above.
+// SAFETY: The argument for `Send` holds here too.
 unsafe impl<N: CompletionHandler> Sync for Cq<N> {}
 
-/// Most entries taken from a queue at a time.
+/// Maximum entries taken by one poll.
 const POLL_BATCH: usize = 16;
 
 impl<N: CompletionHandler> Cq<N> {
-    /// Makes a queue of at least `entries` on completion vector `vector`.
+    /// Creates a CQ of at least `entries` entries on completion vector `vector`, modulo their number.
     pub(crate) fn new(
         device: IbDevice,
         entries: u32,
@@ -149,7 +154,7 @@ impl<N: CompletionHandler> Cq<N> {
             comp_vector: vector % device.num_comp_vectors(),
             flags: 0,
         };
-        // SAFETY: The device is valid, and `notify` outlives the queue, as the queue holds it.
+        // SAFETY: The device is valid. `handler` outlives the CQ, since the CQ holds a reference.
         let ptr = from_err_ptr(unsafe {
             bindings::__ib_create_cq(
                 device.as_raw(),
@@ -160,7 +165,7 @@ impl<N: CompletionHandler> Cq<N> {
                 RESTRACK_OWNER.as_char_ptr(),
             )
         })?;
-        // INVARIANT: We just made it.
+        // INVARIANT: The CQ was just created with `handler` as its context.
         Ok(Self {
             ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
             _handler: handler,
@@ -171,51 +176,54 @@ impl<N: CompletionHandler> Cq<N> {
         self.ptr.as_ptr()
     }
 
-    /// Takes a batch of completions and passes each to `f`. Returns how many there were.
+    /// Takes at most [`POLL_BATCH`] completions and passes each to `f`. Returns their number.
     pub(crate) fn poll(&self, mut f: impl FnMut(WorkCompletion)) -> usize {
-        // To zero the entries would take longer than a poll does.
+        // Left uninitialized: zeroing the entries would take longer than a poll.
         let mut wcs = [const { MaybeUninit::<bindings::ib_wc>::uninit() }; POLL_BATCH];
-        // SAFETY: By the type invariants; at most `BATCH` entries are written.
+        // SAFETY: The CQ is live, by the type invariants. The driver writes at most `POLL_BATCH` entries, for
+        // which `wcs` has space.
         let n = unsafe {
             inline::ib_poll_cq(self.as_raw(), POLL_BATCH as c_int, wcs.as_mut_ptr().cast())
         };
         let n = usize::try_from(n).unwrap_or(0).min(POLL_BATCH);
         for wc in &wcs[..n] {
-            // SAFETY: The driver has written this entry.
+            // SAFETY: The driver has written the first `n` entries.
             f(unsafe { WorkCompletion::from_raw(wc.as_ptr()) });
         }
         n
     }
 
-    /// Asks for one notification of the next entry. Returns whether there may be entries already, of
-    /// which no notification will come.
+    /// Arms the CQ for one notification of the next entry. Returns `true` if there may be entries already,
+    /// for which no notification follows.
     pub(crate) fn arm(&self) -> bool {
         let flags = bindings::ib_cq_notify_flags_IB_CQ_NEXT_COMP
             | bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS;
-        // SAFETY: By the type invariants.
+        // SAFETY: The CQ is live, by the type invariants.
         unsafe { inline::ib_req_notify_cq(self.as_raw(), flags) > 0 }
     }
 
     /// # Safety
     ///
-    /// Called by the driver alone, with the context given to it in `new`.
+    /// Only the driver may call this function, with the context that `new` has registered.
     unsafe extern "C" fn on_completion(_cq: *mut bindings::ib_cq, context: *mut c_void) {
-        // SAFETY: By the safety requirements and the type invariants.
+        // SAFETY: By the safety requirements, `context` is the one registered in `new`. By the type
+        // invariants, it is the `N` of `_handler`, which outlives the CQ.
         unsafe { &*context.cast::<N>() }.notify();
     }
 
     /// # Safety
     ///
-    /// Called by the driver alone.
+    /// Only the driver may call this function.
     unsafe extern "C" fn on_event(_event: *mut bindings::ib_event, _context: *mut c_void) {
-        // Only an overrun is reported here, which the credits exclude.
+        // Only an overrun is reported here. The send credits and receive limits exclude an overrun.
         pr_err!("CQ error\n");
     }
 }
 
 impl<N: CompletionHandler> Drop for Cq<N> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants; no notification comes after this returns.
+        // SAFETY: The CQ is live, by the type invariants, and not used after this call. No notification
+        // follows its return.
         unsafe { bindings::ib_destroy_cq_user(self.as_raw(), core::ptr::null_mut()) };
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An RNIC as the RDMA core knows it, and what its port says of itself.
+//! RNIC as registered with the RDMA core, and the attributes of its ports.
 
 use crate::{
     bindings::{self, inline},
@@ -10,13 +10,13 @@ use crate::{
 use core::ptr::NonNull;
 use kernel::{error::to_result, prelude::*};
 
-/// A port number; we use the first port of each RNIC.
+/// Port number. kite uses the first port of each RNIC.
 pub(crate) type PortNum = u32;
 
-/// A global identifier: the address of a port.
+/// Global identifier: address of a port.
 pub(crate) type Gid = [u8; 16];
 
-/// How packets travel.
+/// Link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkLayer {
     /// InfiniBand: LIDs, and GIDs across subnets.
@@ -25,14 +25,14 @@ pub(crate) enum LinkLayer {
     Ethernet,
 }
 
-/// What a port says of itself.
+/// Attributes of a port.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PortAttr {
-    /// Whether it can send and receive.
+    /// Set if the port can send and receive.
     pub(crate) active: bool,
-    /// Local identifier, on InfiniBand.
+    /// Local identifier. InfiniBand only.
     pub(crate) lid: u16,
-    /// Largest payload of a packet, in bytes.
+    /// Maximum payload of a packet, in bytes.
     pub(crate) mtu: u32,
     /// Link layer.
     pub(crate) link_layer: LinkLayer,
@@ -41,36 +41,38 @@ pub(crate) struct PortAttr {
 /// Limits of an RNIC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceLimits {
-    /// Most scatter-gather entries of a send request.
+    /// Maximum scatter-gather entries of a send request.
     pub(crate) max_send_sge: u32,
-    /// Most entries of a completion queue.
+    /// Maximum entries of a CQ.
     pub(crate) max_cqe: u32,
-    /// Most RDMA reads and atomics in flight on a queue pair, as responder and as initiator.
+    /// Maximum RDMA READs and atomics in flight on a QP, as responder and as initiator. At most 16.
     pub(crate) max_rd_atomic: u8,
-    /// Most pages of memory that a work request makes a key to.
+    /// Maximum pages registered by one work request.
     pub(crate) max_reg_pages: u32,
 }
 
-/// An RNIC.
+/// RNIC.
 ///
 /// # Invariants
 ///
-/// The pointer is a device of the RDMA core, registered for as long as a copy of this is used.
+/// The pointer is a device of the RDMA core. The device is registered while any copy of this object is used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IbDevice(NonNull<bindings::ib_device>);
 
-// SAFETY: The RDMA core's calls on a device may be made from any thread.
+// SAFETY: The functions of the RDMA core on a device may be called from any thread.
 unsafe impl Send for IbDevice {}
-// SAFETY: As above.
+// SAFETY: The argument for `Send` holds here too.
 unsafe impl Sync for IbDevice {}
 
 impl IbDevice {
+    /// Wraps a device.
+    ///
     /// # Safety
     ///
-    /// `ptr` must be a registered device, and neither the result nor any object made from it may be
+    /// `ptr` must be a registered device. Neither the result nor an object created from the result may be
     /// used after the client's `remove` for the device has returned.
     pub(super) unsafe fn from_raw(ptr: NonNull<bindings::ib_device>) -> Self {
-        // INVARIANT: By the safety requirements.
+        // INVARIANT: Guaranteed by the safety requirements.
         Self(ptr)
     }
 
@@ -78,17 +80,17 @@ impl IbDevice {
         self.0.as_ptr()
     }
 
-    /// The first port.
+    /// Returns the first port.
     pub(crate) fn first_port(self) -> PortNum {
-        // SAFETY: By the type invariants.
+        // SAFETY: The device is registered, by the type invariants.
         unsafe { inline::rdma_start_port(self.as_raw()) }
     }
 
-    /// Copies the name, zero padded, cut to the room there is. To be called while the RDMA core tells of
-    /// the device's arrival or of another name: then nobody renames it.
+    /// Returns the name, truncated to 63 bytes and padded with zeros. Call this function only in a callback
+    /// for the device's arrival or new name. The name does not change during those.
     pub(crate) fn name(self) -> [u8; 64] {
-        // SAFETY: By the type invariants. Were it renamed while we copy, the name would be mixed, but not
-        // unterminated, since the last byte of ours stays zero.
+        // SAFETY: The device is registered, by the type invariants. A concurrent rename could mix two names.
+        // The copy would still be terminated, since its last byte stays zero.
         let name = unsafe { &(*self.as_raw()).name };
         let mut out = [0; 64];
         for (dst, src) in out.iter_mut().take(63).zip(name.iter()) {
@@ -97,9 +99,10 @@ impl IbDevice {
         out
     }
 
-    /// Limits of the device.
+    /// Returns the limits of the device.
     pub(crate) fn limits(self) -> DeviceLimits {
-        // SAFETY: By the type invariants; the attributes do not change after registration.
+        // SAFETY: The device is registered, by the type invariants. The attributes do not change after
+        // registration.
         let attrs = unsafe { &(*self.as_raw()).attrs };
         DeviceLimits {
             max_send_sge: compat::device_limit(attrs.max_send_sge),
@@ -112,10 +115,11 @@ impl IbDevice {
         }
     }
 
-    /// Whether work requests of the kernel may be atomic operations. mlx5 has them for user space alone (`wr.c`,
-    /// `mlx5_ib_post_send`), and others for nobody.
+    /// Returns `true` if work requests of the kernel may be atomics. mlx5 supports them only for user space
+    /// (`wr.c`, `mlx5_ib_post_send`). Devices with `IB_ATOMIC_NONE` do not support them.
     pub(crate) fn has_kernel_atomics(self) -> bool {
-        // SAFETY: By the type invariants; neither changes after registration.
+        // SAFETY: The device is registered, by the type invariants. Driver ID and capability do not change
+        // after registration.
         let (driver, cap) = unsafe {
             let device = &*self.as_raw();
             (device.ops.driver_id, device.attrs.atomic_cap)
@@ -124,7 +128,7 @@ impl IbDevice {
         driver != bindings::rdma_driver_id_RDMA_DRIVER_MLX5 && cap != none
     }
 
-    /// What peers may do by a queue pair or a key.
+    /// Returns the access rights of peers on a QP or a memory key.
     pub(super) fn access_flags(self) -> c_int {
         let atomic = match self.has_kernel_atomics() {
             true => bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC,
@@ -136,34 +140,35 @@ impl IbDevice {
             | atomic) as c_int
     }
 
-    /// Whether reads must fit in a packet. Soft-RoCE (`rxe_comp.c`, `check_ack`) takes the packets of a
-    /// response that was sent again for out of order, and then completes the read as if all had come.
+    /// Returns `true` if READs must fit into one packet. Soft-RoCE treats the packets of a retransmitted
+    /// response as out of order. It then completes the READ as if all had arrived (`rxe_comp.c`,
+    /// `check_ack`).
     pub(crate) fn needs_single_packet_reads(self) -> bool {
-        // SAFETY: By the type invariants.
+        // SAFETY: The device is registered, by the type invariants.
         let driver = unsafe { (*self.as_raw()).ops.driver_id };
         driver == bindings::rdma_driver_id_RDMA_DRIVER_RXE
     }
 
-    /// Number of completion vectors, at least 1.
+    /// Returns the number of completion vectors, at least 1.
     pub(crate) fn num_comp_vectors(self) -> u32 {
-        // SAFETY: By the type invariants.
+        // SAFETY: The device is registered, by the type invariants.
         unsafe { (*self.as_raw()).num_comp_vectors }.max(1) as u32
     }
 
-    /// Whether a port is active, as the RDMA core has heard last: the RNIC is not asked.
+    /// Returns `true` if a port is active, from the cache of the RDMA core. The RNIC is not queried.
     pub(crate) fn is_port_active(self, port: PortNum) -> bool {
         let mut state = bindings::ib_port_state_IB_PORT_NOP;
-        // SAFETY: By the type invariants, and `state` may be written.
+        // SAFETY: The device is registered, by the type invariants. `state` is valid for writes.
         let code = unsafe { bindings::ib_get_cached_port_state(self.as_raw(), port, &mut state) };
         code == 0 && state == bindings::ib_port_state_IB_PORT_ACTIVE
     }
 
-    /// Asks a port for its state.
+    /// Queries the attributes of a port.
     pub(crate) fn query_port(self, port: PortNum) -> Result<PortAttr> {
         let mut attr: bindings::ib_port_attr = pin_init::zeroed();
-        // SAFETY: By the type invariants, and `attr` may be written.
+        // SAFETY: The device is registered, by the type invariants. `attr` is valid for writes.
         to_result(unsafe { bindings::ib_query_port(self.as_raw(), port, &mut attr) })?;
-        // SAFETY: By the type invariants.
+        // SAFETY: The device is registered, by the type invariants.
         let link_layer = unsafe { bindings::rdma_port_get_link_layer(self.as_raw(), port) };
         Ok(PortAttr {
             active: attr.state == bindings::ib_port_state_IB_PORT_ACTIVE,
@@ -177,21 +182,21 @@ impl IbDevice {
         })
     }
 
-    /// Chooses the GID by which peers reach a port, with its index in the table.
+    /// Chooses the GID that peers use for a port. Returns the GID and its index in the table.
     ///
-    /// On Ethernet the last entry that is set wins: RoCE v2 follows v1 for each address, and addresses
-    /// that route (IPv4) follow the link-local one.
+    /// On Ethernet the last entry that is set is chosen: RoCE v2 follows v1 for each address, and routable
+    /// addresses (IPv4) follow the link-local one.
     ///
     /// # Errors
     ///
-    /// `ENODATA` if the table is empty.
+    /// - `ENODATA`: the table is empty.
     pub(crate) fn preferred_gid(self, port: PortNum, link_layer: LinkLayer) -> Result<(u8, Gid)> {
         self.usable_gids(port, link_layer)
             .next()
             .ok_or_else(errno::nodata)
     }
 
-    /// The entries of a port's GID table that are set, those that we prefer first.
+    /// Returns the GID table entries that are set, in order of preference.
     fn usable_gids(self, port: PortNum, link_layer: LinkLayer) -> impl Iterator<Item = (u8, Gid)> {
         let last = if link_layer == LinkLayer::Ethernet {
             15
@@ -202,12 +207,12 @@ impl IbDevice {
         (0..=last).rev().filter_map(entry)
     }
 
-    /// Finds a GID of a port, with its index in the table; if it is there more than once, the entry that
-    /// we prefer.
+    /// Finds a GID of a port. Returns its index and the GID. If several entries match, returns the preferred
+    /// one.
     ///
     /// # Errors
     ///
-    /// `ENODATA` if the port does not have it.
+    /// - `ENODATA`: the port does not have the GID.
     pub(crate) fn find_gid(
         self,
         port: PortNum,
@@ -220,10 +225,10 @@ impl IbDevice {
 
     fn query_gid(self, port: PortNum, index: u8) -> Option<Gid> {
         let mut gid: bindings::ib_gid = pin_init::zeroed();
-        // SAFETY: By the type invariants, and `gid` may be written.
+        // SAFETY: The device is registered, by the type invariants. `gid` is valid for writes.
         let ret =
             unsafe { bindings::rdma_query_gid(self.as_raw(), port, c_int::from(index), &mut gid) };
-        // SAFETY: Any bytes are a GID.
+        // SAFETY: Every bit pattern is a valid GID.
         let raw = unsafe { gid.raw };
         (ret == 0 && raw != [0; 16]).then_some(raw)
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Addresses by which an RNIC reaches memory: of our own pages, and of pinned user memory, for a request or for
-//! as long as that is pinned.
+//! DMA mappings of memory for an RNIC: of kernel pages, and of pinned user memory. User memory is mapped for
+//! one request, or while it is pinned.
 
 use super::{device::IbDevice, work::Sge};
 use crate::{
@@ -13,7 +13,7 @@ use kernel::{
     prelude::*, sync::Arc,
 };
 
-/// One mapped range.
+/// Mapped range.
 ///
 /// # Invariants
 ///
@@ -26,6 +26,8 @@ struct DmaMapping {
 }
 
 impl DmaMapping {
+    /// Maps `len` bytes at `offset` in `page`.
+    ///
     /// # Safety
     ///
     /// The memory must stay allocated until the result is dropped.
@@ -36,14 +38,14 @@ impl DmaMapping {
         len: usize,
         dir: DataDirection,
     ) -> Result<Self> {
-        // SAFETY: By the safety requirements, and the device is valid.
+        // SAFETY: The memory is allocated, by the safety requirements. The device is valid.
         let addr =
             unsafe { inline::ib_dma_map_page(device.as_raw(), page, offset, len, dir.into()) };
-        // SAFETY: As above.
+        // SAFETY: The device is valid, and `addr` is the result of the mapping.
         if unsafe { inline::ib_dma_mapping_error(device.as_raw(), addr) } != 0 {
             return Err(ENOMEM);
         }
-        // INVARIANT: We just mapped it.
+        // INVARIANT: The range was just mapped.
         Ok(Self {
             device,
             addr,
@@ -52,48 +54,50 @@ impl DmaMapping {
         })
     }
 
-    /// Whether the RNIC gets at a copy only.
+    /// Returns `true` if the mapping needs synchronization: the RNIC accesses a bounce buffer, or memory that
+    /// is not cache-coherent.
     fn needs_sync(&self) -> bool {
-        // SAFETY: By the type invariants.
+        // SAFETY: The range is mapped, by the type invariants.
         unsafe { inline::kite_dma_needs_sync(self.device.as_raw(), self.addr) }
     }
 }
 
 impl Drop for DmaMapping {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants.
+        // SAFETY: The range is mapped, by the type invariants, and not used after this call.
         unsafe {
             inline::ib_dma_unmap_page(self.device.as_raw(), self.addr, self.len, self.dir.into());
         }
     }
 }
 
-/// Memory of ours that the RNIC reads and writes.
+/// Kernel memory that the RNIC reads and writes.
 pub(crate) struct DmaPages {
-    // Unmapped before it is freed: fields drop in this order.
+    // Fields drop in this order: the memory is unmapped before it is freed.
     mapping: DmaMapping,
     pages: ContiguousPages,
 }
 
 impl DmaPages {
-    /// Maps `pages`, in both directions.
+    /// Maps `pages` in both directions.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if the IOMMU has no room.
+    /// - `ENOMEM`: the IOMMU has no space.
     pub(crate) fn new(device: IbDevice, pages: ContiguousPages) -> Result<Self> {
         let dir = DataDirection::Bidirectional;
-        // SAFETY: The pages are ours, and freed after they are unmapped.
+        // SAFETY: The pages are owned by the result, and freed after they are unmapped.
         let mapping = unsafe { DmaMapping::new(device, pages.first_page(), 0, pages.len(), dir)? };
         Ok(Self { mapping, pages })
     }
 
-    /// As [`Self::new`], for memory that is not handed back and forth: peers' RNICs and our processors
-    /// use it at the same time.
+    /// Maps `pages` in both directions, for memory without ownership transfers: RNICs of peers and local
+    /// processors access it at the same time.
     ///
     /// # Errors
     ///
-    /// As there, and `ENOMEM` if the RNIC would get at a copy only.
+    /// - `ENOMEM`: the mapping would need synchronization, such as with a bounce buffer.
+    /// - Errors of [`Self::new`].
     pub(crate) fn new_coherent(device: IbDevice, pages: ContiguousPages) -> Result<Self> {
         let this = Self::new(device, pages)?;
         if this.mapping.needs_sync() {
@@ -103,36 +107,38 @@ impl DmaPages {
         Ok(this)
     }
 
-    /// Address for the RNIC.
+    /// Returns the DMA address.
     pub(crate) fn dma_addr(&self) -> u64 {
         self.mapping.addr
     }
 
-    /// A scatter-gather entry for `len` bytes at `offset`, or `None` if they are not all there.
+    /// Returns a scatter-gather entry for `len` bytes at `offset`. Returns `None` if the range exceeds the
+    /// memory.
     pub(crate) fn sge(&self, lkey: u32, offset: usize, len: usize) -> Option<Sge> {
         let fits = offset <= self.pages.len() && len <= self.pages.len() - offset;
         fits.then(|| Sge::new(self.mapping.addr + offset as u64, len as u32, lkey))
     }
 
-    /// Gives what the processor wrote to the RNIC.
+    /// Synchronizes the first `len` bytes for the RNIC, after the processor wrote them.
     pub(crate) fn sync_for_device(&self, len: usize) {
         let DmaMapping {
             device, addr, dir, ..
         } = &self.mapping;
-        // SAFETY: The range is mapped, by the invariants of `Mapping`.
+        // SAFETY: The range is mapped, by the invariants of `DmaMapping`.
         unsafe {
             inline::ib_dma_sync_single_for_device(device.as_raw(), *addr, len, (*dir).into())
         };
     }
 
-    /// Gives what the RNIC wrote at `offset` to the processor. What is not all there stays as it is.
+    /// Synchronizes `len` bytes at `offset` for the processor, after the RNIC wrote them. Has no effect if
+    /// the range exceeds the memory.
     pub(crate) fn sync_for_cpu(&self, offset: usize, len: usize) {
         let DmaMapping {
             device, addr, dir, ..
         } = &self.mapping;
         if offset <= self.pages.len() && len <= self.pages.len() - offset {
             let at = *addr + offset as u64;
-            // SAFETY: The range is mapped, by the invariants of `Mapping`.
+            // SAFETY: The range is mapped, by the invariants of `DmaMapping`.
             unsafe { inline::ib_dma_sync_single_for_cpu(device.as_raw(), at, len, (*dir).into()) };
         }
     }
@@ -146,15 +152,15 @@ impl core::ops::Deref for DmaPages {
     }
 }
 
-/// A pinned user buffer, as the RNIC sees it.
+/// DMA mapping of a pinned user buffer, for one request.
 pub(crate) struct RequestDmaMap {
-    /// In order of the buffer.
+    /// Mappings in the order of the buffer.
     mappings: KVec<DmaMapping>,
     _pinned: PinnedPages,
 }
 
 impl RequestDmaMap {
-    /// Maps `pinned`; the RNIC will write to it if `writable`, else read it.
+    /// Maps `pinned` for the RNIC to write if `writable`, else to read.
     pub(crate) fn new(device: IbDevice, pinned: PinnedPages, writable: bool) -> Result<Self> {
         let dir = if writable {
             DataDirection::FromDevice
@@ -163,7 +169,7 @@ impl RequestDmaMap {
         };
         let mut mappings = KVec::with_capacity(pinned.page_count(), GFP_KERNEL)?;
         pinned.for_each_page(|page, offset, len| {
-            // SAFETY: The page is pinned, and unpinned after it is unmapped.
+            // SAFETY: The page is pinned, and unpinned only after it is unmapped.
             let mapping = unsafe { DmaMapping::new(device, page, offset, len, dir)? };
             mappings.push(mapping, GFP_KERNEL)?;
             Ok(())
@@ -174,12 +180,12 @@ impl RequestDmaMap {
         })
     }
 
-    /// The number of pages, and so the most entries.
+    /// Returns the number of pages, which is the maximum number of entries.
     pub(crate) fn len(&self) -> usize {
         self.mappings.len()
     }
 
-    /// The entries of the buffer in order, neighbours merged.
+    /// Returns the scatter-gather entries of the buffer in order. Adjacent pages are merged.
     pub(crate) fn sges(&self, key: u32) -> impl Iterator<Item = Sge> + '_ {
         let mut mappings = self.mappings.iter().peekable();
         core::iter::from_fn(move || {
@@ -193,24 +199,25 @@ impl RequestDmaMap {
     }
 }
 
-/// Pinned memory that an RNIC may read and write at any time, while its owner does.
+/// DMA mapping of pinned memory that the RNIC and the memory's owner may access at any time.
 pub(crate) struct LongTermDmaMap {
-    /// Whole pages, in order.
+    /// Mappings of whole pages, in order.
     pages: KVVec<DmaMapping>,
     pinned: Arc<PinnedPages>,
 }
 
 impl LongTermDmaMap {
-    /// Maps `pinned`, in both directions.
+    /// Maps `pinned` in both directions.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if the IOMMU has no room, or the RNIC would get at a copy only.
+    /// - `ENOMEM`: the IOMMU has no space, or the mapping would need synchronization, such as with a bounce
+    ///   buffer.
     pub(crate) fn new(device: IbDevice, pinned: Arc<PinnedPages>) -> Result<Arc<Self>> {
         let dir = DataDirection::Bidirectional;
         let mut pages = KVVec::with_capacity(pinned.page_count(), GFP_KERNEL_ACCOUNT)?;
         pinned.for_each_page(|page, _, _| {
-            // SAFETY: The page is pinned, and unpinned after it is unmapped.
+            // SAFETY: The page is pinned, and unpinned only after it is unmapped.
             let mapping = unsafe { DmaMapping::new(device, page, 0, PAGE_SIZE, dir)? };
             if mapping.needs_sync() {
                 return Err(ENOMEM);
@@ -220,17 +227,18 @@ impl LongTermDmaMap {
         Ok(Arc::new(Self { pages, pinned }, GFP_KERNEL_ACCOUNT)?)
     }
 
-    /// Addresses of its pages, in order.
+    /// Returns the DMA addresses of the pages, in order.
     pub(crate) fn dma_addrs(&self) -> impl Iterator<Item = u64> + '_ {
         self.pages.iter().map(|page| page.addr)
     }
 
-    /// Whether it is this memory.
+    /// Returns `true` if `pinned` is the mapped memory.
     pub(crate) fn is_backed_by(&self, pinned: &Arc<PinnedPages>) -> bool {
         Arc::ptr_eq(&self.pinned, pinned)
     }
 
-    /// Entries for `len` bytes at `at`, neighbours merged, or nothing if they are not all there.
+    /// Returns the scatter-gather entries of `len` bytes at `at`. Adjacent pages are merged. Returns `None`
+    /// if the range exceeds the memory.
     pub(crate) fn sges(
         &self,
         key: u32,

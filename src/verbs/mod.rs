@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Safe Rust over the kernel's RDMA verbs (`ib_core`).
+//! Safe wrappers of the kernel's RDMA verbs (`ib_core`).
 //!
-//! Objects own what they are made from by reference count, so they go in the right order whatever the
-//! order in which their users drop them. All of them must be gone when the device's
-//! [`client::Client::remove`] returns: that is the one rule the types cannot check, and it is the
-//! safety requirement of [`device::Device`].
+//! Objects hold references to the objects from which they were created. So they are destroyed in the right
+//! order, whatever the order of the drops. All of them must be dropped before the device's
+//! [`client::IbClient::remove`] returns. Types cannot check this rule. It is the safety requirement of
+//! [`device::IbDevice`].
 //!
 //! C header: `include/rdma/ib_verbs.h`
 
@@ -21,5 +21,5 @@ pub(crate) mod work;
 
 use kernel::prelude::*;
 
-/// The name that the resource tracker (`rdma resource`) shows as the owner of our objects.
+/// Owner of kite's objects, as shown by the resource tracker (`rdma resource`).
 const RESTRACK_OWNER: &CStr = c"kite";

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of a process by a key of its own, which a work request gives it (fast registration), as storage drivers do.
+//! Memory of a process with a key of its own, assigned by a work request (fast registration, as in storage
+//! drivers).
 
 use super::{dma::LongTermDmaMap, pd::Pd};
 use crate::bindings::{self, inline};
@@ -11,28 +12,31 @@ use kernel::{
     sync::Arc,
 };
 
-/// A memory region that has no key until [`super::qp::Qp::post_register`] has given it one.
+/// Memory region that has no valid key before [`super::qp::Qp::post_reg_mr`].
 ///
 /// # Invariants
 ///
-/// `ptr` is a live memory region that we own, of the pages of `memory`, which stay mapped for as long as it lives.
+/// `ptr` is a live memory region that this object owns. Its pages are those of `dma`, which stay mapped while
+/// the region exists.
 pub(crate) struct FastRegMr {
     ptr: NonNull<bindings::ib_mr>,
     dma: Arc<LongTermDmaMap>,
     _pd: Arc<Pd>,
 }
 
-// SAFETY: The RDMA core's calls on a memory region may be made from any thread.
+// SAFETY: The functions of the RDMA core on a memory region may be called from any thread.
 unsafe impl Send for FastRegMr {}
-// SAFETY: As above.
+// SAFETY: The argument for `Send` holds here too.
 unsafe impl Sync for FastRegMr {}
 
 impl FastRegMr {
-    /// One of `len` bytes that requests name by addresses from `addr` on, which is in the first page.
+    /// Creates a region of `len` bytes. Requests use addresses from `addr`, which lies in the first page.
     ///
     /// # Errors
     ///
-    /// `ENXIO` if the RNIC has no regions of so many pages; `ENOMEM`, and what its driver says.
+    /// - `ENXIO`: the RNIC cannot register so large a region.
+    /// - `ENOMEM`: no memory.
+    /// - Errors of the driver.
     pub(crate) fn new(pd: Arc<Pd>, dma: Arc<LongTermDmaMap>, addr: u64, len: u64) -> Result<Self> {
         let mut pages = KVVec::new();
         for page in dma.dma_addrs() {
@@ -43,15 +47,16 @@ impl FastRegMr {
             return Err(ENXIO);
         }
         let mr_type = bindings::ib_mr_type_IB_MR_TYPE_MEM_REG;
-        // SAFETY: The protection domain is valid, and outlives the region, which holds it.
+        // SAFETY: The protection domain is valid. It outlives the region, which holds a reference.
         let ptr = from_err_ptr(unsafe { bindings::ib_alloc_mr(pd.as_raw(), mr_type, count) })?;
-        // INVARIANT: We just made it.
+        // INVARIANT: The region was just created. The pages stay mapped, since the region holds `dma`.
         let this = Self {
             ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
             dma,
             _pd: pd,
         };
-        // SAFETY: By the type invariants; so many addresses are there, and they are mapped.
+        // SAFETY: The region is live, by the type invariants. `pages` holds `count` addresses of mapped
+        // pages.
         to_result(unsafe { inline::kite_map_mr(ptr, pages.as_ptr(), count, addr, len) })?;
         Ok(this)
     }
@@ -60,24 +65,25 @@ impl FastRegMr {
         self.ptr.as_ptr()
     }
 
-    /// The key by which our requests name it.
+    /// Returns the key for local work requests.
     pub(crate) fn lkey(&self) -> u32 {
-        // SAFETY: By the type invariants; it does not change once the region was registered.
+        // SAFETY: The region is live, by the type invariants. Its key does not change after registration.
         unsafe { (*self.as_raw()).lkey }
     }
 
-    /// The key by which peers' requests do.
+    /// Returns the key for requests of peers.
     pub(crate) fn rkey(&self) -> u32 {
-        // SAFETY: As above.
+        // SAFETY: The region is live, by the type invariants. Its key does not change after registration.
         unsafe { (*self.as_raw()).rkey }
     }
 }
 
 impl Drop for FastRegMr {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants; the memory is unmapped after that.
+        // SAFETY: The region is live, by the type invariants, and not used after this call. Its memory is
+        // unmapped later.
         if unsafe { bindings::ib_dereg_mr_user(self.as_raw(), core::ptr::null_mut()) } != 0 {
-            // The RNIC may go on using the memory.
+            // The RNIC may still access the memory: leak it.
             core::mem::forget(self.dma.clone());
             pr_warn!("MR cannot be destroyed: memory leaked\n");
         }

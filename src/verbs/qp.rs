@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Queue pairs: reliably connected (RC) and datagram (UD), and the states they go through.
+//! Queue pairs: RC and UD, and their state transitions.
+//!
+//! `modify_lock` (mutex) serializes the transitions of one QP. It nests with no other lock. Posting is locked
+//! in the driver.
 
 use super::{
     address::AddressHandle,
@@ -20,68 +23,69 @@ use kernel::{
     sync::{Arc, Mutex},
 };
 
-/// Local acknowledgement timeout, 4.096 µs · 2^14 = 67 ms: far above any round trip, and short enough
-/// that a lossy network stays usable. Seven tries bound the wait for a dead peer to half a second; a
-/// host that is merely so busy costs a new queue pair and a replay. (Seven retries would mean "for
-/// ever" to Soft-RoCE.)
+/// Local ACK timeout code: 4.096 µs · 2^14 = 67 ms. It is far above any round trip, and short enough for a
+/// lossy network. Seven attempts bound the wait for a dead peer to half a second. If the peer is only busy,
+/// the timeout costs a new QP and a replay. [`RETRY_COUNT`] must stay below 7, which Soft-RoCE treats as
+/// infinite.
 pub(crate) const ACK_TIMEOUT: u8 = 14;
 pub(crate) const RETRY_COUNT: u8 = 6;
-/// Tries while the peer has no receive posted, 0.64 ms apart: for ever. Its poller is behind with messages
-/// to its rings then, and this is what slows us down. One that has stopped for good is not waited for
-/// (`fabric::sender`).
+/// RNR retry count 7: infinite retries, 0.64 ms apart, while the peer has no receive buffer posted. The
+/// peer's poller is then behind with messages to its rings, and the retries throttle this sender. If the peer
+/// has stopped for good, the timeout of the send slot ends the wait (`fabric::send::slots`).
 pub(crate) const RNR_RETRY_COUNT: u8 = 7;
 const MIN_RNR_TIMER: u8 = 12;
 
-/// Numbers of entries of a queue pair's queues.
+/// Capacities of a QP.
 #[derive(Clone, Copy)]
 pub(crate) struct QpCaps {
-    /// Send requests.
+    /// Maximum send requests.
     pub(crate) max_send_wr: u32,
-    /// Receive requests.
+    /// Maximum receive requests.
     pub(crate) max_recv_wr: u32,
-    /// Scatter-gather entries of a send request.
+    /// Maximum scatter-gather entries of a send request.
     pub(crate) max_send_sge: u32,
-    /// Bytes that a send request can carry itself.
+    /// Maximum inline data, in bytes, of a send request.
     pub(crate) max_inline_data: u32,
 }
 
-/// What one side of a connection must know of the other.
+/// Parameters of the remote QP of a connection.
 #[derive(Clone, Copy)]
 pub(crate) struct RemoteQp {
-    /// Number of its queue pair.
+    /// Number of the remote QP.
     pub(crate) qpn: u32,
-    /// The first packet sequence number that it sends.
+    /// First packet sequence number of the remote QP.
     pub(crate) psn: u32,
-    /// The largest packet, in bytes, that both can take.
+    /// Path MTU, in bytes: the smaller one of both ends.
     pub(crate) mtu: u32,
-    /// RDMA reads in flight.
+    /// Maximum RDMA READs and atomics in flight.
     pub(crate) max_rd_atomic: u8,
 }
 
-/// A queue pair.
+/// Queue pair.
 ///
 /// # Invariants
 ///
-/// `ptr` is a live queue pair that we own, made in `_pd` with the two completion queues.
+/// `ptr` is a live QP that this object owns. It was created in `_pd` with `_send_cq` and `_recv_cq`.
 pub(crate) struct Qp<S: CompletionHandler, R: CompletionHandler> {
     ptr: NonNull<bindings::ib_qp>,
     port: PortNum,
     max_inline_data: usize,
-    /// Held while the state changes: some drivers check the present state and set the next without a lock,
-    /// and a queue pair that was moved to ERR must not come back.
+    /// Held during a state change. Some drivers check the current state and set the next one without a lock.
+    /// A QP that was moved to ERR must stay there.
     modify_lock: Pin<KBox<Mutex<()>>>,
     _pd: Arc<Pd>,
     _send_cq: Arc<Cq<S>>,
     _recv_cq: Arc<Cq<R>>,
 }
 
-// SAFETY: Queue pairs may be posted to from any thread; drivers lock inside. We lock state changes.
+// SAFETY: Requests may be posted from any thread, since drivers lock internally. `modify_lock` serializes
+// state changes.
 unsafe impl<S: CompletionHandler, R: CompletionHandler> Send for Qp<S, R> {}
-// SAFETY: As above.
+// SAFETY: The argument for `Send` holds here too.
 unsafe impl<S: CompletionHandler, R: CompletionHandler> Sync for Qp<S, R> {}
 
 impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
-    /// Makes an RC queue pair, and brings it to INIT: receives may be posted.
+    /// Creates an RC QP and moves it to INIT. Receives may then be posted.
     pub(crate) fn new_rc(
         pd: Arc<Pd>,
         send_cq: Arc<Cq<S>>,
@@ -114,7 +118,7 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
         Ok(qp)
     }
 
-    /// Makes a UD queue pair with queue key `qkey`, ready to send and receive.
+    /// Creates a UD QP with queue key `qkey`, in state RTS.
     pub(crate) fn new_ud(
         pd: Arc<Pd>,
         send_cq: Arc<Cq<S>>,
@@ -135,7 +139,7 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
         Ok(qp)
     }
 
-    /// Brings a UD queue pair from RESET to RTS.
+    /// Moves a UD QP from RESET to RTS.
     pub(crate) fn modify_ud_to_rts(&self, qkey: u32) -> Result {
         let mut attr = bindings::ib_qp_attr {
             qp_state: bindings::ib_qp_state_IB_QPS_INIT,
@@ -185,12 +189,13 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
             ..pin_init::zeroed()
         };
         let modify_lock = KBox::pin_init(new_mutex!(()), GFP_KERNEL)?;
-        // Some drivers refuse to make, and others silently do not support, what others have room for.
+        // Without enough inline space, some drivers fail the creation, and others silently provide less. So
+        // retry without inline data, and use the reported size.
         let ptr = Self::try_create(&pd, &mut attr).or_else(|_| {
             attr.cap.max_inline_data = 0;
             Self::try_create(&pd, &mut attr)
         })?;
-        // INVARIANT: We just made it.
+        // INVARIANT: The QP was just created in `pd` with the two CQs.
         Ok(Self {
             ptr,
             port,
@@ -206,32 +211,31 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
         pd: &Pd,
         attr: &mut bindings::ib_qp_init_attr,
     ) -> Result<NonNull<bindings::ib_qp>> {
-        // SAFETY: The protection domain and the completion queues are valid, and outlive the queue pair,
-        // since it holds them.
+        // SAFETY: The protection domain and the CQs are valid. They outlive the QP, which holds references.
         let ptr = from_err_ptr(unsafe {
             bindings::ib_create_qp_kernel(pd.as_raw(), attr, RESTRACK_OWNER.as_char_ptr())
         })?;
         NonNull::new(ptr).ok_or(ENOMEM)
     }
 
-    /// Bytes that a send request can carry itself.
+    /// Returns the maximum inline data, in bytes, of a send request.
     pub(crate) fn max_inline_data(&self) -> usize {
         self.max_inline_data
     }
 
     fn modify(&self, attr: &mut bindings::ib_qp_attr, mask: bindings::ib_qp_attr_mask) -> Result {
         let _guard = self.modify_lock.lock();
-        // SAFETY: By the type invariants, and `attr` is ours.
+        // SAFETY: The QP is live, by the type invariants. `attr` is valid, since it is a mutable reference.
         to_result(unsafe { bindings::ib_modify_qp(self.ptr.as_ptr(), attr, mask as c_int) })
     }
 
-    /// Its number.
+    /// Returns the QP number.
     pub(crate) fn qpn(&self) -> u32 {
-        // SAFETY: By the type invariants; the number never changes.
+        // SAFETY: The QP is live, by the type invariants. The number never changes.
         unsafe { (*self.ptr.as_ptr()).qp_num }
     }
 
-    /// Connects an RC queue pair, from INIT to RTS; `psn` is the first sequence number that we send.
+    /// Connects an RC QP: moves it from INIT to RTS. `psn` is the first sequence number that it sends.
     pub(crate) fn connect(&self, ah: &AddressHandle, remote: RemoteQp, psn: u32) -> Result {
         self.modify_to_rtr(ah, remote)?;
         let mut attr = bindings::ib_qp_attr {
@@ -254,7 +258,7 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
         )
     }
 
-    /// From INIT to RTR: packets of the partner are taken from now on.
+    /// Moves an RC QP from INIT to RTR. From now on it accepts packets of the remote QP.
     fn modify_to_rtr(&self, ah: &AddressHandle, remote: RemoteQp) -> Result {
         let mut attr = bindings::ib_qp_attr {
             qp_state: bindings::ib_qp_state_IB_QPS_RTR,
@@ -280,7 +284,7 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
         )
     }
 
-    /// Moves it to ERR: nothing more is sent or received, and what is queued completes as flushed.
+    /// Moves the QP to ERR: sends and receives stop, and posted requests complete as flushed.
     pub(crate) fn modify_to_err(&self) -> Result {
         let mut attr = bindings::ib_qp_attr {
             qp_state: bindings::ib_qp_state_IB_QPS_ERR,
@@ -289,7 +293,7 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
         self.modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE)
     }
 
-    /// Moves it to RESET. When this returns it touches no memory of ours any more.
+    /// Moves the QP to RESET. After success, the RNIC accesses no memory of earlier requests.
     pub(crate) fn modify_to_reset(&self) -> Result {
         let mut attr = bindings::ib_qp_attr {
             qp_state: bindings::ib_qp_state_IB_QPS_RESET,
@@ -298,43 +302,44 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
         self.modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE)
     }
 
-    /// Posts a request.
+    /// Posts a send request.
     ///
     /// # Safety
     ///
-    /// The local memory that the request names must stay mapped until the request completes or the
-    /// queue pair is gone.
+    /// The local memory of the request must stay mapped until the request completes or the QP is destroyed.
     pub(crate) unsafe fn post(&self, wr: &SendWr<'_>) -> Result {
-        // SAFETY: By the type invariants and the safety requirements.
+        // SAFETY: The request is valid, and its memory stays mapped by the safety requirements.
         unsafe { self.post_raw(wr.as_raw()) }
     }
 
-    /// Posts requests, one after the other, with one doorbell. Returns how many the driver took.
+    /// Posts send requests in order, with one doorbell. Returns the number that the driver has taken.
     ///
     /// # Safety
     ///
-    /// As for [`Self::post`], of each.
+    /// The safety requirements of [`Self::post`] must hold for each request.
     pub(crate) unsafe fn post_list(&self, wrs: &mut [OwnedSendWr]) -> usize {
         let first = OwnedSendWr::link_chain(wrs);
         if first.is_null() {
             return 0;
         }
         let mut bad = core::ptr::null();
-        // SAFETY: By the type invariants and the safety requirements; the list is valid during the call.
+        // SAFETY: The QP is live, by the type invariants. The memory of the requests stays mapped, by the
+        // safety requirements. The chain is valid during the call.
         let code = unsafe { inline::ib_post_send(self.ptr.as_ptr(), first, &mut bad) };
         if code == 0 {
             return wrs.len();
         }
         let failed_index = wrs.iter().position(|wr| core::ptr::eq(wr.as_raw(), bad));
-        // A driver that does not say which may have taken any. What never completes is found out.
+        // A driver that does not report the failed request may have taken any of them. Requests that never
+        // complete time out.
         failed_index.unwrap_or(wrs.len())
     }
 
-    /// Posts a request that gives a memory region its key.
+    /// Posts a work request that registers a memory region.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// Errors of the driver.
     pub(crate) fn post_reg_mr(&self, wr_id: u64, mr: &FastRegMr) -> Result {
         let mut reg_wr: bindings::ib_reg_wr = pin_init::zeroed();
         reg_wr.wr.__bindgen_anon_1.wr_id = wr_id;
@@ -343,7 +348,8 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
         reg_wr.mr = mr.as_raw();
         reg_wr.key = mr.rkey();
         reg_wr.access = self._pd.device().access_flags();
-        // SAFETY: It is a request of an RC queue pair. What it makes ends with the region, whose pages stay mapped.
+        // SAFETY: The request has a type of RC QPs. The registration ends with the region, whose pages stay
+        // mapped until then.
         unsafe { self.post_raw(&reg_wr.wr) }
     }
 
@@ -351,40 +357,45 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
     ///
     /// # Safety
     ///
-    /// As for [`Self::post`]; the address handle, too, must outlive the request.
+    /// The safety requirements of [`Self::post`] must hold. The address handle, too, must outlive the
+    /// request.
     pub(crate) unsafe fn post_datagram(&self, wr: &UdSendWr<'_>) -> Result {
-        // SAFETY: By the type invariants and the safety requirements.
+        // SAFETY: The request is a datagram. Its memory stays mapped and its address handle live, by the
+        // safety requirements.
         unsafe { self.post_raw(wr.as_raw()) }
     }
 
+    /// Posts a raw request.
+    ///
     /// # Safety
     ///
-    /// `work` must be a valid request of the queue pair's type, and as for [`Self::post`].
+    /// `wr` must be a valid request of the QP's type. The safety requirements of [`Self::post`] must hold.
     unsafe fn post_raw(&self, wr: *const bindings::ib_send_wr) -> Result {
         let mut bad = core::ptr::null();
-        // SAFETY: By the type invariants and the safety requirements.
+        // SAFETY: The QP is live, by the type invariants. The request is valid, by the safety requirements.
         to_result(unsafe { inline::ib_post_send(self.ptr.as_ptr(), wr, &mut bad) })
     }
 
-    /// Posts a receive.
+    /// Posts a receive request.
     ///
     /// # Safety
     ///
-    /// The memory of `sge` must stay mapped until the request completes or the queue pair is gone.
+    /// The memory of `sge` must stay mapped until the request completes or the QP is destroyed.
     pub(crate) unsafe fn post_recv(&self, wr_id: u64, sge: &Sge) -> Result {
         let mut recv_wr: bindings::ib_recv_wr = pin_init::zeroed();
         recv_wr.__bindgen_anon_1.wr_id = wr_id;
         recv_wr.sg_list = core::ptr::from_ref(sge).cast_mut().cast();
         recv_wr.num_sge = 1;
         let mut bad = core::ptr::null();
-        // SAFETY: By the type invariants and the safety requirements.
+        // SAFETY: The QP is live, by the type invariants. The memory of `sge` stays mapped, by the safety
+        // requirements.
         to_result(unsafe { inline::ib_post_recv(self.ptr.as_ptr(), &recv_wr, &mut bad) })
     }
 }
 
 impl<S: CompletionHandler, R: CompletionHandler> Drop for Qp<S, R> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants; we may sleep.
+        // SAFETY: The QP is live, by the type invariants, and not used after this call. The caller may sleep.
         unsafe { bindings::ib_destroy_qp_user(self.ptr.as_ptr(), core::ptr::null_mut()) };
     }
 }

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Work requests: what is posted to a queue pair.
+//! Work requests.
 
 use super::address::AddressHandle;
 use crate::bindings;
 use core::marker::PhantomData;
 use kernel::prelude::*;
 
-/// Most scatter-gather entries of a request of ours.
+/// Maximum scatter-gather entries of kite's requests.
 pub(crate) const MAX_SGE: usize = 16;
 
-/// Longest write that is copied into the request itself, in bytes. Queue pairs are made with room for it.
+/// Maximum inline WRITE, in bytes. QPs are created with space for it.
 pub(crate) const MAX_INLINE_BYTES: usize = 128;
 
-/// A range of local memory.
+/// Scatter-gather entry: range of local memory.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Sge(bindings::ib_sge);
 
 impl Sge {
-    /// Names `len` bytes at `addr` by `key`.
+    /// Creates an entry for `len` bytes at `addr` with key `lkey`.
     pub(crate) fn new(addr: u64, len: u32, lkey: u32) -> Self {
         Self(bindings::ib_sge {
             addr,
@@ -28,12 +28,12 @@ impl Sge {
         })
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> u32 {
         self.0.length
     }
 
-    /// The first `len` bytes, and what is left, if anything.
+    /// Splits the entry after `len` bytes. The second part is `None` if the entry is not longer.
     pub(crate) fn split_at(self, len: usize) -> (Self, Option<Self>) {
         let bindings::ib_sge { addr, length, lkey } = self.0;
         match u32::try_from(len) {
@@ -46,16 +46,16 @@ impl Sge {
     }
 }
 
-/// Where an RDMA request goes.
+/// Remote address of an RDMA request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RemoteAddr {
     /// Address in the peer's global memory region.
     pub(crate) addr: u64,
-    /// Its key.
+    /// Remote key of that region.
     pub(crate) rkey: u32,
 }
 
-/// A send request on a connected queue pair, always signalled.
+/// Send request for a connected QP, always signaled.
 pub(crate) struct SendWr<'a> {
     raw: bindings::ib_rdma_wr,
     _sges: PhantomData<&'a [Sge]>,
@@ -82,12 +82,13 @@ impl<'a> SendWr<'a> {
         }
     }
 
-    /// Writes local memory to the peer.
+    /// Creates an RDMA WRITE from local memory to the peer's memory.
     pub(crate) fn write(wr_id: u64, sges: &'a [Sge], remote: RemoteAddr) -> Self {
         Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, wr_id, sges, remote)
     }
 
-    /// As [`Self::write`], of which the peer hears: it gets `immediate`, and takes a receive for it.
+    /// Creates a WRITE with immediate: the peer receives `imm_data`, which consumes a receive buffer. See
+    /// [`Self::write`].
     pub(crate) fn write_with_imm(
         wr_id: u64,
         sges: &'a [Sge],
@@ -100,19 +101,19 @@ impl<'a> SendWr<'a> {
         wr
     }
 
-    /// Copies the bytes into the request when it is posted: the entries have kernel addresses, not those
-    /// of the RNIC, and need no key.
+    /// Makes the request inline: its bytes are copied at posting time. The entries then have kernel virtual
+    /// addresses, and need no key.
     pub(crate) fn with_inline(mut self) -> Self {
         self.raw.wr.send_flags |= bindings::ib_send_flags_IB_SEND_INLINE as c_int;
         self
     }
 
-    /// Reads the peer's memory.
+    /// Creates an RDMA READ of the peer's memory.
     pub(crate) fn read(wr_id: u64, sges: &'a [Sge], remote: RemoteAddr) -> Self {
         Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_READ, wr_id, sges, remote)
     }
 
-    /// Sends a message to a buffer that the peer has posted.
+    /// Creates a SEND to a receive buffer that the peer has posted.
     pub(crate) fn send(wr_id: u64, sges: &'a [Sge]) -> Self {
         Self::new(
             bindings::ib_wr_opcode_IB_WR_SEND,
@@ -127,19 +128,20 @@ impl<'a> SendWr<'a> {
     }
 }
 
-/// What a request does.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RdmaOpcode {
     Read,
     Write,
-    /// As [`SendWork::inline`].
+    /// Inline WRITE. See [`SendWr::with_inline`].
     WriteInline,
-    /// Puts `new` where `expected` is, in 8 bytes of the peer's memory, and what was there in local memory.
+    /// Replaces 8 bytes of the peer's memory by `new` if they equal `expected`. Stores the old value in local
+    /// memory.
     CompareSwap {
         expected: u64,
         new: u64,
     },
-    /// Adds to 8 bytes of the peer's memory, and puts what was there in local memory.
+    /// Adds `operand` to 8 bytes of the peer's memory. Stores the old value in local memory.
     FetchAdd {
         operand: u64,
     },
@@ -147,12 +149,12 @@ pub(crate) enum RdmaOpcode {
 }
 
 impl RdmaOpcode {
-    /// Whether it is read, changed and written at once.
+    /// Returns `true` for an atomic read-modify-write.
     pub(crate) fn is_atomic(self) -> bool {
         matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
 
-    /// Its operation code.
+    /// Returns the verbs opcode.
     pub(crate) fn ib_opcode(self) -> bindings::ib_wr_opcode {
         match self {
             Self::Read => bindings::ib_wr_opcode_IB_WR_RDMA_READ,
@@ -163,7 +165,7 @@ impl RdmaOpcode {
         }
     }
 
-    /// What to compare with, and what to put there or to add.
+    /// Returns the compare value, and the value to swap in or to add.
     pub(crate) fn atomic_operands(self) -> (u64, u64) {
         match self {
             Self::CompareSwap { expected, new } => (expected, new),
@@ -173,21 +175,21 @@ impl RdmaOpcode {
     }
 }
 
-/// A request, whatever carries it.
+/// RDMA operation, independent of its transport.
 #[derive(Clone, Copy)]
 pub(crate) struct RdmaOp<'a> {
     pub(crate) opcode: RdmaOpcode,
     /// Local memory.
     pub(crate) sges: &'a [Sge],
     pub(crate) remote: RemoteAddr,
-    /// It begins only when all reads and atomic operations that were posted before have ended.
+    /// Set if the operation must not start before all earlier READs and atomics have completed.
     pub(crate) fence: bool,
 }
 
-/// Most entries of a [`ShortWork`].
+/// Maximum entries of an [`OwnedSendWr`].
 pub(crate) const OWNED_WR_MAX_SGE: usize = 4;
 
-/// As the RDMA core wants it: all kinds begin with the same.
+/// Request in the format of the RDMA core. All kinds begin with the same structure.
 enum RawWr {
     Rdma(bindings::ib_rdma_wr),
     Atomic(bindings::ib_atomic_wr),
@@ -209,17 +211,18 @@ impl RawWr {
     }
 }
 
-/// A send request with entries of its own, so that several can be posted together.
+/// Send request that owns its entries, so that several can be posted in one chain.
 pub(crate) struct OwnedSendWr {
     raw: RawWr,
     sges: [Sge; OWNED_WR_MAX_SGE],
 }
 
-// SAFETY: Until it is posted its pointers lead nowhere, and then they are to itself and the next.
+// SAFETY: Before posting, all pointers are null or dangling and not used. At posting, they point to the
+// request itself and to the next one in the chain.
 unsafe impl Send for OwnedSendWr {}
 
 impl OwnedSendWr {
-    /// Does something with the peer's memory. What is more than [`SHORT_SGES`] entries is left out.
+    /// Creates a request for the peer's memory. Entries beyond [`OWNED_WR_MAX_SGE`] are ignored.
     pub(crate) fn new(opcode: RdmaOpcode, wr_id: u64, entries: &[Sge], remote: RemoteAddr) -> Self {
         let SendWr { raw, .. } = SendWr::new(opcode.ib_opcode(), wr_id, &[], remote);
         let mut raw = match opcode.is_atomic() {
@@ -238,7 +241,7 @@ impl OwnedSendWr {
         Self { raw, sges }
     }
 
-    /// What `op` says.
+    /// Creates a request for `op`.
     pub(crate) fn from_op(op: &RdmaOp<'_>, wr_id: u64) -> Self {
         let mut owned = Self::new(op.opcode, wr_id, op.sges, op.remote);
         if op.fence {
@@ -247,9 +250,9 @@ impl OwnedSendWr {
         owned
     }
 
-    /// As given.
+    /// Returns the ID of the request.
     pub(crate) fn wr_id(&self) -> u64 {
-        // SAFETY: It was made with a number there.
+        // SAFETY: `new` has initialized this union with a number.
         unsafe { self.raw.wr().__bindgen_anon_1.wr_id }
     }
 
@@ -257,7 +260,8 @@ impl OwnedSendWr {
         self.raw.wr()
     }
 
-    /// Makes a list of them, which is valid while they neither move nor change. Returns its first.
+    /// Links requests into a chain and returns its first element. The chain is valid while the requests are
+    /// neither moved nor changed.
     pub(super) fn link_chain(wrs: &mut [Self]) -> *const bindings::ib_send_wr {
         let mut next = core::ptr::null_mut();
         for owned in wrs.iter_mut().rev() {
@@ -286,14 +290,14 @@ fn atomic_wr(
     }
 }
 
-/// A datagram.
+/// Datagram.
 pub(crate) struct UdSendWr<'a> {
     raw: bindings::ib_ud_wr,
     _borrows: PhantomData<(&'a [Sge], &'a AddressHandle)>,
 }
 
 impl<'a> UdSendWr<'a> {
-    /// Sends to queue pair `qpn` at `to`, which must have the queue key `qkey`.
+    /// Creates a datagram to QP `qpn` at `ah`, whose queue key must be `qkey`.
     pub(crate) fn new(
         wr_id: u64,
         sges: &'a [Sge],

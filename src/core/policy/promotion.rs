@@ -1,49 +1,50 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which nodes are worth a connection (KRCORE, section 4.6): those that get the most requests, and no more than a
-//! bound, whatever the cluster's size.
+//! Selection of the peers that get an RC connection (KRCORE, section 4.6).
 //!
-//! Each node's [`DecayingCounter`] fades by half every now and then. One with enough of it is [`PromotedPeers`], if there is room, or
-//! in place of one with much less: so two that are alike do not take turns.
+//! The peers with the most recent requests are promoted, at most [`MAX_PROMOTED`] for any cluster size. The
+//! [`DecayingCounter`] of a peer halves every [`HALF_LIFE_MS`]. A peer above the threshold enters
+//! [`PromotedPeers`] if a slot is free. A peer replaces the one of lowest demand in a full set if its demand
+//! is at least `HYSTERESIS_FACTOR` times as high. Hence two equally busy peers do not evict each other.
 
 use crate::view::NodeInstance;
 
-/// Most nodes that are promoted at a time.
+/// Maximum number of promoted peers.
 pub const MAX_PROMOTED: usize = 64;
 
-/// Demand from which on a node is worth a connection: some four thousand requests in a second.
+/// Decayed request count from which on a peer may be promoted: about 4000 requests per second.
 pub const PROMOTE_THRESHOLD_REQUESTS: u32 = 1024;
 
-/// Milliseconds in which demand fades by half.
+/// Half-life of the request count, in milliseconds.
 pub const HALF_LIFE_MS: u64 = 128;
 
-/// How much more somebody must have than whose place he takes.
+/// Factor by which the demand of a new peer must exceed the demand of the peer that is replaced.
 const HYSTERESIS_FACTOR: u32 = 2;
 
-/// Requests to a node of late.
+/// Exponentially decaying count of the requests to one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DecayingCounter {
     requests: u32,
-    /// Until when they have faded, in [`HALF_MS`].
+    /// Time up to which the count has decayed, in units of [`HALF_LIFE_MS`].
     decayed_until: u32,
-    /// When somebody was told last that there is enough, likewise.
+    /// Time of the last report by [`Self::add`], in units of [`HALF_LIFE_MS`].
     last_reported: u32,
 }
 
-/// A time in [`HALF_MS`], of which there are 17 years.
+/// Converts a time to units of [`HALF_LIFE_MS`]. The result saturates after 17 years.
 fn to_half_lives(now_ms: u64) -> u32 {
     u32::try_from(now_ms / HALF_LIFE_MS).unwrap_or(u32::MAX)
 }
 
 impl DecayingCounter {
-    /// What there is of it.
+    /// Returns the decayed count at `now_ms`.
     #[must_use]
     pub fn value_at(&self, now_ms: u64) -> u32 {
         let elapsed_half_lives = to_half_lives(now_ms).saturating_sub(self.decayed_until);
         self.requests.checked_shr(elapsed_half_lives).unwrap_or(0)
     }
 
-    /// So many more. Returns how much there is if that is enough, now and then.
+    /// Adds requests. Returns the count if the threshold is reached, at most once per half-life.
     pub fn add(&mut self, now_ms: u64, requests: u32) -> Option<u32> {
         let now_half_lives = to_half_lives(now_ms);
         self.requests = self.value_at(now_ms).saturating_add(requests);
@@ -57,25 +58,25 @@ impl DecayingCounter {
     }
 }
 
-/// What came of an offer.
+/// Result of [`PromotedPeers::consider`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromotionOutcome {
-    /// It is promoted, perhaps in place of another.
+    /// The peer is promoted, in place of the contained peer if any.
     Promoted(Option<NodeInstance>),
-    /// Others are worth more, or nearly as much.
+    /// No slot is available, and no promoted peer has sufficiently lower demand.
     Rejected,
 }
 
-/// The nodes that are promoted.
+/// Set of promoted peers.
 #[derive(Clone, Debug)]
 pub struct PromotedPeers {
     slots: [Option<NodeInstance>; MAX_PROMOTED],
-    /// So many of the places may be taken.
+    /// Number of slots that may be used.
     capacity: usize,
 }
 
 impl PromotedPeers {
-    /// None, and never more than `most`, nor than [`MAX_PROMOTED`].
+    /// Creates an empty set of at most `capacity` peers, limited to [`MAX_PROMOTED`].
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self {
@@ -84,7 +85,8 @@ impl PromotedPeers {
         }
     }
 
-    /// Promotes a node with so much demand, if it is worth that. `demand` says how much another has.
+    /// Promotes `peer` if its demand `own_demand` is sufficient. `demand_of` returns the demand of a promoted
+    /// peer.
     pub fn consider(
         &mut self,
         peer: NodeInstance,
@@ -109,7 +111,7 @@ impl PromotedPeers {
         PromotionOutcome::Promoted(coldest_slot.replace(peer))
     }
 
-    /// A node has left.
+    /// Removes a peer that left the cluster.
     pub fn remove(&mut self, peer: NodeInstance) {
         for slot in &mut self.slots {
             if *slot == Some(peer) {
@@ -118,7 +120,7 @@ impl PromotedPeers {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of promoted peers.
     #[must_use]
     pub fn count(&self) -> usize {
         self.slots.iter().flatten().count()
@@ -148,7 +150,7 @@ mod tests {
             demand.add(1000 * HALF_LIFE_MS, 1),
             Some(PROMOTE_THRESHOLD_REQUESTS)
         );
-        // It was said a moment ago.
+        // The threshold was already reported in this half-life.
         assert_eq!(demand.add(1000 * HALF_LIFE_MS + 1, 1), None);
         assert_eq!(
             demand.value_at(1001 * HALF_LIFE_MS),
@@ -156,7 +158,7 @@ mod tests {
         );
         assert_eq!(demand.value_at(1010 * HALF_LIFE_MS), 1);
         assert_eq!(demand.value_at(u64::MAX), 0);
-        // A clock that goes back fades nothing.
+        // A clock that goes back does not decay the count.
         assert_eq!(demand.value_at(0), PROMOTE_THRESHOLD_REQUESTS + 1);
     }
 

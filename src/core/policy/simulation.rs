@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Ten thousand nodes: what a few of them keep, look up and promote when they ask others by a Zipf distribution, and
-//! somebody leaves meanwhile.
+//! Simulation of 10,000 nodes: cached addresses, directory lookups and promotions of a few clients.
 //!
-//! As in the kernel, but for a larger table, each peer's target is looked up by one READ of one bucket and kept until
-//! somebody leaves, demand is counted for each peer, and the busiest are promoted.
+//! Peers are selected by a Zipf distribution, and one node leaves meanwhile. Each DC address is read with one
+//! READ of one bucket and cached until a node leaves. Demand is counted per peer, and the busiest peers are
+//! promoted. Only the directory is larger than in the kernel.
 
 use super::promotion::{DecayingCounter, PromotedPeers, PromotionOutcome, MAX_PROMOTED};
 use crate::{
@@ -20,12 +20,12 @@ use std::collections::{HashMap, HashSet};
 const NODES: u32 = 10_000;
 const BUCKETS: u32 = 2048;
 
-/// Nodes that ask, and how much: four million requests in a second, for a second.
+/// Number of clients, and the load of each: four million requests per second, for one second.
 const CLIENTS: u32 = 4;
 const REQUESTS: u64 = 4_000_000;
 const REQUEST_INTERVAL_NS: u64 = 250;
 
-/// The skew of YCSB.
+/// Zipf exponent of YCSB.
 const ZIPF_EXPONENT: f64 = 0.99;
 
 fn instance(node: u32) -> NodeInstance {
@@ -35,7 +35,7 @@ fn instance(node: u32) -> NodeInstance {
     }
 }
 
-/// What a node is reached by as of an epoch.
+/// Returns the directory entry of a node as of an epoch.
 fn directory_entry(node: u32, epoch: u64) -> DirectoryEntry {
     DirectoryEntry {
         instance: instance(node),
@@ -47,7 +47,7 @@ fn directory_entry(node: u32, epoch: u64) -> DirectoryEntry {
     }
 }
 
-/// A copy of the directory.
+/// Copy of the address directory.
 struct SimulatedDirectory(Vec<[u8; BUCKET_SIZE]>);
 
 impl SimulatedDirectory {
@@ -62,7 +62,7 @@ impl SimulatedDirectory {
         bytes[offset..offset + entry.len()].copy_from_slice(&entry);
     }
 
-    /// Forgets who has left.
+    /// Removes the entry of a node that has left.
     fn remove(&mut self, removed: NodeInstance) {
         let entry_size = directory_entry(0, 0).encode().len();
         for bytes in &mut self.0 {
@@ -86,7 +86,7 @@ impl SimulatedDirectory {
     }
 }
 
-/// Ranks by how often they are asked for.
+/// Zipf distribution: cumulative probability of each rank.
 struct Zipf(Vec<f64>);
 
 impl Zipf {
@@ -107,19 +107,19 @@ impl Zipf {
         self.0.partition_point(|sum| *sum < point) as u32
     }
 
-    /// The part of all requests that is for so many that are asked most.
+    /// Returns the fraction of all requests that go to the `top` highest ranks.
     fn top_fraction(&self, top: usize) -> f64 {
         self.0[top - 1]
     }
 }
 
-/// A node that asks.
+/// Client node.
 struct SimulatedClient {
     node: u32,
     cached: HashMap<u32, DirectoryEntry>,
     demand: HashMap<u32, DecayingCounter>,
     promoted: PromotedPeers,
-    /// Peers that are, as they would be marked.
+    /// Peers that the kernel would mark as promoted.
     rc_peers: Vec<u32>,
     directory_reads: usize,
     promotions: usize,
@@ -142,7 +142,7 @@ impl SimulatedClient {
         }
     }
 
-    /// Which node has that rank for this one: each asks for others most.
+    /// Returns the node that has a rank for this client. Each client has its own order of ranks.
     fn peer_of_rank(&self, rank: u32) -> u32 {
         let start = fmix64(self.node.into()) as u32 % (NODES - 1);
         let other = (start + rank) % (NODES - 1) + 1;
@@ -192,7 +192,7 @@ impl SimulatedClient {
 fn ten_thousand_nodes_read_each_address_once_and_promote_the_busiest() {
     let (zipf, mut directory) = (Zipf::new(), SimulatedDirectory::new());
     (1..=NODES).for_each(|node| directory.publish(&directory_entry(node, 1)));
-    // Twelve bytes of name, and what tells whether they hold, for each.
+    // Per node: 12 bytes of DC address, and the data to validate the address.
     let bytes = directory.0.len() * BUCKET_SIZE;
     assert!(bytes / NODES as usize <= 64, "{bytes}");
     for i in 0..CLIENTS {
@@ -202,7 +202,7 @@ fn ten_thousand_nodes_read_each_address_once_and_promote_the_busiest() {
         let mut requested_peers = HashSet::new();
         for request in 0..REQUESTS {
             if request == REQUESTS / 2 {
-                // Who is asked most leaves, and all others take other targets.
+                // The busiest peer leaves, and all remaining nodes get new DC addresses.
                 let leaving_node = client.peer_of_rank(0);
                 (epoch, left) = (2, Some(leaving_node));
                 table.remove(instance(leaving_node));
@@ -231,10 +231,10 @@ fn ten_thousand_nodes_read_each_address_once_and_promote_the_busiest() {
     }
 }
 
-/// What is promoted is what is asked for most, and stays so.
+/// Checks that the busiest peers are promoted and stay promoted.
 fn check_client(client: &SimulatedClient, zipf: &Zipf) {
     let rc_fraction = client.rc_requests as f64 / client.requests as f64;
-    // What an asker keeps of each peer besides that it is one.
+    // State of a client per peer, beside the membership.
     let bytes = size_of::<DirectoryEntry>() + size_of::<DecayingCounter>();
     assert!(bytes <= 128, "{bytes}");
     let hit_rate = 1.0 - client.directory_reads as f64 / client.requests as f64;

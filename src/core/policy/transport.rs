@@ -1,42 +1,45 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! By which queue pairs the requests of a virtual one go: those of DC, which reach every node, or a connected one,
-//! once its node is worth that (KRCORE, section 4.6).
+//! Transport of a virtual QP (VQP): shared DC QPs, or an RC connection once the peer is promoted (KRCORE,
+//! section 4.6).
 //!
-//! Requests keep their order, and two queue pairs keep none between them: so the way changes only when nothing is under
-//! way. A connected queue pair does not take everything, and who has a bit of both would wait at each change. So only
-//! who has long had nothing else goes over to it.
+//! DC QPs reach every node. The requests of a VQP keep their order, but two QPs have no order between them.
+//! Hence the transport changes only while no request is in flight. RC cannot carry every request, and a VQP
+//! with mixed requests would wait at each change. Hence a VQP switches to RC only after a long run of
+//! requests that RC can carry.
 
-/// Requests in a row that a connected queue pair takes, after which it gets the next.
+/// Length of a run of RC-capable requests after which a VQP switches to RC.
 pub const SWITCH_AFTER_REQUESTS: u32 = 64;
 
-/// A way to a node.
+/// Transport to a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// By an initiator of DC that all share.
+    /// DCI that all VQPs share.
     #[default]
     Dc,
-    /// By a queue pair that is connected to the node.
+    /// RC connection to the node.
     Rc,
 }
 
-/// Which way the requests of a virtual queue pair go.
+/// Selects the transport of the requests of a VQP.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TransportSelector {
     transport: Transport,
-    /// Requests in a row that a connected queue pair would have taken.
+    /// Length of the current run of requests that RC can carry.
     rc_capable_run: u32,
 }
 
 impl TransportSelector {
-    /// The way that the last went.
+    /// Returns the transport of the last request.
     #[must_use]
     pub const fn transport(&self) -> Transport {
         self.transport
     }
 
-    /// Which way the next go, if they may go now: `able` says whether a connected queue pair takes them, `ready` whether
-    /// there is one that is to be used, and `busy` whether anything is under way.
+    /// Returns the transport of the next requests, or `None` if they must wait for requests in flight.
+    ///
+    /// `rc_capable` is `true` if RC can carry the requests. `rc_ready` is `true` if an RC connection exists
+    /// and should be used. `has_inflight` is `true` while requests are in flight.
     #[must_use]
     pub fn select(
         &self,
@@ -53,7 +56,7 @@ impl TransportSelector {
         (transport == self.transport || !has_inflight).then_some(transport)
     }
 
-    /// So many went that way. Returns whether it is another than before.
+    /// Records `count` requests that use `transport`. Returns `true` if the transport changed.
     pub fn record(&mut self, transport: Transport, rc_capable: bool, count: u32) -> bool {
         self.rc_capable_run = match rc_capable {
             true => self.rc_capable_run.saturating_add(count),
@@ -68,7 +71,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What a virtual queue pair does with a request.
+    /// Selects the transport of one request and records the request, as a VQP does.
     fn submit(
         selector: &mut TransportSelector,
         rc_capable: bool,
@@ -124,7 +127,7 @@ mod tests {
             submit(&mut selector, true, false, false),
             Some(Transport::Dc)
         );
-        // It is steady still.
+        // The run of RC-capable requests still counts.
         assert_eq!(
             submit(&mut selector, true, true, false),
             Some(Transport::Rc)
@@ -132,7 +135,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes, the way never changes while something is under way, and nothing waits without that.
+        /// For any requests, the transport never changes while requests are in flight, and no request waits
+        /// otherwise.
         #[test]
         fn selector_never_switches_while_requests_are_in_flight(steps in prop::collection::vec((any::<bool>(), any::<bool>(), 0..3u32), 0..400)) {
             let (mut selector, mut in_flight) = (TransportSelector::default(), 0u32);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! State machine of an RC connection: decides when to create, use and destroy its QP. It does not call verbs.
+//! State machine of an RC connection: decides when to create, use and destroy the QP, without calling verbs.
 //!
 //! # Operation
 //!
@@ -11,8 +11,9 @@
 //! the old QP can arrive late.
 //!
 //! A surplus connection that is idle on both sides is evicted. The passive side may propose the eviction. The
-//! active side stops posting and sends an EvictRequest. If the passive side is idle, it destroys its QP and
-//! replies Evicted. Otherwise it replies EvictRefused, and both sides keep their QPs.
+//! active side stops posting and sends an EvictRequest. An idle passive side destroys its QP and replies
+//! Evicted to the next repetition. Otherwise the passive side replies EvictRefused, and both sides keep their
+//! QPs.
 //!
 //! # Recovery
 //!

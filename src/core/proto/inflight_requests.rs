@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Requests of a peer that are in progress, and detection of late copies.
+//! Requests of a peer that are in progress, and rejection of copies that arrive too late.
 //!
 //! # Operation
 //!

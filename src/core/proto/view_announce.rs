@@ -5,9 +5,10 @@
 //! # Operation
 //!
 //! Announcements are datagrams and need no connection. A node repeats an announcement until the peer
-//! acknowledges that it acts on the same or a later view, or until a newer view replaces the announcement.
-//! The first [`BACKOFF_TICKS`] ticks each repeat it, later only every [`BACKOFF_TICKS`]th tick. While 1 to
-//! [`SUSPECT_AFTER_UNACKED`] announcements are unacknowledged, every tick repeats it.
+//! acknowledges the same or a later epoch, or until a newer view replaces the announcement. The first
+//! announcement is sent at once. The next [`BACKOFF_TICKS`] ticks each repeat the announcement, then only
+//! every [`BACKOFF_TICKS`]th tick. While 1 to [`SUSPECT_AFTER_UNACKED`] announcements are unacknowledged,
+//! every tick repeats the announcement.
 //!
 //! # Recovery
 //!
@@ -53,8 +54,8 @@ impl ViewAnnouncer {
         self.ticks = 0;
     }
 
-    /// Processes the announcement of `epoch` by the peer. `own_epoch` is the epoch of this node; 0 if it has
-    /// no view.
+    /// Processes the announcement of `epoch` by the peer. `own_epoch` is the epoch of this node; 0 without a
+    /// view.
     pub fn on_announcement(&mut self, epoch: u64, own_epoch: u64) {
         self.unacked_announcements = 0;
         if self.pending_epoch != 0 && self.pending_epoch <= epoch {
@@ -237,8 +238,8 @@ mod tests {
         )
     }
 
-    /// Two nodes and the epoch on which each acts. `known_epochs` holds the latest epoch of the other node
-    /// that each has received while acting on the same or a later epoch.
+    /// Two nodes and the epoch on which each acts. `known_epochs` holds the latest epoch that each received
+    /// from its peer while acting on the same or a later epoch.
     #[derive(Default)]
     struct AnnouncerPair {
         announcers: [ViewAnnouncer; 2],

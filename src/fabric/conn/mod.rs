@@ -1,14 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One connection to a peer, shared by all who talk to it.
+//! RC connection to one peer, shared by all its users.
 //!
-//! `kite_core::proto::conn` decides; here are the queue pair and those who use it. The connector thread alone
-//! makes, connects and drops queue pairs ([`Conn::step`]). Users [`Conn::begin`] when there is a ready
-//! one with room, and report its failure with [`Conn::failed`]; the failed one gets no new users, is
-//! dropped when the last has left, and then a new one is made. A request that failed with its queue
-//! pair may therefore be replayed as soon as `begin` succeeds again.
+//! `kite_core::proto::conn` makes the decisions. This module holds the QP and counts its users.
 //!
-//! Lock: `inner`, a spin lock, held for a few instructions only.
+//! # Operation
+//!
+//! The connector thread alone creates, connects and destroys QPs ([`Conn::step`]). A user acquires a
+//! [`ConnCredit`] once the connection has a ready QP with capacity ([`Conn::acquire`] and the functions below
+//! it). The credit is dropped when the user's work requests have completed.
+//!
+//! # Recovery
+//!
+//! A user reports a failed QP with [`Conn::report_failure`]. The failed QP accepts no new users. When its
+//! last user is gone, the connector destroys it and connects a successor. A request that failed with its QP
+//! may therefore be replayed as soon as [`Conn::acquire`] succeeds again.
+//!
+//! # Locking
+//!
+//! `Conn::state` is a spin lock for all fields of [`ConnState`], held for a few instructions. `state_changed`
+//! waits with the lock. QP transitions sleep and run without it.
+//!
+//! Lock order: `Conn::state` → the free list of slots, which [`Fabric::inflight_quota`] locks.
 
 pub(crate) mod connector;
 pub(crate) mod credit;
@@ -38,66 +51,68 @@ use kite_core::{
     wire::setup::SetupDatagram,
 };
 
-/// How long a user sleeps before it looks again, in case a wake-up went elsewhere.
+/// Time in ms that a waiter sleeps before it checks again, in case another waiter consumed the wake-up.
 const WAIT_SLICE_MS: u32 = 50;
 
-/// Bytes of virtual queue pairs that may be under way, besides a single batch: others wait behind them.
+/// Maximum bytes of virtual queue pairs in flight on a connection. A single larger batch is admitted when no
+/// others are in flight. The limit bounds how long other requests queue behind them.
 const MAX_INFLIGHT_VQP_BYTES: u64 = 16 << 20;
 
-/// How long nobody has used a connection that may be given up.
+/// Idle time in ms after which a connection may be evicted.
 const EVICT_AFTER_IDLE_MS: i64 = 1000;
 
-/// How long it is not tried again to give up one that the peer uses.
+/// Time in ms between eviction attempts of one connection: the peer may use it.
 const EVICT_RETRY_MS: i64 = 5000;
 
-/// Bytes that a packet can have on any path.
+/// Packet size in bytes that every path supports.
 const MIN_MTU_BYTES: u32 = 256;
 
 struct ConnState {
     fsm: Logic,
     endpoint: Option<Arc<Endpoint>>,
-    /// Whether the channel's queue pair is connected and has not failed.
+    /// `true` if the QP of `endpoint` is connected and has not begun to drain.
     connected: bool,
-    /// Generation of the queue pair that was connected last; 0 before the first, and when nothing of it can come late.
+    /// Generation of the last connected QP. 0 before the first, and after an eviction, which leaves no packet
+    /// that could arrive late.
     last_generation: u32,
-    /// Key to the peer's memory, valid while the connection is ready.
+    /// Key to the peer's memory. Valid while the connection is ready.
     rkey: u32,
-    /// Bytes of the largest packet, once it was connected.
+    /// Path MTU in bytes of the last connected QP.
     mtu: u32,
-    /// The first sequence number that we send.
+    /// First packet sequence number that this side sends.
     local_psn: u32,
-    /// Send requests that users have announced.
+    /// Work requests of all credits. At most `RC_SEND_DEPTH`.
     inflight_wrs: u32,
-    /// Control requests that wait for a reply.
+    /// Control requests that wait for a reply. At most `MAX_CONTROL_REQUESTS`.
     control_requests: u32,
-    /// Parts of reads and writes under way, each of which has a slot of the RNIC or waits for one.
+    /// Segments of reads and writes with a credit. Each holds a slot of the RNIC or needs one.
     inflight_segments: u32,
-    /// Bytes of virtual queue pairs under way.
+    /// Bytes of virtual queue pairs in flight.
     inflight_vqp_bytes: u64,
-    /// When somebody's requests ended last.
+    /// Time at which a credit was last returned, the connection stopped being idle, or the QP was connected.
     last_progress: Instant<Monotonic>,
-    /// Datagrams repeated since the connection was last ready.
+    /// Datagrams retransmitted since the peer last responded.
     retransmits: u32,
-    /// Threads that wait for a queue pair or for room.
+    /// Threads that wait for a QP or for capacity.
     waiters: u32,
-    /// Of those that wait for room, and who only looks for it, whose turn it is.
+    /// Alternates between sleeping waiters and callers that poll for capacity.
     admission: FairAdmission,
-    /// Taken for the first channel, and kept for its successors.
+    /// Reserved for the first endpoint, and kept for its successors. Returned after an eviction.
     recv_reservation: Option<RecvCqReservation>,
-    /// Why nobody may use the connection any more.
+    /// Error that users receive after the connection was closed.
     close_error: Option<Error>,
-    // For the connector thread:
+    // Written for the connector, which consumes them:
     connect_requested: bool,
-    /// It is one too many.
+    /// The connection exceeds `max_idle_conns`. Evict it if it is idle.
     surplus: bool,
-    /// When it was that last.
+    /// Time at which `surplus` was last set.
     last_evict_attempt: Option<Instant<Monotonic>>,
     failed_generation: Option<u32>,
     pending_setup: Option<SetupDatagram>,
 }
 
 impl<'a> ConnCreditRequest<'a> {
-    /// For requests of a virtual queue pair, of so many bytes.
+    /// Creates the request for `wr_count` work requests of a virtual queue pair with `vqp_bytes` bytes.
     fn for_vqp(wr_count: u32, vqp_bytes: u64, fabric: &'a Fabric) -> Self {
         Self {
             min_wrs: wr_count,
@@ -119,7 +134,7 @@ impl ConnState {
         self.connected && self.has_not_failed()
     }
 
-    /// For how many milliseconds nobody has used it, if long enough to give it up.
+    /// Returns the idle time in ms if it suffices for an eviction.
     fn idle_ms(&self) -> Option<i64> {
         let idle = self.last_progress.elapsed().as_millis();
         let is_used =
@@ -132,32 +147,33 @@ impl ConnState {
             && self.fsm.phase() != ConnPhase::Draining
     }
 
-    /// Whether its channel is that of number `number`, which has been or is being connected.
+    /// Returns `true` if the current endpoint has this ID and its QP has not failed. The QP is connected or
+    /// being connected.
     fn has_endpoint(&self, endpoint_id: u32) -> bool {
         let has_id = self.endpoint.as_ref().map(|endpoint| endpoint.id()) == Some(endpoint_id);
         has_id && self.has_not_failed()
     }
 }
 
-/// What a user announces.
+/// Capacity that a user requests.
 struct ConnCreditRequest<'a> {
-    /// Send requests.
+    /// Work requests that must fit.
     min_wrs: u32,
-    /// So many are welcome, if there is room.
+    /// Work requests to reserve if they fit. At least `min_wrs`.
     max_wrs: u32,
     /// Control requests.
     control_requests: u32,
-    /// Bytes of a virtual queue pair.
+    /// Bytes of a virtual queue pair. 0 for other users.
     vqp_bytes: u64,
-    /// Where it takes a slot, if it is for a part of a read or write.
+    /// Fabric whose slot quota applies. `Some` only for segments of reads and writes.
     quota_fabric: Option<&'a Fabric>,
-    /// The number of the one channel that will do, if not any does.
+    /// ID of the only acceptable endpoint. `None` if any is acceptable.
     endpoint_id: Option<u32>,
 }
 
 impl ConnCreditRequest<'_> {
-    /// Requests that may be announced when this one is. Parts leave room for control requests, which take no
-    /// turns.
+    /// Returns the limit of `inflight_wrs` for this request. Segments leave entries for control requests,
+    /// which bypass fair admission.
     fn wr_limit(&self) -> u32 {
         match self.quota_fabric {
             Some(_) => RC_SEND_DEPTH - MAX_CONTROL_REQUESTS,
@@ -166,14 +182,14 @@ impl ConnCreditRequest<'_> {
     }
 }
 
-/// A connection.
+/// An RC connection that the connector replaces when its QP fails.
 #[pin_data]
 pub(crate) struct Conn {
     node: u32,
     index: u8,
     #[pin]
     state: SpinLock<ConnState>,
-    /// Signalled when `inner` changes in a way that somebody may wait for.
+    /// Notified when `state` changes in a way for which a user may wait.
     #[pin]
     state_changed: CondVar,
     connector_waker: Arc<ThreadWaker>,
@@ -182,7 +198,7 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
-    /// An idle connection: the `index`th to `node`, of which we have `role`'s side.
+    /// Creates an idle connection, number `index` to `node`, with the local role `role`.
     pub(crate) fn new(
         node: u32,
         index: u8,
@@ -229,30 +245,31 @@ impl Conn {
         )
     }
 
-    /// Whether a user would not have to wait for a queue pair.
+    /// Returns `true` if users need not wait for a QP.
     pub(crate) fn is_ready(&self) -> bool {
         let state = self.state.lock();
         state.close_error.is_none() && state.is_ready()
     }
 
-    /// Whether another queue pair took the place of that of `generation`, for which the peer gave up its half.
+    /// Returns `true` if the last connected QP is not that of `generation`. The peer has destroyed its half
+    /// of that QP then, so late packets are rejected.
     pub(super) fn is_stale_generation(&self, generation: u32) -> bool {
         self.state.lock().last_generation != generation
     }
 
-    /// The generation of the last queue pair, if it failed.
+    /// Returns the generation of the last connected QP if it has failed.
     pub(super) fn stale_generation(&self) -> Option<u32> {
         let state = self.state.lock();
         (state.last_generation != 0 && !state.is_connected()).then_some(state.last_generation)
     }
 
-    /// Whether it is being given up, and counts no more.
+    /// Returns `true` if an eviction is in progress.
     pub(super) fn is_evicting(&self) -> bool {
         self.state.lock().fsm.phase() == ConnPhase::Evicting
     }
 
-    /// For how many milliseconds nobody has used it, if it may be given up, and nobody tried that of late: the peer
-    /// may have used it.
+    /// Returns the idle time in ms if the connection may be evicted. Returns `None` for `EVICT_RETRY_MS`
+    /// after an attempt, because the peer may have used the connection.
     pub(super) fn evictable_idle_ms(&self) -> Option<i64> {
         let state = self.state.lock();
         let is_recent = |attempt: Instant<_>| attempt.elapsed().as_millis() < EVICT_RETRY_MS;
@@ -262,26 +279,26 @@ impl Conn {
             .filter(|_| state.close_error.is_none() && !recently_tried)
     }
 
-    /// It is one too many: is given up, unless somebody uses it after all.
+    /// Requests eviction. The connector evicts the connection if it is still idle then.
     pub(super) fn mark_surplus(&self) {
         let mut state = self.state.lock();
         state.surplus = true;
         state.last_evict_attempt = Some(Instant::now());
     }
 
-    /// Whether its channel is that of number `number`, and has not failed.
+    /// Returns `true` if the current endpoint has this ID and its QP has not failed.
     pub(super) fn has_endpoint(&self, endpoint_id: u32) -> bool {
         self.state.lock().has_endpoint(endpoint_id)
     }
 
-    /// As [`Self::need`], if there is room for one more connection.
+    /// Like [`Self::request_connect`], but does nothing if the budget of idle connections is exhausted.
     pub(crate) fn request_connect_if_budget(&self) {
         if has_conn_budget(&self.stats) {
             self.request_connect();
         }
     }
 
-    /// Has a queue pair made if there is none, and nobody who asked for one.
+    /// Requests a QP if the connection has none and none is requested.
     pub(super) fn request_connect(&self) {
         let mut state = self.state.lock();
         let idle = state.fsm.phase() == ConnPhase::Idle && !state.fsm.needs_tick();
@@ -296,19 +313,19 @@ impl Conn {
         }
     }
 
-    /// Bytes of the largest packet.
+    /// Returns the path MTU in bytes, at least `MIN_MTU_BYTES`.
     pub(crate) fn mtu(&self) -> usize {
         self.state.lock().mtu.max(MIN_MTU_BYTES) as usize
     }
 
-    /// Announces `count` send requests and `calls` control requests; waits until there is a queue pair
-    /// with room for them.
+    /// Reserves work requests and control requests. Sleeps until a QP with sufficient capacity is ready.
     ///
     /// # Errors
     ///
-    /// - What [`Self::shut`] was given, if it was shut.
-    /// - `EAGAIN` if it would have to wait, and there is no deadline.
-    /// - `ETIMEDOUT`, `EINTR`.
+    /// - The error passed to [`Self::close`], if the connection is closed.
+    /// - `EAGAIN`: the caller would have to wait, and `deadline` is `None`.
+    /// - `ETIMEDOUT`: the deadline expired.
+    /// - `EINTR`: a signal arrived that may end the wait (see [`Deadline::check`]).
     pub(crate) fn acquire(
         self: &Arc<Self>,
         wr_count: u32,
@@ -326,12 +343,12 @@ impl Conn {
         self.acquire_credits(&request, deadline)
     }
 
-    /// Announces `count` send requests for a part of a read or write, which is to have a slot of `fabric`:
-    /// see [`Fabric::share`].
+    /// Reserves work requests for a segment of a read or write that needs a slot of `fabric`. The quota of
+    /// [`Fabric::inflight_quota`] applies.
     ///
     /// # Errors
     ///
-    /// As for [`Self::begin`].
+    /// See [`Self::acquire`].
     pub(crate) fn acquire_segment(
         self: &Arc<Self>,
         wr_count: u32,
@@ -349,11 +366,11 @@ impl Conn {
         self.acquire_credits(&request, deadline)
     }
 
-    /// As [`Self::begin_part`], for so many bytes of a virtual queue pair. Waits for nothing.
+    /// Like [`Self::acquire_segment`], for `vqp_bytes` bytes of a virtual queue pair, but never sleeps.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// See [`Self::acquire`] without a deadline.
     pub(crate) fn try_acquire_vqp(
         self: &Arc<Self>,
         wr_count: u32,
@@ -366,11 +383,12 @@ impl Conn {
         )
     }
 
-    /// Whether [`Self::begin_bytes`] would find room, which is not taken.
+    /// Returns `true` if the connection has the capacity that [`Self::try_acquire_vqp`] needs. Reserves
+    /// nothing and ignores fair admission.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// - The error passed to [`Self::close`], if the connection is closed.
     pub(crate) fn can_acquire_vqp(
         &self,
         wr_count: u32,
@@ -383,12 +401,12 @@ impl Conn {
         )
     }
 
-    /// As [`Self::begin_part`], for parts that are to be posted together and share a slot: the result says for
-    /// how many requests there is room, and [`Use::keep`] is to be told how many there are. Waits for nothing.
+    /// Like [`Self::acquire_segment`], for up to `max_wrs` requests that are posted together and share a
+    /// slot. Never sleeps. The caller must return the unused requests with [`ConnCredit::release_unused`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// See [`Self::acquire`] without a deadline.
     pub(crate) fn try_acquire_batch(
         self: &Arc<Self>,
         wr_count: u32,
@@ -406,11 +424,12 @@ impl Conn {
         self.acquire_credits(&request, None)
     }
 
-    /// Announces one send request for the channel of number `by`.
+    /// Reserves one work request on the endpoint with this ID.
     ///
     /// # Errors
     ///
-    /// `ENOTCONN` if the channel is not in use any more, and as for [`Self::begin`].
+    /// - `ENOTCONN`: the endpoint is no longer in use.
+    /// - See [`Self::acquire`] for others.
     pub(crate) fn acquire_on_endpoint(
         self: &Arc<Self>,
         endpoint_id: u32,
@@ -438,7 +457,8 @@ impl Conn {
         {
             let deadline = deadline.ok_or(EAGAIN)?;
             deadline.check()?;
-            // Who waits for an answer to a control request waits for no room of theirs.
+            // A control request also waits for replies to others. It does not compete for segment capacity,
+            // so fair admission excludes it.
             let waits_for_credits = request.control_requests == 0;
             if waits_for_credits {
                 state.admission.add_sleeper();
@@ -453,7 +473,8 @@ impl Conn {
                 state.admission.remove_sleeper();
             }
             if matches!(woken, CondVarTimeoutResult::Signal { .. }) {
-                // A signal that does not end the wait must not make it spin either.
+                // The signal is still pending if it does not end the wait. Sleep in `handle_signal`, or this
+                // loop would spin.
                 drop(state);
                 deadline.handle_signal()?;
                 state = self.state.lock();
@@ -486,7 +507,7 @@ impl Conn {
         })
     }
 
-    /// Whether the requests can be posted now; if there is no queue pair, one is asked for.
+    /// Returns `true` if the request fits now. Requests a QP if none is ready.
     fn has_credits(&self, state: &mut ConnState, request: &ConnCreditRequest<'_>) -> Result<bool> {
         if let Some(error) = state.close_error {
             return Err(error);
@@ -515,7 +536,7 @@ impl Conn {
         Ok(has_credits)
     }
 
-    /// Reports that the queue pair of `generation` failed.
+    /// Reports that the QP of `generation` failed.
     pub(super) fn report_failure(&self, generation: u32) {
         let mut state = self.state.lock();
         if state.fsm.generation() == generation {
@@ -524,21 +545,21 @@ impl Conn {
         }
     }
 
-    /// Reports that the peer did not answer, on the queue pair of `generation`.
+    /// Reports that the peer did not respond on the QP of `generation`.
     pub(super) fn report_no_response(&self, generation: u32) {
         self.suspicion.raise();
         self.report_failure(generation);
     }
 
-    /// Takes a datagram from the peer, for [`Self::step`]. A newer one replaces one not yet seen: the
-    /// sender repeats what matters.
+    /// Stores a datagram from the peer for [`Self::step`]. A newer one replaces an unprocessed one: the peer
+    /// retransmits what matters.
     pub(crate) fn on_setup(&self, setup: SetupDatagram) {
         self.state.lock().pending_setup = Some(setup);
         self.connector_waker.event.complete();
     }
 
-    /// Ends the connection for good: users get `error`. When this returns the peer cannot reach our
-    /// memory through it; [`Self::leave`] waits for the users.
+    /// Closes the connection permanently: users receive `error`. On return, the peer cannot access local
+    /// memory through it. [`Self::drain`] waits for the users.
     pub(crate) fn close(&self, error: Error) {
         let mut state = self.state.lock();
         state.close_error = Some(error);
@@ -550,7 +571,8 @@ impl Conn {
         }
     }
 
-    /// Waits until nobody uses the connection, which must be shut, and returns its last channel and place.
+    /// Waits until the connection has no users. It must be closed. Returns its last endpoint and its
+    /// reservation.
     pub(crate) fn drain(&self) -> (Option<Arc<Endpoint>>, Option<RecvCqReservation>) {
         let mut state = self.state.lock();
         while state.inflight_wrs != 0 || state.control_requests != 0 {
@@ -564,7 +586,7 @@ impl Conn {
         (state.endpoint.take(), state.recv_reservation.take())
     }
 
-    /// So many requests are posted, and so many that were announced are not.
+    /// Returns the `unused` work requests of a credit whose other `wr_count` requests are posted now.
     pub(super) fn release_unused(&self, wr_count: u32, unused: u32) {
         let mut state = self.state.lock();
         state.inflight_wrs -= unused;
@@ -599,13 +621,13 @@ impl Conn {
         }
     }
 
-    /// Since when nobody's requests have ended, and how many bytes of virtual queue pairs are under way.
+    /// Returns the time of the last progress, and the bytes of virtual queue pairs in flight.
     pub(super) fn last_progress(&self) -> (Instant<Monotonic>, u64) {
         let state = self.state.lock();
         (state.last_progress, state.inflight_vqp_bytes)
     }
 
-    /// Whether the queue pair of `generation` may still bring an answer.
+    /// Returns `true` if the QP of `generation` can still deliver a reply.
     pub(super) fn is_current(&self, generation: u32) -> bool {
         let state = self.state.lock();
         state.close_error.is_none() && state.is_ready() && state.fsm.generation() == generation

@@ -1,9 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Atomic operations of our RNIC on memory here, which are atomic with those that it does for others.
+//! Atomic operations of the local RNIC on local memory, atomic with respect to those that the RNIC executes
+//! for peers.
 //!
-//! Where verbs have none for the kernel they go by an RC queue pair of the hardware's ([`crate::mlx5`]), connected to
-//! itself: so nothing of it is kept for any peer, and one that fails takes nothing of others along.
+//! # Operation
+//!
+//! Some drivers offer no atomic operations to kernel users. With mlx5 hardware, the operations therefore use
+//! an RC QP of [`crate::mlx5`], connected to itself and created on demand. No per-peer state is needed, and a
+//! failure affects no other user.
+//!
+//! # Recovery
+//!
+//! A QP that fails or times out is destroyed. For [`RETRY_BACKOFF_MS`] afterwards, all operations fail at
+//! once with `EINPROGRESS`.
+//!
+//! # Locking
+//!
+//! `AtomicEngine::state` is a mutex for the QP and the back-off. It is held during an operation, at most
+//! about [`ATOMIC_TIMEOUT_MS`].
 
 use super::table::UserMr;
 use crate::{
@@ -32,15 +46,15 @@ use kernel::{
 };
 use kite_core::atomic::{AtomicOp, WORD_BYTES};
 
-/// How long an operation may take: more than the RNIC tries.
+/// Timeout of an operation in ms: longer than the RNIC retries.
 const ATOMIC_TIMEOUT_MS: u32 = 3000;
 
-/// How long nothing is tried, in ms, after something failed.
+/// Time in ms after a failure during which no operation is tried.
 const RETRY_BACKOFF_MS: u32 = 100;
 
-/// The queue pair, and where it puts what words were.
+/// RC QP connected to itself, and the buffer for the old value of a word.
 struct LoopbackQp {
-    // Destroyed before its completion queue and the word: fields drop in this order.
+    // Fields drop in this order: the QP is destroyed before its CQ and the result buffer.
     qp: Mlx5Qp<ThreadWaker>,
     cq: Arc<Mlx5Cq<ThreadWaker>>,
     waker: Arc<ThreadWaker>,
@@ -76,7 +90,8 @@ impl LoopbackQp {
             remote,
             fence: false,
         };
-        // SAFETY: The word stays mapped until the operation has ended, or else for ever.
+        // SAFETY: `result` stays mapped until the operation completes or the QP is reset. If the reset fails,
+        // `abort` leaks it.
         if unsafe { self.qp.post(&[Mlx5SendWr::new_rc(&op, 0)]) } == 0 {
             return Err(errno::inprogress());
         }
@@ -94,7 +109,7 @@ impl LoopbackQp {
         }
     }
 
-    /// What the word was.
+    /// Returns the old value of the word.
     fn read_result(&self) -> Result<u64> {
         let mut bytes = [0; WORD_BYTES as usize];
         self.result.sync_for_cpu(0, bytes.len());
@@ -102,10 +117,10 @@ impl LoopbackQp {
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// Ends the operation, whether or not it was done.
+    /// Stops the operation, which may or may not have been executed. Returns `ETIMEDOUT`.
     fn abort(&self) -> Error {
         if self.qp.reset().is_err() {
-            // The hardware may go on using it.
+            // The hardware may still write the result buffer, so leak it.
             core::mem::forget(self.result.clone());
         }
         ETIMEDOUT
@@ -113,13 +128,14 @@ impl LoopbackQp {
 }
 
 struct AtomicEngineState {
-    /// Nothing before somebody wants something, or after that failed.
+    /// `None` before the first operation and after a failure.
     qp: Option<LoopbackQp>,
-    /// Since something failed nothing is tried until then: those who wait would do so one after the other.
+    /// No operation is tried before this time after a failure. Otherwise every queued caller would run into
+    /// the timeout, one after another.
     backoff_until: Option<Deadline>,
 }
 
-/// What does them, once somebody wants one.
+/// Executes atomic operations on local memory. Creates its QP on demand.
 #[pin_data]
 pub(in crate::fabric) struct AtomicEngine {
     #[pin]
@@ -168,7 +184,7 @@ impl AtomicEngine {
     }
 }
 
-/// An atomic operation as a request, if RNICs have it.
+/// Returns the operation as an RDMA opcode. `None` if RNICs do not have it.
 fn atomic_verb(op: AtomicOp) -> Option<RdmaOpcode> {
     match op {
         AtomicOp::FetchAdd { operand } => Some(RdmaOpcode::FetchAdd { operand }),
@@ -181,14 +197,16 @@ fn atomic_verb(op: AtomicOp) -> Option<RdmaOpcode> {
 }
 
 impl Fabric {
-    /// Changes a word of memory that a process here has registered, as one step to all who reach it by this RNIC. Where
-    /// that has no atomic operations, our processor does it. Returns what the word was.
+    /// Applies an atomic operation to a word of a registered local MR, atomically for all accesses through
+    /// this RNIC. If the RNIC has no atomic operations, the CPU executes it. Returns the old value.
     ///
     /// # Errors
     ///
-    /// - `ENXIO` if the RNIC has atomic operations, but not for peers that ask.
-    /// - `ETIMEDOUT` when it may have been done; `EINPROGRESS` if that was not begun.
-    /// - `EFAULT`, `EINVAL`.
+    /// - `ENXIO`: the RNIC executes atomic operations for peers, but they cannot be issued by this module.
+    /// - `ETIMEDOUT`: the operation may have been executed.
+    /// - `EINPROGRESS`: the operation was not started.
+    /// - `EFAULT`: the word is not in the MR.
+    /// - `EINVAL`: the RNIC lacks the operation, or the word is misaligned.
     pub(crate) fn execute_atomic(&self, mr: &UserMr, addr: u64, op: AtomicOp) -> Result<u64> {
         if let Some(hca) = &self.hca {
             let verb = atomic_verb(op).ok_or(EINVAL)?;
@@ -203,7 +221,8 @@ impl Fabric {
         mr.execute_atomic(addr, op)
     }
 
-    /// Gives up what is connected to our present address. Nobody may be about to change anything.
+    /// Destroys the QP, which is connected to the present address of this node. No operation may be in
+    /// flight.
     pub(crate) fn close_atomic_qp(&self) {
         self.atomic_engine.state.lock().qp = None;
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Registered memory: the table of memory regions that peers may reach, their registration, and atomics on them.
+//! Registered memory: the table of MRs that peers may access, their registration, and atomic operations on
+//! them.
 pub(crate) mod atomics;
 pub(crate) mod registrar;
 pub(crate) mod table;

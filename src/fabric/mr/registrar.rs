@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Keys to memory of processes: of the hardware, where we reach it ([`dc`]), or else by verbs.
+//! Registration of user memory: by an mkey where the mlx5 hardware is accessible ([`crate::mlx5`]), else by
+//! fast registration.
 //!
-//! By verbs a work request makes a key, so there is a queue pair for such requests alone, connected to itself. Nobody
-//! waits for another's requests there, and one that fails takes none of others along.
+//! Fast registration (FRWR) is a work request. A dedicated RC QP, connected to itself, takes these requests:
+//! they do not queue behind data, and a failure flushes no request of another user. A QP that fails is
+//! destroyed, and the next registration creates another.
+//!
+//! # Locking
+//!
+//! `MrRegistrar::qp` is a mutex for the QP. It is held during a registration, at most about
+//! [`REGISTER_TIMEOUT_MS`].
 
 use crate::{
     fabric::{recv::wake::ThreadWaker, Fabric},
@@ -21,17 +28,17 @@ use kernel::{
     sync::{Arc, Mutex},
 };
 
-/// How long a key may take.
+/// Timeout of a registration in ms.
 const REGISTER_TIMEOUT_MS: u32 = 1000;
 
-/// Memory of a process that the RNIC may read and write.
+/// User memory that the RNIC may read and write.
 pub(crate) enum RegisteredMr {
     Mkey(mlx5::mkey::Mkey),
     Frwr(FastRegMr),
 }
 
 impl RegisteredMr {
-    /// The key by which our requests name it.
+    /// Returns the lkey, used in local work requests.
     pub(crate) fn local_key(&self) -> u32 {
         match self {
             Self::Mkey(mkey) => mkey.key(),
@@ -39,7 +46,7 @@ impl RegisteredMr {
         }
     }
 
-    /// The key by which peers' requests do.
+    /// Returns the rkey, used in work requests of peers.
     pub(crate) fn remote_key(&self) -> u32 {
         match self {
             Self::Mkey(mkey) => mkey.key(),
@@ -48,16 +55,16 @@ impl RegisteredMr {
     }
 }
 
-/// A queue pair that makes keys.
+/// RC QP for registration requests.
 struct RegistrationQp {
-    // Destroyed before its completion queue: fields drop in this order.
+    // Fields drop in this order: the QP is destroyed before its CQ.
     qp: Qp<ThreadWaker, ThreadWaker>,
     cq: Arc<Cq<ThreadWaker>>,
     waker: Arc<ThreadWaker>,
 }
 
 impl RegistrationQp {
-    /// Makes one, which is connected to itself.
+    /// Creates the QP and connects it to itself.
     fn new(fabric: &Fabric) -> Result<Self> {
         let (device, port) = (fabric.device(), fabric.resources.port);
         let waker = ThreadWaker::new()?;
@@ -97,7 +104,7 @@ impl RegistrationQp {
     }
 }
 
-/// Makes keys, once somebody wants one.
+/// Registers memory by FRWR. Creates its QP on demand.
 #[pin_data]
 pub(in crate::fabric) struct MrRegistrar {
     #[pin]
@@ -116,7 +123,7 @@ impl MrRegistrar {
         }
         let result = qp.as_ref().ok_or(EIO)?.register(mr);
         if result.is_err() {
-            // Its queue pair has failed.
+            // The QP has failed.
             *qp = None;
         }
         result
@@ -124,11 +131,14 @@ impl MrRegistrar {
 }
 
 impl Fabric {
-    /// A key to `len` bytes that requests name by addresses from `addr` on, which is in the first page.
+    /// Registers `len` bytes for RDMA. Work requests address them from `addr`, which lies in the first page.
     ///
     /// # Errors
     ///
-    /// `ENXIO` if the RNIC has no keys to so much; `EIO`, `ENOMEM`.
+    /// - `ENXIO`: the RNIC cannot register so many bytes.
+    /// - `EIO`: the registration failed.
+    /// - `ETIMEDOUT`: the registration did not complete.
+    /// - `ENOMEM`: out of memory.
     pub(in crate::fabric) fn create_mr(
         &self,
         dma: Arc<LongTermDmaMap>,

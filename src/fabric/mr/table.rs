@@ -1,13 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of processes that requests of virtual queue pairs name, here and at other nodes.
+//! Registered user memory (MRs), which work requests of virtual queue pairs address, locally and on other
+//! nodes.
 //!
-//! Each piece has a record in a table that peers read (`kite_core::wire::memory`), and whoever read it relies on it
-//! for a while. So memory that is taken back stays the RNIC's until then: a request that comes late is served, and
-//! not refused, which would break the queue pair that it came by for others.
+//! # Operation
 //!
-//! Memory taken back stays pinned for up to `RELEASE_MS`. A user that registers and takes back in a loop is slowed
-//! down: [`Memories::await_release`] waits for the memory that the user took back before.
+//! Each MR has an entry in a table that peers read with RDMA (`kite_core::wire::memory`). A peer may cache an
+//! entry for `MR_LEASE_MS`. A deregistered MR therefore stays accessible to the RNIC until the leases have
+//! expired and the last request is done. A late request is executed: a rejected one would break its QP for
+//! all other users. The connector releases the memory ([`MrTable::reap`]).
+//!
+//! Deregistered memory stays pinned for up to `DEREG_DELAY_MS`. A user that registers and deregisters in a
+//! loop is throttled: [`MrTable::wait_deregistered`] waits for the memory that the user deregistered before.
+//!
+//! # Locking
+//!
+//! `MrTable::state` is a mutex for all fields of [`MrTableState`] and for writes to `remote_table`. A holder
+//! may sleep for memory that is charged to no cgroup. MRs are released after the lock is dropped, because
+//! unpinning sleeps. `released_cv` waits with the mutex.
 
 use super::registrar::RegisteredMr;
 use crate::{
@@ -37,19 +47,21 @@ use kite_core::{
     },
 };
 
-/// How long a request may be under way that was posted at the end of a lease: above what an initiator tries.
+/// Maximum time in ms that a request can be in flight if it was posted at the end of a lease: longer than a
+/// DCI retries.
 const DEREG_GRACE_MS: u32 = 1500;
 
-/// Maximum time from taking memory back until it is released.
+/// Time in ms from deregistration to release.
 const DEREG_DELAY_MS: u32 = MR_LEASE_MS + DEREG_GRACE_MS;
 
-/// Fraction of RAM that memory taken back by one user may have. It bounds users without a lock limit.
+/// Deregistered memory of one user that awaits release is at most RAM divided by this. The limit bounds users
+/// without a memlock limit.
 const PENDING_DEREG_RAM_FRACTION: u64 = 8;
 
-/// Pieces of memory that one user may have taken back.
+/// Maximum number of deregistered MRs of one user that await release.
 const MAX_PENDING_DEREGS: usize = 512;
 
-/// A refusal as an error.
+/// Returns the error code of a failed access check.
 pub(crate) fn mr_access_errno(error: MrAccessError) -> Error {
     match error {
         MrAccessError::Forbidden => EACCES,
@@ -57,7 +69,7 @@ pub(crate) fn mr_access_errno(error: MrAccessError) -> Error {
     }
 }
 
-/// Memory of a process.
+/// Registered memory of a process.
 pub(crate) struct UserMr {
     pub(crate) entry: MrEntry,
     mr: RegisteredMr,
@@ -65,63 +77,67 @@ pub(crate) struct UserMr {
 }
 
 impl UserMr {
-    /// The key by which our requests name it.
+    /// Returns the lkey, used in local work requests.
     pub(crate) fn local_key(&self) -> u32 {
         self.mr.local_key()
     }
 
-    /// Writes to it, by the addresses of its owner.
+    /// Writes bytes to the MR. `addr` is an address in the owner's address space.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if they are not all there.
+    /// - `EFAULT`: the range exceeds the MR.
     pub(crate) fn write(&self, addr: u64, bytes: &[u8]) -> Result {
         let offset = addr.checked_sub(self.entry.addr).ok_or(EFAULT)?;
-        // SAFETY: The bytes are there.
+        // SAFETY: `bytes` is a live slice of `bytes.len()` bytes.
         unsafe {
             self.pinned
                 .write(offset as usize, bytes.as_ptr(), bytes.len())
         }
     }
 
-    /// Changes a word of it, by the addresses of its owner, as one step to all processors. Returns what it was.
+    /// Applies an atomic operation of the CPU to a word of the MR. `addr` is an address in the owner's
+    /// address space. Returns the old value.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if it is not there; `EINVAL` if it is no word's place.
+    /// - `EFAULT`: the word is not in the MR.
+    /// - `EINVAL`: the word is misaligned.
     pub(crate) fn execute_atomic(&self, addr: u64, op: AtomicOp) -> Result<u64> {
         let offset = addr.checked_sub(self.entry.addr).ok_or(EFAULT)?;
         self.pinned.apply_atomic(offset as usize, op)
     }
 }
 
-/// Memory that was taken back, and is given back then.
+/// A deregistered MR that awaits release.
 struct PendingDereg {
     due: Deadline,
-    /// Position in the order in which memory was taken back.
+    /// Position in the order of deregistrations.
     seq: u64,
     uid: u32,
     len: u64,
-    /// `None` while it is released.
+    /// `None` while the MR is being released.
     mr: Option<Arc<UserMr>>,
 }
 
 struct MrTableState {
-    /// By index.
+    /// MRs by table index.
     entries: KVVec<Option<Arc<UserMr>>>,
-    /// How many there are.
+    /// Number of registered MRs.
     live_count: usize,
-    /// Where to look for a free place first.
+    /// Index at which the search for a free entry starts.
     next_index: usize,
+    /// Ordered by `seq`, and so by `due`. Has capacity for all registered MRs, so deregistration does not
+    /// allocate.
     pending_deregs: KVVec<PendingDereg>,
-    /// Pieces of memory that were taken back so far.
+    /// Number of deregistrations so far.
     dereg_count: u64,
-    /// Pieces of memory that were released so far.
+    /// Number of releases so far.
     released_count: u64,
 }
 
 impl MrTableState {
-    /// Returns `true` if the retired memory of a user leaves room for `len` bytes more.
+    /// Returns `true` if the user may deregister `len` more bytes without exceeding its limits.
     fn has_dereg_quota(&self, uid: u32, len: u64) -> bool {
         let of_user = || {
             self.pending_deregs
@@ -133,31 +149,31 @@ impl MrTableState {
             && bytes.saturating_add(len) <= total_ram_bytes() / PENDING_DEREG_RAM_FRACTION
     }
 
-    /// Returns `true` if memory of a user is left among the first `count` retired pieces.
+    /// Returns `true` if one of the first `count` deregistrations belongs to the user and awaits release.
     fn has_pending_dereg(&self, uid: u32, count: u64) -> bool {
         let mut all_pending = self.pending_deregs.iter();
         all_pending.any(|pending| pending.uid == uid && pending.seq < count)
     }
 }
 
-/// The memory of all processes on an RNIC.
+/// The registered MRs of an RNIC.
 #[pin_data]
 pub(crate) struct MrTable {
     #[pin]
     state: Mutex<MrTableState>,
-    /// Signalled when memory that was taken back is released.
+    /// Notified when a deregistered MR is released.
     #[pin]
     released_cv: CondVar,
-    /// What peers read.
+    /// Entries that peers read.
     remote_table: DmaPages,
 }
 
 impl MrTable {
-    /// None.
+    /// Creates an empty table.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(in crate::fabric) fn new(device: IbDevice) -> Result<Pin<KBox<Self>>> {
         let pages = ContiguousPages::new(
             MR_TABLE_ENTRIES as usize * MR_ENTRY_SIZE,
@@ -186,17 +202,22 @@ impl MrTable {
         )
     }
 
-    /// Address of the table, for peers.
+    /// Returns the address of the table, for peers.
     pub(crate) fn table_addr(&self) -> u64 {
         self.remote_table.dma_addr()
     }
 
-    /// Where in a table of that address the record of a key is.
+    /// Returns the address of the entry of `key` in a table at `table_addr`.
     pub(crate) fn entry_addr(table_addr: u64, key: u32) -> u64 {
         table_addr + u64::from(key_index(key)) * MR_ENTRY_SIZE as u64
     }
 
-    /// Enters a region of pinned memory, whose first byte its owner `uid` has at `addr`. Returns its key.
+    /// Enters pinned memory into the table. `addr` is the address of the first byte in the address space of
+    /// its owner `uid`. Returns the key.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: the table is full, or out of memory.
     fn insert(
         &self,
         (pinned, mr): (Arc<PinnedPages>, RegisteredMr),
@@ -204,10 +225,11 @@ impl MrTable {
         uid: u32,
         other_rights: Rights,
     ) -> Result<u32> {
-        // Nobody waits for a cgroup that is full while all others, and the poller, wait for the lock.
+        // Allocate before locking. An allocation charged to a full cgroup can block, and all other users and
+        // the connector would wait for the lock.
         let allocation = UniqueArc::new_uninit(GFP_KERNEL_ACCOUNT)?;
         let mut state = self.state.lock();
-        // For each that is there: they may all be taken back at once.
+        // Reserve for every registered MR: all may be deregistered at once.
         let live_count = state.live_count + 1;
         state.pending_deregs.reserve(live_count, GFP_KERNEL)?;
         let capacity = state.entries.len();
@@ -235,11 +257,11 @@ impl MrTable {
         Ok(key)
     }
 
-    /// The memory of that key.
+    /// Returns the MR with this key.
     ///
     /// # Errors
     ///
-    /// `EBADF` if there is none.
+    /// - `EBADF`: no MR has the key.
     pub(crate) fn get(&self, key: u32) -> Result<Arc<UserMr>> {
         let state = self.state.lock();
         let mr = state
@@ -250,7 +272,7 @@ impl MrTable {
         mr.cloned().ok_or(EBADF)
     }
 
-    /// Takes memory back. Its place is another's when nobody relies on it any more.
+    /// Removes an MR from the table. The memory stays accessible to the RNIC until no peer can hold a lease.
     fn deregister(&self, key: u32) {
         let Ok(mr) = self.get(key) else { return };
         let mut state = self.state.lock();
@@ -268,21 +290,22 @@ impl MrTable {
             mr: Some(mr),
         };
         state.dereg_count += 1;
-        // There is room since it was registered.
+        // `insert` reserved the capacity.
         let _ = state.pending_deregs.push_within_capacity(pending);
     }
 
-    /// Number of pieces of memory that were released so far.
+    /// Returns the number of MRs released so far.
     pub(crate) fn released_count(&self) -> u64 {
         self.state.lock().released_count
     }
 
-    /// Waits until the memory that `uid` took back before this call is released. Returns whether any memory was
-    /// released since [`Self::released_count`] returned `seen`.
+    /// Waits until all memory that `uid` deregistered before this call is released, or for 2 ·
+    /// `DEREG_DELAY_MS`. Returns `true` if any MR was released since [`Self::released_count`] returned
+    /// `seen_count`.
     ///
     /// # Errors
     ///
-    /// `ERESTARTSYS` if a signal is pending.
+    /// - `ERESTARTSYS`: a signal is pending.
     pub(crate) fn wait_deregistered(&self, uid: u32, seen_count: u64) -> Result<bool> {
         let deadline = Deadline::after_ms(2 * DEREG_DELAY_MS);
         let mut state = self.state.lock();
@@ -299,11 +322,11 @@ impl MrTable {
         Ok(state.released_count != seen_count)
     }
 
-    /// Waits until memory taken back by `uid` leaves room for `len` bytes more.
+    /// Waits for the deregistered memory of `uid` if `len` more bytes would exceed the user's limits.
     ///
     /// # Errors
     ///
-    /// See [`Self::await_release`].
+    /// See [`Self::wait_deregistered`].
     pub(crate) fn throttle_deregistration(&self, uid: u32, len: u64) -> Result {
         if !self.state.lock().has_dereg_quota(uid, len) {
             self.wait_deregistered(uid, 0)?;
@@ -311,7 +334,7 @@ impl MrTable {
         Ok(())
     }
 
-    /// Gives back what nobody relies on any more. Returns whether to come again.
+    /// Releases deregistered MRs that are due. Returns `true` if others remain. Called by the connector only.
     pub(in crate::fabric) fn reap(&self) -> bool {
         while let Some(mr) = self.pop_due() {
             drop(mr);
@@ -323,8 +346,8 @@ impl MrTable {
         !self.state.lock().pending_deregs.is_empty()
     }
 
-    /// Takes the memory of the first entry once no request can reach it. The entry stays until the memory is
-    /// released, so that a waiter finds the pages unaccounted. Entries become due in their order.
+    /// Takes the first deregistered MR if no request can access it any longer. Its entry stays in the list
+    /// until the release, so that a waiter finds the pages uncharged. Entries become due in list order.
     fn pop_due(&self) -> Option<Arc<UserMr>> {
         let mut state = self.state.lock();
         let oldest = state.pending_deregs.first_mut()?;
@@ -336,11 +359,15 @@ impl MrTable {
 }
 
 impl Fabric {
-    /// Registers pinned memory, whose first byte its owner `uid` has at `addr`. Returns its key.
+    /// Registers pinned memory. `addr` is the address of the first byte in the address space of its owner
+    /// `uid`. Returns the key.
     ///
     /// # Errors
     ///
-    /// `ENXIO` if the RNIC has no keys to so much; `EIO`; `ENOMEM`, also if there is as much as there can be.
+    /// - `ENXIO`: the RNIC cannot register so many bytes.
+    /// - `EIO`: the registration failed.
+    /// - `ETIMEDOUT`: the registration did not complete.
+    /// - `ENOMEM`: the table is full, or out of memory.
     pub(crate) fn register_mr(
         &self,
         pinned: Arc<PinnedPages>,
@@ -354,7 +381,7 @@ impl Fabric {
             .insert((pinned, mr), (addr, len), uid, other_rights)
     }
 
-    /// Takes memory back. The connector gives it back when nobody relies on it any more.
+    /// Deregisters an MR. The connector releases the memory after `DEREG_DELAY_MS`.
     pub(crate) fn deregister_mr(&self, key: u32) {
         self.mr_table.deregister(key);
         self.connector_waker.event.complete();

@@ -1,9 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Calls of this node that wait for their replies.
+//! Calls of this node that wait for replies.
 //!
-//! The poller copies a reply from its ring to the memory of the call, and frees the ring at once: a caller
-//! that does not run, or whose memory is not present, holds up nobody.
+//! # Operation
+//!
+//! The receive poller copies a reply from its ring to kernel memory of the call, and frees the slot at once.
+//! So a caller that does not run, or whose memory is not present, delays no other caller.
+//!
+//! # Locking
+//!
+//! - `RpcCalls::state` (spinlock): the map of in-flight calls, and the next ID.
+//! - `InflightRpc::result` (spinlock): the result. The poller copies the reply under this lock.
+//!
+//! Neither is taken while the other is held. `completed` is set with release order under `result`, and read
+//! with acquire order without the lock.
 
 use crate::{
     bindings, errno,
@@ -27,18 +37,18 @@ use kite_core::wire::ring::{MsgHeader, MAX_RING_INLINE_BYTES};
 
 const _: () = assert!(MAX_RING_INLINE_BYTES == bindings::KITE_DATA_INLINE as usize);
 
-/// What came of a call.
+/// Result of an RPC.
 struct CallResult {
-    /// An errno, or 0.
+    /// Errno as a positive number, or 0.
     errno: u32,
-    /// Bytes of the reply.
+    /// Length of the reply in bytes.
     len: u64,
-    /// Room for those of a reply that is not long.
+    /// Data of an inline reply. Allocated for the longest one.
     bytes: KVec<u8>,
 }
 
 impl CallResult {
-    /// Of a call without reply.
+    /// Returns a result without data.
     const fn empty() -> Self {
         Self {
             errno: 0,
@@ -48,14 +58,14 @@ impl CallResult {
     }
 }
 
-/// A call under way.
+/// In-flight RPC.
 #[pin_data]
 struct InflightRpc {
-    /// Number of the ring at this node that its reply comes to.
+    /// ID of the ring at this node that receives the reply.
     ring_id: u16,
-    /// Nobody waits for the reply: somebody looks for it now and then.
+    /// Set if the poller thread polls for the reply, and no thread sleeps on it.
     is_polled: bool,
-    /// Most bytes of the reply.
+    /// Maximum length of the reply in bytes.
     max_reply_len: u64,
     #[pin]
     result: SpinLock<CallResult>,
@@ -66,11 +76,11 @@ struct InflightRpc {
 
 struct RpcCallsState {
     inflight: RBTree<u64, Arc<InflightRpc>>,
-    /// Number of the next call.
+    /// ID of the next call.
     next_id: u64,
 }
 
-/// The calls under way.
+/// In-flight RPCs of this node, by call ID.
 #[pin_data]
 pub(in crate::rpc) struct RpcCalls {
     #[pin]
@@ -78,7 +88,7 @@ pub(in crate::rpc) struct RpcCalls {
 }
 
 impl RpcCalls {
-    /// None.
+    /// Creates an empty table.
     pub(in crate::rpc) fn new() -> impl PinInit<Self> {
         let state = RpcCallsState {
             inflight: RBTree::new(),
@@ -124,8 +134,8 @@ impl RpcCalls {
         drop(removed);
     }
 
-    /// Takes the reply that is in the ring of `link`. If nobody wants it, it is dropped. Returns whether
-    /// somebody is to be told to look for it.
+    /// Copies the reply in the ring of `channel` to its call. Drops the reply if its call is no longer in
+    /// flight. Returns `true` if the poller thread must be woken to process it.
     pub(in crate::rpc) fn on_reply(
         &self,
         channel: &RpcChannel,
@@ -187,7 +197,7 @@ impl InflightRpc {
                 .map_err(stale_to_connreset)
                 .and(signal)
                 .and(deadline_status);
-            // The reply may have come meanwhile.
+            // The reply may have arrived since the first check.
             if self.has_completed() {
                 return Ok(());
             }
@@ -196,7 +206,7 @@ impl InflightRpc {
     }
 }
 
-/// Why there will be no reply: the server closed its ring, so there is none.
+/// Maps `ESTALE` to `ECONNRESET`: the server closed its ring, so no reply can arrive.
 pub(crate) fn stale_to_connreset(error: Error) -> Error {
     if error == errno::stale() {
         errno::connreset()
@@ -205,34 +215,35 @@ pub(crate) fn stale_to_connreset(error: Error) -> Error {
     }
 }
 
-/// The data of a reply.
+/// Data of a reply.
 pub(crate) struct ReplyData(CallResult);
 
 impl ReplyData {
-    /// How many there are.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.0.len
     }
 
-    /// Those that came in the message; nothing if they are in the relay of the call.
+    /// Returns the data of an inline reply, or `None` if they are in the rendezvous buffer of the call.
     pub(crate) fn inline_bytes(&self) -> Option<&[u8]> {
         let len = usize::try_from(self.0.len).ok()?;
         self.0.bytes.get(..len)
     }
 }
 
-/// A call whose reply is to come.
+/// In-flight RPC whose reply is awaited. Dropping it discards the reply.
 pub(crate) struct ReplyWaiter {
     rpc: Arc<Rpc>,
     channel: Arc<RpcChannel>,
     id: u64,
     call: Arc<InflightRpc>,
-    /// When it was looked whether the server is still there.
+    /// Time of the last check that the channel is open.
     last_check: Instant<Monotonic>,
 }
 
 impl ReplyWaiter {
-    /// What has come of it by now, if anything has, or can no more.
+    /// Returns the reply or the error if the call has ended, else `None`. Does not wait. Checks deadline and
+    /// channel, the latter at most every [`WAIT_SLICE_MS`] before the deadline.
     pub(crate) fn poll_reply(
         &mut self,
         deadline: Deadline,
@@ -252,23 +263,23 @@ impl ReplyWaiter {
             .check_open()
             .map_err(stale_to_connreset)
             .and(deadline_status);
-        // The reply may have come meanwhile.
+        // The reply may have arrived since the first check.
         if self.call.has_completed() {
             return Some(self.take_result());
         }
         status.err().map(Err)
     }
 
-    /// Whether the reply has come.
+    /// Returns `true` if the reply has arrived.
     pub(crate) fn has_completed(&self) -> bool {
         self.call.has_completed()
     }
 
-    /// Waits for its reply.
+    /// Waits for the reply.
     ///
     /// # Errors
     ///
-    /// As for [`Rpc::call`].
+    /// See [`Rpc::call`].
     pub(crate) fn wait(&self, deadline: Deadline) -> Result<ReplyData> {
         let fabric = &self.rpc.memory_service.cluster.fabric;
         self.call.wait(fabric, &self.channel, deadline)?;
@@ -291,12 +302,12 @@ impl Drop for ReplyWaiter {
 }
 
 impl Rpc {
-    /// Numbers the call that `message` is, which is yet to be sent by `link`. Its reply is waited for, or
-    /// `looked_for`.
+    /// Registers the call in `message`, before the message is sent through `channel`. If `is_polled`, the
+    /// poller thread is woken by the reply instead of a waiting thread.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: no memory.
     pub(crate) fn register_call(
         self: &Arc<Self>,
         channel: &Arc<RpcChannel>,
@@ -318,13 +329,18 @@ impl Rpc {
         })
     }
 
-    /// Makes a call by `link`, and waits for its reply.
+    /// Sends a call through `channel` and waits for the reply.
     ///
     /// # Errors
     ///
-    /// - `ECONNRESET` if its server ended, `EHOSTDOWN` if the node of it died.
-    /// - `ETIMEDOUT`; `EINTR` if the deadline is interruptible.
-    /// - `EIO`, `ENOMEM`.
+    /// - `ECONNRESET`: the server ended.
+    /// - `EHOSTDOWN`: the server's node died.
+    /// - `ETIMEDOUT`: the deadline expired.
+    /// - `EINTR`: a signal arrived, and the deadline is interruptible.
+    /// - `EMSGSIZE`: the reply is longer than the call allows.
+    /// - `EIO`: the RNIC or the peer rejected the message.
+    /// - `ENOMEM`: no memory.
+    /// - Any errno that the server replies.
     pub(crate) fn call(
         self: &Arc<Self>,
         channel: &Arc<RpcChannel>,

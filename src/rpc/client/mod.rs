@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The calling side of RPC.
+//! Calling side of RPC.
 pub(crate) mod call;
 pub(crate) mod send_op;

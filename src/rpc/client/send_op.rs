@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A message that is sent without waiting, by who looks after many.
+//! Send of a message by a poller, without waiting.
 //!
-//! [`Link::send`] for others: it gets its place in the ring of the other end when there is room, is posted when
-//! the queue pair has some, and is looked for. If it is given up, a void one is in its stead.
+//! # Operation
+//!
+//! Non-blocking form of [`RpcChannel::send`]. The message gets a slot in the ring at the other end when one
+//! is free. It is posted when the QP has credits. Then the owner polls for the completion.
+//!
+//! # Recovery
+//!
+//! After a QP failure or a stuck write, the owner must call [`RpcSendOp::finish`], which may sleep. A message
+//! that is dropped after it got a slot is replaced by a void message.
 
 use crate::{
     fabric::send::inflight::PolledOp,
@@ -21,32 +28,32 @@ use kernel::{
     time::{Instant, Monotonic},
 };
 
-/// How far a message is.
+/// Progress of a send.
 pub(crate) enum RpcSendState {
-    /// At the other end.
+    /// The message is in the ring at the other end.
     Done,
-    /// It was posted.
+    /// The write was posted and has not completed.
     Inflight,
-    /// Nothing was done for want of room.
+    /// Nothing was done, for lack of ring space or credits.
     NoCredits,
-    /// Its queue pair failed, or takes too long: [`Sending::finish`] waits for what it takes.
+    /// The QP failed, or the write is stuck. Call [`RpcSendOp::finish`], which waits.
     Failed,
 }
 
-/// A message that is being sent.
+/// Send in progress.
 pub(crate) struct RpcSendOp {
     rpc: Arc<Rpc>,
     channel: Arc<RpcChannel>,
     message: RpcMessage,
-    /// Where it goes, until it is there.
+    /// Write address, from the reservation of the slot until the write completes.
     slot_addr: Option<RingSlotAddr>,
     inflight: Option<PolledOp<OwnedRemoteAccess>>,
-    /// It was posted by a queue pair that failed.
+    /// Set once a QP failed with the write in flight.
     qp_failed: bool,
 }
 
 impl RpcSendOp {
-    /// Nothing is done before [`Self::advance`].
+    /// Creates a send. Nothing happens before [`Self::advance`].
     pub(crate) fn new(rpc: Arc<Rpc>, channel: Arc<RpcChannel>, message: RpcMessage) -> Self {
         Self {
             rpc,
@@ -58,17 +65,17 @@ impl RpcSendOp {
         }
     }
 
-    /// Whether it was posted, and its completion is to come.
+    /// Returns `true` if a write is posted and was not reaped.
     pub(crate) fn is_inflight(&self) -> bool {
         self.inflight.is_some()
     }
 
-    /// Whether what was posted has completed.
+    /// Returns `true` if no posted write is incomplete.
     pub(crate) fn has_completed(&self) -> bool {
         self.inflight.as_ref().is_none_or(PolledOp::is_done)
     }
 
-    /// Looks for completions of everybody, if this waits for one. Returns whether it does.
+    /// Polls the send CQ, for all waiters, if a write is in flight. Returns `true` in that case.
     pub(crate) fn poll_cq(&self) -> bool {
         if let Some(op) = &self.inflight {
             op.poll_cq();
@@ -76,11 +83,11 @@ impl RpcSendOp {
         self.is_inflight()
     }
 
-    /// Goes on, without waiting.
+    /// Advances the send as far as possible without waiting.
     ///
     /// # Errors
     ///
-    /// As for [`Link::send`].
+    /// See [`RpcChannel::send`].
     pub(crate) fn advance(
         &mut self,
         stats: &Stats,
@@ -105,7 +112,7 @@ impl RpcSendOp {
         })
     }
 
-    /// Waits for what was posted, which takes as long as the RNIC.
+    /// Reaps the posted write. Waits for the RNIC if the write has not completed.
     fn reap(&mut self, stats: &Stats, op: PolledOp<OwnedRemoteAccess>) -> Result<RpcSendState> {
         if op.complete(stats, |_, _| Ok(()))?.is_some() {
             self.qp_failed = true;
@@ -132,7 +139,7 @@ impl RpcSendOp {
             return Err(EIO);
         };
         if let WritePath::Local(_) = slot_addr.path {
-            // To this node itself, which waits for nothing.
+            // A write to this node does not wait.
             let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
             self.channel
                 .write_message(&self.rpc, slot_addr, &self.message, deadline)?;
@@ -146,11 +153,11 @@ impl RpcSendOp {
         Ok(RpcSendState::Inflight)
     }
 
-    /// Does what is left, and waits for what it takes.
+    /// Completes the send. May sleep until the deadline.
     ///
     /// # Errors
     ///
-    /// As for [`Link::send`].
+    /// See [`RpcChannel::send`].
     pub(crate) fn finish(mut self, stats: &Stats, deadline: Deadline) -> Result {
         if let Some(op) = self.inflight.take() {
             if matches!(self.reap(stats, op)?, RpcSendState::Done) {

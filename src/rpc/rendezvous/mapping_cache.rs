@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Relays of callers that a server's node keeps mapped.
+//! Cache of mapped rendezvous buffers at the server's node.
 //!
-//! To map one takes a request to the caller's node, and to unmap it another, each as long as the call itself. So
-//! what was mapped for one call is kept for the next by the same link.
+//! Mapping a buffer needs a request to the caller's node, and so does unmapping. Each takes as long as the
+//! call itself. So a mapping is kept for the next call through the same channel.
+//!
+//! `mappings` (mutex) protects the list and nests with no other lock.
 
 use crate::region::map::Mapping;
 use kernel::{
@@ -12,10 +14,10 @@ use kernel::{
     sync::{Arc, Mutex},
 };
 
-/// Most that are kept of a link.
+/// Maximum cached mappings per channel.
 const MAX_CACHED_MAPPINGS: usize = 64;
 
-/// The relays that are kept of a link; nothing once it is closed.
+/// Cached mappings of a channel. `None` once the channel is closed.
 #[pin_data]
 pub(crate) struct MappingCache {
     #[pin]
@@ -23,12 +25,12 @@ pub(crate) struct MappingCache {
 }
 
 impl MappingCache {
-    /// None.
+    /// Creates an empty cache.
     pub(in crate::rpc) fn new() -> impl PinInit<Self> {
         pin_init!(Self { mappings <- new_mutex!(Some(KVec::new())) })
     }
 
-    /// That of a region, if it is there. Nobody else has it then.
+    /// Takes the mapping of a region out of the cache. The caller then is its only user.
     pub(crate) fn remove(&self, region: u64) -> Option<Arc<Mapping>> {
         let mut mappings = self.mappings.lock();
         let mappings = mappings.as_mut().get_mut().as_mut()?;
@@ -38,13 +40,14 @@ impl MappingCache {
         mappings.remove(index).ok()
     }
 
-    /// Keeps one that no call needs now. Returns one that is to be unmapped, if any is.
+    /// Caches a mapping that no call uses. Returns a mapping to unmap, if any: the evicted one, or `mapping`
+    /// if the cache is closed or memory is short.
     pub(crate) fn insert(&self, mapping: Arc<Mapping>) -> Option<Arc<Mapping>> {
         let mut mappings = self.mappings.lock();
         let Some(mappings) = mappings.as_mut().get_mut().as_mut() else {
             return Some(mapping);
         };
-        // One that the caller has dropped, if there is any.
+        // Evict a mapping whose region the caller has freed, if any.
         let stale = mappings.iter().position(|cached| cached.access().is_err());
         let full = mappings.len() >= MAX_CACHED_MAPPINGS;
         let evicted = (stale.is_some() || full).then(|| mappings.remove(stale.unwrap_or(0)).ok());
@@ -54,7 +57,7 @@ impl MappingCache {
         }
     }
 
-    /// Keeps none any more. Returns those that there were.
+    /// Closes the cache. Returns its mappings, which the caller must unmap.
     pub(in crate::rpc) fn close(&self) -> KVec<Arc<Mapping>> {
         self.mappings
             .lock()

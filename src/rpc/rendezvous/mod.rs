@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Calls whose data the receiver reads from the sender's memory.
+//! Rendezvous: transfer of data that do not fit into a ring message. The server reads them from, and writes
+//! long replies to, memory of the caller's node.
 pub(crate) mod mapping_cache;
 pub(crate) mod queue;

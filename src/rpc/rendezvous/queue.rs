@@ -1,10 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Calls of which the data are in relays, at the end that serves.
+//! Rendezvous calls at the serving end, whose data are in a buffer at the caller's node.
 //!
-//! To fetch them takes the other node, which may not answer. So such a call leaves the ring at once, for those
-//! behind it, and is parked if it is not to be fetched now: unless a node has just let one be fetched, there are
-//! few at a time, so that it holds up few servers.
+//! # Operation
+//!
+//! A fetch depends on the caller's node, which may not respond. So a rendezvous call leaves the ring at once,
+//! and does not delay the calls behind it. The call is parked if it must not be fetched now. At most
+//! [`MAX_SLOW_FETCHES`] fetches run per channel, unless one has completed in the last [`SLOW_AFTER_MS`]. So
+//! an unresponsive node blocks few servers.
+//!
+//! # Recovery
+//!
+//! A call that is dropped before [`RendezvousCall::complete`] or [`RendezvousCall::reject`] is parked again.
+//!
+//! # Locking
+//!
+//! `RpcChannel::rendezvous_queue` (spinlock) protects the queue. The service is notified after its release.
 
 use crate::rpc::{
     channel::RpcChannel,
@@ -19,33 +30,33 @@ use kernel::{
 };
 use kite_core::wire::ring::{MsgHeader, MsgType, RendezvousBufs};
 
-/// Calls of one link that have left its ring and that no server has.
+/// Maximum calls of one channel that have left its ring without being received by a server.
 const MAX_QUEUED_RENDEZVOUS: usize = 32;
 
-/// Fetches at a time from a node that has not let one be done for [`SLOW_MS`].
+/// Maximum concurrent fetches of a channel that has completed none for [`SLOW_AFTER_MS`].
 const MAX_SLOW_FETCHES: usize = 2;
 const SLOW_AFTER_MS: i64 = 100;
 
-/// The long calls of a link that have left its ring.
+/// Rendezvous calls of a channel that have left its ring.
 pub(in crate::rpc) struct RendezvousQueue {
-    /// Those that are not being fetched. There is room for all.
+    /// Calls that are not being fetched. Allocated for [`MAX_QUEUED_RENDEZVOUS`].
     parked: KVec<(MsgHeader, RendezvousBufs)>,
     fetching: usize,
-    /// Whether those that left the ring have their turn before those that are in it.
+    /// Set if the last dequeue preferred parked calls to those in the ring.
     parked_first: bool,
-    /// When one was done last.
+    /// Time of the last successful fetch.
     last_fetched: Option<Instant<Monotonic>>,
 }
 
-/// There are too many: a call stays in the ring.
+/// The queue is full: the call stays in the ring.
 pub(in crate::rpc) struct RendezvousQueueFull;
 
 impl RendezvousQueue {
-    /// None.
+    /// Creates an empty queue.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: no memory.
     pub(in crate::rpc) fn new() -> Result<Self> {
         Ok(Self {
             parked: KVec::with_capacity(MAX_QUEUED_RENDEZVOUS, GFP_KERNEL_ACCOUNT)?,
@@ -60,18 +71,20 @@ impl RendezvousQueue {
         self.fetching < MAX_SLOW_FETCHES || self.last_fetched.is_some_and(is_recent)
     }
 
-    /// Whether those that left the ring come first this time.
+    /// Alternates between parked calls and those in the ring. Returns `true` if parked calls come first this
+    /// time.
     pub(in crate::rpc) fn toggle_parked_first(&mut self) -> bool {
         self.parked_first = !self.parked_first;
         self.parked_first
     }
 
-    /// Whether there is no room for one more.
+    /// Returns `true` if no further call may leave the ring.
     pub(in crate::rpc) fn is_full(&self) -> bool {
         self.fetching + self.parked.len() >= MAX_QUEUED_RENDEZVOUS
     }
 
-    /// Lets one leave the ring. Returns whether it is to be fetched now, if it may be; else it is parked.
+    /// Admits a call that leaves the ring. Returns `true` if it must be fetched now, which requires
+    /// `may_fetch`. Otherwise the call is parked.
     fn admit(
         &mut self,
         header: MsgHeader,
@@ -97,27 +110,27 @@ impl RendezvousQueue {
     }
 
     fn park(&mut self, header: MsgHeader, bufs: RendezvousBufs) {
-        // Within the capacity: those that are fetched count, too.
+        // Cannot fail: calls being fetched count against the capacity too.
         let _ = self.parked.push((header, bufs), GFP_ATOMIC);
     }
 
-    /// Whether one waits that may be fetched.
+    /// Returns `true` if a parked call may be fetched now.
     pub(in crate::rpc) fn has_fetchable(&self) -> bool {
         self.has_parked() && self.can_fetch()
     }
 
-    /// Whether one waits.
+    /// Returns `true` if a call is parked.
     pub(in crate::rpc) fn has_parked(&self) -> bool {
         !self.parked.is_empty()
     }
 
-    /// Takes one that is not to be fetched any more.
+    /// Takes a parked call that will not be fetched.
     pub(in crate::rpc) fn pop_parked(&mut self) -> Option<MsgHeader> {
         self.parked.remove(0).ok().map(|(header, _)| header)
     }
 }
 
-/// A fetch under way.
+/// Slot for one fetch. Released on drop.
 struct FetchGuard {
     channel: Arc<RpcChannel>,
     succeeded: bool,
@@ -132,7 +145,7 @@ impl Drop for FetchGuard {
         }
         let has_parked = queue.has_parked();
         drop(queue);
-        // Others may have waited for this; or in the ring, for room.
+        // Parked calls may wait for this slot, and calls in the ring for space in the queue.
         if let Some(service) = self
             .channel
             .service()
@@ -143,26 +156,31 @@ impl Drop for FetchGuard {
     }
 }
 
-/// A call or message that has left the ring, and whose data are yet to be read from a relay. If it is neither refused
-/// nor had, it is parked: another server is to get it, or the same.
+/// Call or one-way message that has left the ring, and whose data are in a rendezvous buffer. Dropping it
+/// parks it for any server, unless it was rejected or completed.
 pub(crate) struct RendezvousCall {
     channel: Arc<RpcChannel>,
     pub(in crate::rpc) header: MsgHeader,
     bufs: RendezvousBufs,
-    /// Nothing once its data were fetched.
+    /// `None` once the data were fetched.
     fetch: Option<FetchGuard>,
-    /// It was refused, or had.
+    /// Set once the call was rejected or completed.
     finished: bool,
 }
 
 impl RendezvousCall {
-    /// The next that left the ring of `link` before, if it is to be fetched now.
+    /// Takes the oldest parked call of `channel`, if it may be fetched now.
     pub(in crate::rpc) fn resume_parked(channel: &Arc<RpcChannel>) -> Option<Self> {
         let parked = channel.rendezvous_queue.lock().resume_parked();
         parked.map(|(header, bufs)| Self::new(channel, header, bufs))
     }
 
-    /// One that leaves the ring of `link`, if it is to be fetched now, and may be.
+    /// Admits a call that leaves the ring of `channel`. Returns the call if it must be fetched now, and
+    /// `None` if it was parked.
+    ///
+    /// # Errors
+    ///
+    /// - [`RendezvousQueueFull`]: the call stays in the ring.
     pub(in crate::rpc) fn admit(
         channel: &Arc<RpcChannel>,
         header: MsgHeader,
@@ -190,44 +208,44 @@ impl RendezvousCall {
         }
     }
 
-    /// By which it came.
+    /// Returns the channel of the call.
     pub(crate) fn channel(&self) -> Arc<RpcChannel> {
         self.channel.clone()
     }
 
-    /// The region at the caller's node that has the data.
+    /// Returns the region, at the caller's node, with the data.
     ///
     /// # Errors
     ///
-    /// `EIO` if there is none.
+    /// - `EIO`: the call names no such region.
     pub(crate) fn data_region(&self) -> Result<u64> {
         self.bufs.data.ok_or(EIO)
     }
 
-    /// Bytes of its data.
+    /// Returns the length of the data in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.header.len
     }
 
-    /// Nobody gets it.
+    /// Rejects the call with `error`.
     pub(crate) fn reject(mut self, rpc: &Arc<Rpc>, error: Error) {
         self.finished = true;
         self.fetch = None;
         send_status(rpc, &self.channel, self.header.call_id, Err(error));
     }
 
-    /// Its data were fetched.
+    /// Records that the data were fetched.
     pub(crate) fn on_fetched(&mut self) {
         if let Some(mut fetch) = self.fetch.take() {
             fetch.succeeded = true;
         }
     }
 
-    /// A server has the data.
+    /// Hands the call to a server that has the data.
     pub(crate) fn complete(mut self, rpc: &Arc<Rpc>) -> ReceivedCall {
         self.finished = true;
         if self.header.msg_type == MsgType::Oneway {
-            // Its sender waits for that.
+            // The sender waits for this status.
             send_status(rpc, &self.channel, self.header.call_id, Ok(()));
         }
         ReceivedCall::new(&self.channel, self.header, self.bufs)

@@ -1,10 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A region that is served at its home: who calls, who waits for calls.
+//! Service of a region at its home: clients, servers and delivery of calls.
 //!
-//! Any number of sessions may serve one, and each call goes to one of them. Those who call from different
-//! nodes take turns. A call that was taken is open until it is answered; when its session ends, the caller
-//! is told so.
+//! # Operation
+//!
+//! Several sessions may serve one region. Each call is delivered to one of them. Clients, one per calling
+//! node and ring, are served round-robin. A delivered call is open until its server replies. If the session
+//! of the server ends first, the caller receives `ECONNRESET` ([`reply`]). A server waits by busy polling,
+//! then on `arrival_cv`. A receive on an I/O queue is polled by the poller thread instead ([`try_receive`]).
+//!
+//! # Recovery
+//!
+//! - The buffer of a server is too short or not present: the call returns to the front of its queue.
+//! - A client detaches, or its node leaves: it is removed once its queued messages are taken. Its queued
+//!   calls are delivered to no server.
+//! - The last server ends: queued messages that expect an answer fail with `ECONNRESET`, and all channels
+//!   close.
+//!
+//! # Locking
+//!
+//! - `clients` (mutex): clients, their channels, and the next client to serve.
+//! - `servers` (mutex): event counters of the serving sessions. Nests inside `Rpc::services`.
+//! - `state` (spinlock): arrival counters, poller count, closed flag. `arrival_cv` waits with this lock.
+//!   Nests inside `Rpc::services` and inside `clients`.
+//!
+//! Inside `clients` nest also `RpcChannel::rx_ring`, `RpcChannel::rendezvous_queue` and the mutex of the peer
+//! workqueues. `servers` and `clients` are never held together.
+//!
+//! `polled_receivers` is incremented before a receive reads `arrival_seq`, and read after an arrival has
+//! incremented `arrival_seq`. So either the receive observes the arrival, or the arrival wakes the poller
+//! thread.
 
 pub(crate) mod reply;
 pub(crate) mod try_receive;
@@ -36,71 +61,72 @@ use kite_core::{
     wire::ring::{MsgHeader, MsgType, RendezvousBufs},
 };
 
-/// Time between looks of a server that waits whether its region is still there.
+/// Interval, in ms, at which a waiting server rechecks that its region and handle exist.
 const RECHECK_MS: u32 = 1000;
 
-/// A node that calls, or is about to.
+/// Node that calls, or is attaching.
 pub(super) struct RpcClient {
     pub(super) instance: NodeInstance,
-    /// The region of its ring for replies.
+    /// Region of the client's ring for replies.
     ring_region: u64,
-    /// Nothing while it is being made.
+    /// `None` while the channel is being created.
     channel: Option<Result<Arc<RpcChannel>>>,
-    /// It calls no more; messages that it sent before are still to be taken.
+    /// Set once the client has detached. Messages sent before are still delivered.
     detached: bool,
 }
 
-/// The clients, and whose turn it is.
+/// Clients of a service, and the index of the next one to serve.
 struct RpcClients {
     clients: KVec<RpcClient>,
     next_index: usize,
 }
 
 struct RpcServiceState {
-    /// Counts the calls that have come, or come back, and other reasons to look for one.
+    /// Counts new and requeued calls, and other reasons to poll.
     arrival_seq: u64,
-    /// How many there were when there was nothing to take, but for long ones, and with them.
+    /// Value of `arrival_seq` at the last poll that found nothing: without rendezvous calls (index 0), and
+    /// with them (1).
     empty_at: [Option<u64>; 2],
-    /// Servers that look for calls, and need not be woken.
+    /// Servers that busy-poll, so that no server must be woken.
     pollers: usize,
     closed: bool,
 }
 
-/// A region that is served.
+/// Served region.
 #[pin_data]
 pub(crate) struct RpcService {
     pub(crate) region: u64,
-    /// Bytes of the ring of each node that calls.
+    /// Size, in bytes, of the ring for each client.
     ring_bytes: u64,
-    /// Most bytes of data of a call or message.
+    /// Maximum data, in bytes, of a call or message.
     max_data_bytes: u64,
-    /// Who pays for them: the first server.
+    /// Memory cgroup charged for the rings: that of the first server.
     pub(super) memcg: Memcg,
     #[pin]
     state: SpinLock<RpcServiceState>,
     #[pin]
     arrival_cv: CondVar,
-    /// Receives by queues, which the poller thread looks after.
+    /// Receives on I/O queues that the poller thread polls.
     polled_receivers: Atomic<u32>,
     poller: Arc<ThreadWaker>,
     #[pin]
     clients: Mutex<RpcClients>,
-    /// Of the sessions that serve it.
+    /// Event counters of the serving sessions.
     #[pin]
     servers: Mutex<KVec<Arc<EventCounter>>>,
     receive_spin: AdaptiveSpin,
 }
 
-/// A call or message that a server gets.
+/// Call or message delivered to a server.
 pub(crate) struct ReceivedCall {
     pub(crate) header: MsgHeader,
     pub(crate) node: u32,
-    /// Nothing if no reply is wanted.
+    /// `None` if the message has no reply.
     pub(crate) pending_reply: Option<PendingReply>,
 }
 
 impl ReceivedCall {
-    /// It, with its data.
+    /// Creates a delivered call. Its data have been copied.
     pub(super) fn new(channel: &Arc<RpcChannel>, header: MsgHeader, bufs: RendezvousBufs) -> Self {
         Self {
             header,
@@ -110,18 +136,19 @@ impl ReceivedCall {
     }
 }
 
-/// What a server gets.
+/// Message handed to a server.
 pub(crate) enum RpcDelivery {
     Received(ReceivedCall),
     Rendezvous(RendezvousCall),
 }
 
-/// Why a server does not get a call.
+/// Reason why a server received no call.
 pub(crate) enum RpcReceiveError {
     Failed(Error),
-    /// Its buffer is too short; the call waits.
+    /// The server's buffer is too short. The call remains queued.
     BufferTooShort,
-    /// That much of its buffer is not present; the call waits.
+    /// Pages are not present in the first `n` bytes of the server's buffer, where `n` is the value. The call
+    /// remains queued.
     FaultNeeded(usize),
 }
 
@@ -132,7 +159,7 @@ impl From<Error> for RpcReceiveError {
 }
 
 impl RpcService {
-    /// A service of one server.
+    /// Creates a service without servers, charged to the current memory cgroup.
     pub(super) fn new(
         region: u64,
         ring_bytes: u64,
@@ -167,16 +194,18 @@ impl RpcService {
         )
     }
 
-    /// Bytes of each ring.
+    /// Returns the size of each ring in bytes.
     pub(super) fn ring_bytes(&self) -> u64 {
         self.ring_bytes
     }
 
-    /// Takes note of one more server.
+    /// Adds a server.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if there are as many as may be, since all of them are to hear of each call; `ENOMEM`.
+    /// - `EBUSY`: the service has `KITE_SERVERS_MAX` servers. The number is limited, since each arrival
+    ///   notifies all of them.
+    /// - `ENOMEM`: no memory.
     fn add_server(&self, events: Arc<EventCounter>) -> Result {
         let mut servers = self.servers.lock();
         if servers.len() >= bindings::KITE_SERVERS_MAX as usize {
@@ -185,7 +214,7 @@ impl RpcService {
         Ok(servers.push(events, GFP_KERNEL)?)
     }
 
-    /// Takes note that a server is gone. Returns whether it was the last.
+    /// Removes a server. Returns `true` if none is left.
     fn remove_server(&self, events: &Arc<EventCounter>) -> bool {
         let mut servers = self.servers.lock();
         if let Some(at) = servers.iter().position(|other| Arc::ptr_eq(other, events)) {
@@ -195,7 +224,7 @@ impl RpcService {
         servers.is_empty()
     }
 
-    /// Nobody gets calls any more.
+    /// Closes the service: no server receives further calls.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
@@ -212,7 +241,7 @@ impl RpcService {
         }
     }
 
-    /// A call has come.
+    /// Notifies the servers that a call has arrived.
     pub(super) fn notify_arrival(&self) {
         let mut state = self.state.lock();
         state.arrival_seq += 1;
@@ -227,17 +256,23 @@ impl RpcService {
         }
     }
 
-    /// Whether a call waits.
+    /// Returns `true` if a call can be taken now.
     pub(crate) fn has_ready_call(&self) -> bool {
         self.clients.lock().has_ready_call()
     }
 
-    /// Takes a call; `room` bytes of `memory` get its data. If there is none it waits, with patience, and asks
-    /// `wanted` now and then whether to go on.
+    /// Takes a call and copies its data to the first `buffer_len` bytes of `memory`. Waits until `wait_until`
+    /// if no call is queued, and rechecks `check_open` at least every [`RECHECK_MS`]. Does not wait if
+    /// `wait_until` is `None`.
     ///
     /// # Errors
     ///
-    /// `ESTALE` if the service has ended; that of `wanted`; `ETIMEDOUT`, `EINTR`; without patience `EAGAIN`.
+    /// - `ESTALE`: the service has ended.
+    /// - `ETIMEDOUT`: the deadline expired.
+    /// - `EINTR`: a signal arrived, and the deadline is interruptible.
+    /// - `EAGAIN`: no call was received, and `wait_until` is `None`.
+    /// - Errors of `check_open`.
+    /// - [`RpcReceiveError::BufferTooShort`], [`RpcReceiveError::FaultNeeded`]: the call remains queued.
     pub(crate) fn receive(
         &self,
         rpc: &Arc<Rpc>,
@@ -254,7 +289,7 @@ impl RpcService {
                 self.reap_clients(rpc);
                 let deadline = wait_until.ok_or(EAGAIN)?;
                 let waited = self.wait_for_arrival(rpc, seen_seq, deadline, &check_open);
-                // Who was woken for a call and does not take it leaves it to another.
+                // The failed waiter may have consumed the wakeup of a call. Pass it on.
                 waited.inspect_err(|_| self.wake_next_server())?;
                 continue;
             };
@@ -274,11 +309,12 @@ impl RpcService {
         }
     }
 
-    /// A long call, unless it is too long for the service, which its caller is told.
+    /// Checks the length of a rendezvous call. Rejects the call with `EMSGSIZE` if its data exceed the limit
+    /// of the service, and returns `None`.
     ///
     /// # Errors
     ///
-    /// Its buffer is too short; the call waits.
+    /// - [`RpcReceiveError::BufferTooShort`]: the call remains queued.
     pub(crate) fn check_size(
         &self,
         rpc: &Arc<Rpc>,
@@ -295,7 +331,7 @@ impl RpcService {
         }
     }
 
-    /// Waits until more calls have come than `seen`, or a while.
+    /// Waits until `arrival_seq` differs from `seen_seq`, for at most [`RECHECK_MS`].
     fn wait_for_arrival(
         &self,
         rpc: &Rpc,
@@ -332,14 +368,15 @@ impl RpcService {
         }
     }
 
-    /// Wakes a server if there is more to do: who was looking took only one call.
+    /// Wakes another server if calls remain: each server takes only one.
     fn wake_next_server(&self) {
         if self.has_ready_call() {
             self.arrival_cv.notify_one();
         }
     }
 
-    /// Gives a call its server's memory. Returns nothing if nobody wants it.
+    /// Copies the data of an inline call to the server's buffer, and frees its slot. Returns `None` if the
+    /// message is void or this end is closed.
     fn deliver(
         &self,
         rpc: &Arc<Rpc>,
@@ -353,7 +390,7 @@ impl RpcService {
             .ok()
             .filter(|_| header.msg_type != MsgType::Void);
         let Some(ring) = ring else {
-            // Or who did calls no more.
+            // Also a call of a detached client, which was made void.
             channel.free_slots(rpc, &header.slot);
             return Ok(None);
         };
@@ -361,7 +398,7 @@ impl RpcService {
             self.requeue(channel, &header);
             return Err(RpcReceiveError::BufferTooShort);
         }
-        // What is in the ring was checked when it came.
+        // Cannot fail: the message was checked on arrival.
         let bufs = channel
             .read_rendezvous_bufs(&ring, &header)
             .unwrap_or_default();
@@ -387,11 +424,14 @@ impl RpcService {
         self.notify_arrival();
     }
 
-    /// The link to a node that asks for one, with its ring in that region.
+    /// Returns the channel of a client, whose ring for replies is `ring_region`. Adds the client if it is
+    /// new, and then calls `start_opening` without the lock.
     ///
     /// # Errors
     ///
-    /// `EINPROGRESS` while it is being made, which `make` is to begin; why it could not be made; `ENOMEM`.
+    /// - `EINPROGRESS`: the channel is being created.
+    /// - `ENOMEM`: no memory.
+    /// - The error with which the creation failed.
     pub(super) fn channel_for(
         &self,
         instance: NodeInstance,
@@ -417,7 +457,8 @@ impl RpcService {
         }
     }
 
-    /// The link that was being made is, or cannot be. Returns it if it is wanted no more.
+    /// Stores the result of a channel's creation. Returns the channel if its client is gone or the service is
+    /// closed. The caller must then close the channel.
     pub(super) fn on_channel_opened(
         &self,
         instance: NodeInstance,
@@ -435,8 +476,8 @@ impl RpcService {
         }
     }
 
-    /// Forgets all clients: there will be no more servers. Who waits for an answer is told that there will
-    /// be none.
+    /// Removes all clients, after the last server has ended. Queued messages that expect an answer fail with
+    /// `ECONNRESET`.
     pub(super) fn disconnect_clients(&self, rpc: &Arc<Rpc>) {
         while let Some(client) = self.remove_client(|_| true) {
             let Some(channel) = client.connected_channel() else {
@@ -451,7 +492,7 @@ impl RpcService {
         }
     }
 
-    /// Some clients call no more. They are forgotten when what they sent is taken.
+    /// Detaches the clients that match `predicate`. A client is removed once its queued messages are taken.
     pub(super) fn detach_clients(&self, rpc: &Arc<Rpc>, predicate: impl Fn(&RpcClient) -> bool) {
         for client in &mut self.clients.lock().clients {
             client.detached |= predicate(client);
@@ -459,7 +500,7 @@ impl RpcService {
         self.reap_clients(rpc);
     }
 
-    /// Forgets those who are gone and of whose messages none waits.
+    /// Removes detached clients without queued messages.
     fn reap_clients(&self, rpc: &Arc<Rpc>) {
         let is_drained = |client: &RpcClient| {
             client.detached
@@ -482,7 +523,8 @@ impl RpcService {
 }
 
 impl RpcClient {
-    /// Whether it cannot call any more: its link was not made, or it closed its end.
+    /// Returns `true` if the client can no longer call: its channel could not be created, or it closed its
+    /// end.
     pub(super) fn is_closed(&self) -> bool {
         match &self.channel {
             None => false,
@@ -491,7 +533,7 @@ impl RpcClient {
         }
     }
 
-    /// Its link, if that was made.
+    /// Returns the client's channel, if it was created.
     pub(super) fn connected_channel(&self) -> Option<&Arc<RpcChannel>> {
         self.channel.as_ref()?.as_ref().ok()
     }
@@ -506,7 +548,8 @@ impl RpcClients {
         channels.any(|channel| channel.has_ready_call())
     }
 
-    /// The call of the node whose turn it is; a long one if `longs`.
+    /// Takes a call from the next client in order that has one. Takes rendezvous calls only if
+    /// `allow_rendezvous`.
     fn dequeue_next(
         &mut self,
         rpc: &Arc<Rpc>,
@@ -522,7 +565,7 @@ impl RpcClients {
             if let Some(mut call) = channel.dequeue(rpc, allow_rendezvous) {
                 if let DequeuedCall::Inline(header) = &mut call {
                     if client.detached && header.msg_type == MsgType::Call {
-                        // Nobody waits for the reply.
+                        // No thread waits for the reply.
                         header.msg_type = MsgType::Void;
                     }
                 }
@@ -542,11 +585,12 @@ impl RpcClients {
 }
 
 impl Rpc {
-    /// Makes a session, by its watch, a server of a region of this node.
+    /// Makes a session, identified by its event counter, a server of a region of this node. Creates the
+    /// service if the session is the first.
     ///
     /// # Errors
     ///
-    /// As for [`Service::add_server`].
+    /// - See [`RpcService::add_server`].
     pub(crate) fn serve_region(
         &self,
         region: u64,
@@ -566,13 +610,14 @@ impl Rpc {
         Ok(service)
     }
 
-    /// A session serves no more. If it was the last, all who call are told.
+    /// Removes a session from the servers. If it was the last one, closes the service and fails all queued
+    /// calls.
     pub(crate) fn stop_serving(
         self: &Arc<Self>,
         service: &Arc<RpcService>,
         events: &Arc<EventCounter>,
     ) {
-        // Who waits by the handle that ends sees that.
+        // A receive that waits through the closing handle rechecks `check_open`.
         service.notify_arrival();
         let mut services = self.services.lock();
         if !service.remove_server(events) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Telling callers what came of their calls: the answer of a server, or in its stead that there is none.
+//! Replies to callers: the reply of a server, or a status in its place.
 //!
-//! Where there is no room in a caller's ring, what the kernel itself has to say waits in the background, so that
-//! nothing that ends waits for a caller.
+//! A status of the kernel never waits for space in a caller's ring. If the ring is full, a worker sends the
+//! status later. So no teardown waits for a caller.
 
 use crate::{
     errno,
@@ -21,21 +21,21 @@ use kernel::{
 };
 use kite_core::wire::ring::{MsgHeader, MsgType, RendezvousBufs};
 
-/// Time between looks whether there is room for what is told in the background.
+/// Delay, in ms, before the worker retries while a caller's ring is full.
 const REPLY_RETRY_MS: i64 = 10;
 
-/// A call that a server has taken and not answered.
+/// Delivered call without a reply.
 #[derive(Clone)]
 pub(crate) struct PendingReply {
     channel: Arc<RpcChannel>,
     call_id: u64,
     max_reply_len: u64,
-    /// The region, at the caller's node, for the data of a long reply.
+    /// Region, at the caller's node, for the data of a long reply.
     reply_region: Option<u64>,
 }
 
 impl PendingReply {
-    /// What a server is to answer, if it is a call that has come by this link.
+    /// Returns the pending reply of a message, or `None` if the message is not a call.
     pub(in crate::rpc) fn new(
         channel: &Arc<RpcChannel>,
         header: &MsgHeader,
@@ -49,12 +49,14 @@ impl PendingReply {
         })
     }
 
-    /// An answer, of `len` bytes that `fill` writes, unless they are in the relay, from a server of high priority
-    /// or not.
+    /// Builds a reply of `len` bytes. `fill` writes the inline data, which are empty if the reply uses the
+    /// rendezvous buffer. `high_priority` is the priority of the server.
     ///
     /// # Errors
     ///
-    /// `EMSGSIZE` if the caller has no room for so many; those of `fill`.
+    /// - `EMSGSIZE`: the reply is longer than the caller allows.
+    /// - `ENOMEM`: no memory.
+    /// - Errors of `fill`.
     pub(crate) fn build_reply(
         &self,
         len: u64,
@@ -71,16 +73,18 @@ impl PendingReply {
         })
     }
 
-    /// By which it came.
+    /// Returns the channel of the call.
     pub(crate) fn channel(&self) -> &RpcChannel {
         &self.channel
     }
 
-    /// The region at the caller's node for an answer of `len` bytes, if that goes by one.
+    /// Returns the region, at the caller's node, for a reply of `len` bytes. Returns `None` if the reply is
+    /// inline.
     ///
     /// # Errors
     ///
-    /// `EMSGSIZE` if the caller has no room for so many.
+    /// - `EMSGSIZE`: the reply is longer than the caller allows.
+    /// - `EIO`: the call names no such region.
     pub(crate) fn reply_region(&self, len: u64) -> Result<Option<u64>> {
         if len > self.max_reply_len {
             return Err(errno::msgsize());
@@ -91,11 +95,12 @@ impl PendingReply {
         self.reply_region.ok_or(EIO).map(Some)
     }
 
-    /// Sends what [`Self::answer`] made. If that fails the caller is told, unless the answer comes after all.
+    /// Sends a reply from [`Self::build_reply`]. On failure also sends `ECONNRESET` in the background. The
+    /// caller ignores that status if the reply arrives first.
     ///
     /// # Errors
     ///
-    /// Those of [`Link::send`].
+    /// See [`RpcChannel::send`].
     pub(crate) fn send(
         &self,
         rpc: &Arc<Rpc>,
@@ -106,7 +111,7 @@ impl PendingReply {
         sent.inspect_err(|_| self.fail_deferred(rpc))
     }
 
-    /// Tells the caller, in the background, that nobody will answer.
+    /// Sends `ECONNRESET` to the caller in the background: no server will reply.
     pub(crate) fn fail_deferred(&self, rpc: &Arc<Rpc>) {
         send_status_deferred(rpc, &self.channel, self.call_id, Err(errno::connreset()));
     }
@@ -122,7 +127,7 @@ fn reply_header(call_id: u64, code: u32, len: u64) -> MsgHeader {
     }
 }
 
-/// Tells a caller what came of a call of which no server tells it: at once, if there is room.
+/// Sends the status of a call to which no server replies: now if the ring has space, else in the background.
 pub(in crate::rpc) fn send_status(
     rpc: &Arc<Rpc>,
     channel: &Arc<RpcChannel>,
@@ -137,12 +142,13 @@ pub(in crate::rpc) fn send_status(
     }
 }
 
-/// The errno of a result, or 0.
+/// Returns the errno of a result as a positive number, or 0.
 fn result_to_errno(result: Result) -> u32 {
     result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0)
 }
 
-/// Tells a caller, in the background, what came of a call of which no server tells it.
+/// Sends the status of a call to which no server replies, in the background. Without memory to queue the
+/// status, drops it: the caller then waits until its deadline.
 pub(in crate::rpc) fn send_status_deferred(
     rpc: &Arc<Rpc>,
     channel: &Arc<RpcChannel>,
@@ -160,8 +166,8 @@ pub(in crate::rpc) fn send_status_deferred(
     }
 }
 
-/// Tells of all calls of a link that were settled. Where there is no room in the caller's ring, others for that
-/// node do not wait for it.
+/// Sends the queued statuses of a channel on a workqueue. While the caller's ring is full, requeues itself,
+/// so that other work for that node can run.
 fn flush_replies_deferred(rpc: Arc<Rpc>, channel: Arc<RpcChannel>) {
     rpc.clone()
         .defer(channel.peer.node, WorkPriority::Background, move || {

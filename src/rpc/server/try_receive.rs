@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Looking for calls without waiting, as the poller thread does for who receives by a queue.
+//! Receive without waiting, by the poller thread for receives on I/O queues.
 //!
-//! Many may receive from one service, and each would look when the poller passes. So a look that finds nothing is
-//! noted, and nobody looks again before something has come.
+//! Many receives can poll one service. So a poll that finds nothing records the arrival counter. The service
+//! is not polled again until the counter changes.
 
 use super::{RpcDelivery, RpcReceiveError, RpcService};
 use crate::{
@@ -19,25 +19,26 @@ use kernel::{
     },
 };
 
-/// What a look for a call came to.
+/// Result of a poll for a call.
 pub(crate) enum RpcTryReceive {
     Empty,
-    /// Somebody else is just looking.
+    /// Another thread is taking a call.
     Busy,
     Delivered(RpcDelivery),
 }
 
-/// A receive by a queue, as long as it waits for calls.
+/// Receive on an I/O queue that is waiting for calls. While it exists, arrivals wake the poller thread.
 pub(crate) struct PolledReceiver(Arc<RpcService>);
 
 impl PolledReceiver {
-    /// Whether somebody has looked, for `longs` as well or not, and nothing has come since.
+    /// Returns `true` if a poll, with the same `allow_rendezvous`, found nothing and no call has arrived
+    /// since.
     pub(crate) fn is_known_empty(&self, allow_rendezvous: bool) -> bool {
         let state = self.0.state.lock();
         state.empty_at[usize::from(allow_rendezvous)] == Some(state.arrival_seq)
     }
 
-    /// From now on the poller thread is woken.
+    /// Registers a polled receive: from now on arrivals wake the poller thread.
     pub(crate) fn new(service: Arc<RpcService>) -> Self {
         service.polled_receivers.fetch_add(1u32, Full);
         Self(service)
@@ -51,18 +52,20 @@ impl Drop for PolledReceiver {
 }
 
 impl RpcService {
-    /// Has the poller thread look, if it does that for anybody.
+    /// Wakes the poller thread if it polls for any receive.
     pub(super) fn wake_poller(&self) {
         if self.polled_receivers.load(Acquire) != 0 {
             self.poller.event.complete();
         }
     }
 
-    /// Looks for a call, and waits for nothing. Long ones are taken if `longs`, and are yet to be judged.
+    /// Takes a call without waiting. Takes rendezvous calls only if `allow_rendezvous`. The caller must then
+    /// check their length.
     ///
     /// # Errors
     ///
-    /// `ESTALE` if the service has ended.
+    /// - `ESTALE`: the service has ended.
+    /// - [`RpcReceiveError::BufferTooShort`], [`RpcReceiveError::FaultNeeded`]: the call remains queued.
     pub(crate) fn try_receive(
         &self,
         rpc: &Arc<Rpc>,
@@ -71,7 +74,7 @@ impl RpcService {
         allow_rendezvous: bool,
     ) -> Result<RpcTryReceive, RpcReceiveError> {
         loop {
-            // Before the look: what comes meanwhile is looked for again.
+            // Read before the poll: an arrival during the poll makes the counter differ.
             let seen_seq = self.state.lock().arrival_seq;
             let Some(mut clients) = self.clients.try_lock() else {
                 return Ok(RpcTryReceive::Busy);
@@ -98,7 +101,7 @@ impl RpcService {
         }
     }
 
-    /// Nobody needs to look, for `longs` as well or not, until more have come than `arrivals`.
+    /// Records that a poll with this `allow_rendezvous` found nothing when the counter was `seen_seq`.
     fn note_empty(
         &self,
         seen_seq: u64,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What another kernel module does with the bytes of a region.
+//! Functions of `include/kite.h`: reads, writes, fills, copies, and atomic operations.
 
 use super::{borrow_session, check};
 use crate::{
@@ -21,7 +21,7 @@ check! { kite_read kite_write kite_readv kite_writev kite_fill kite_copy kite_at
 
 /// # Safety
 ///
-/// `session` must be open, and `buf` valid for `len` bytes, to be written if `direction` is to read.
+/// `session` must be open. `buf` must be valid for `len` bytes, and writable if `direction` is to read.
 unsafe fn access(
     session: *mut bindings::kite_session,
     handle: u64,
@@ -37,7 +37,8 @@ unsafe fn access(
             len: len as u64,
             deadline: deadline(0),
         };
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open, and `buf` is valid for `len` bytes and for
+        // the direction.
         let (session, memory) = unsafe {
             (
                 borrow_session(session),
@@ -61,7 +62,7 @@ unsafe extern "C" fn kite_read(
     buf: *mut c_void,
     len: usize,
 ) -> c_int {
-    // SAFETY: By the safety requirements.
+    // SAFETY: By the safety requirements the session is open, and `buf` is writable for `len` bytes.
     unsafe { access(session, handle, Direction::Read, offset, buf, len) }
 }
 
@@ -78,7 +79,8 @@ unsafe extern "C" fn kite_write(
     buf: *const c_void,
     len: usize,
 ) -> c_int {
-    // SAFETY: By the safety requirements; a write does not change the buffer.
+    // SAFETY: By the safety requirements the session is open, and `buf` is readable for `len` bytes. A write
+    // to a region does not change the buffer.
     unsafe {
         access(
             session,
@@ -93,8 +95,8 @@ unsafe extern "C" fn kite_write(
 
 /// # Safety
 ///
-/// `session` must be open, `vectors` null or `count` vectors, whose buffers must be valid for their lengths, to
-/// be written if `direction` is to read.
+/// `session` must be open, and `vectors` null or `count` vectors. Their buffers must be valid for their
+/// lengths, and writable if `direction` is to read.
 unsafe fn access_vectors(
     session: *mut bindings::kite_session,
     handle: u64,
@@ -108,17 +110,18 @@ unsafe fn access_vectors(
         }
         let mut segments = IoVec::with_capacity(count as usize)?;
         for i in 0..count as usize {
-            // SAFETY: By the safety requirements.
+            // SAFETY: `vectors` is not null, because `count` is not 0. By the safety requirements `vectors`
+            // points to `count` vectors.
             let vector = unsafe { ptr::read(vectors.wrapping_add(i)) };
             let range = RegionRange {
                 offset: vector.offset,
                 len: vector.len as u64,
             };
-            // SAFETY: By the safety requirements.
+            // SAFETY: By the safety requirements the buffer is valid for its length and for the direction.
             let memory = unsafe { Buffer::from_kernel(vector.buf.cast(), vector.len) };
             segments.push(range, memory)?;
         }
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let session = unsafe { borrow_session(session) };
         session
             .access_segments(handle, direction, &segments, deadline(0))
@@ -138,7 +141,8 @@ unsafe extern "C" fn kite_readv(
     vectors: *const bindings::kite_vector,
     count: u32,
 ) -> c_int {
-    // SAFETY: By the safety requirements.
+    // SAFETY: By the safety requirements the session is open, and `vectors` is null or `count` vectors of
+    // writable memory.
     unsafe { access_vectors(session, handle, Direction::Read, vectors, count) }
 }
 
@@ -154,7 +158,8 @@ unsafe extern "C" fn kite_writev(
     vectors: *const bindings::kite_vector,
     count: u32,
 ) -> c_int {
-    // SAFETY: By the safety requirements.
+    // SAFETY: By the safety requirements the session is open, and `vectors` is null or `count` vectors of
+    // readable memory.
     unsafe { access_vectors(session, handle, Direction::Write, vectors, count) }
 }
 
@@ -178,7 +183,7 @@ unsafe extern "C" fn kite_fill(
             byte,
             deadline: deadline(0),
         };
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         unsafe { borrow_session(session) }
             .fill(handle, &request)
             .map(|()| 0)
@@ -200,7 +205,7 @@ unsafe extern "C" fn kite_copy(
     len: u64,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let session = unsafe { borrow_session(session) };
         let result = session.copy((from, from_offset), (to, to_offset), len, deadline(0));
         result.map(|()| 0)
@@ -228,10 +233,10 @@ unsafe extern "C" fn kite_atomic(
             op: uapi::parse_atomic(operation, operand, expected)?,
             deadline: deadline(0),
         };
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let old_value = unsafe { borrow_session(session) }.atomic_update(handle, &request)?;
         if !value.is_null() {
-            // SAFETY: By the safety requirements.
+            // SAFETY: By the safety requirements, and because `value` is not null, `value` is writable.
             unsafe { ptr::write(value, old_value) };
         }
         Ok(0)

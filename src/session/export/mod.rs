@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Sessions of other kernel modules: the functions of `include/kite.h`.
+//! Functions of `include/kite.h`: sessions of other kernel modules.
 //!
-//! `c-shim/exports.c` exports them. A kernel user acts as root. Queue pairs are in [`super::queue`].
+//! `c-shim/exports.c` exports the functions. Kernel users act as root. The functions for I/O queues are in
+//! [`super::queue`].
 
 mod access;
 mod rpc;
@@ -20,7 +21,7 @@ use core::ptr;
 use kernel::{error::from_result, page::PAGE_SIZE, prelude::*, sync::Arc};
 use kite_core::{name::Name, rights::Rights};
 
-/// Checks at compile time that each function is what the header declares.
+/// Checks at compile time that each function has the type declared by the header.
 macro_rules! check {
     ($($name:ident)*) => {
         $(const _: () = {
@@ -39,18 +40,19 @@ check! {
 ///
 /// `session` must be open.
 unsafe fn borrow_session<'a>(session: *mut bindings::kite_session) -> &'a Session {
-    // SAFETY: By the safety requirements; `kite_open` made the pointer from an `Arc<Session>`.
+    // SAFETY: By the safety requirements the session is open. `kite_open` made the pointer from an
+    // `Arc<Session>`.
     unsafe { &*session.cast::<Session>() }
 }
 
 /// # Safety
 ///
-/// `name` must be null or a string.
+/// `name` must be null or a C string.
 unsafe fn optional_name(name: *const c_char) -> Result<Option<Name>> {
     if name.is_null() {
         return Ok(None);
     }
-    // SAFETY: By the safety requirements.
+    // SAFETY: By the safety requirements, and because `name` is not null, `name` is a C string.
     match unsafe { CStr::from_char_ptr(name) }.to_bytes() {
         b"" => Ok(None),
         bytes => Name::new(bytes).map(Some).ok_or_else(errno::nametoolong),
@@ -61,14 +63,14 @@ unsafe fn optional_name(name: *const c_char) -> Result<Option<Name>> {
 ///
 /// # Safety
 ///
-/// `rnic` must be null or a string.
+/// `rnic` must be null or a C string.
 #[no_mangle]
 unsafe extern "C" fn kite_open(rnic: *const c_char) -> *mut bindings::kite_session {
     let open = || -> Result<Arc<Session>> {
         let name = if rnic.is_null() {
             c""
         } else {
-            // SAFETY: By the safety requirements.
+            // SAFETY: By the safety requirements, and because `rnic` is not null, `rnic` is a C string.
             unsafe { CStr::from_char_ptr(rnic) }
         };
         let session = Session::new()?;
@@ -85,10 +87,11 @@ unsafe extern "C" fn kite_open(rnic: *const c_char) -> *mut bindings::kite_sessi
 ///
 /// # Safety
 ///
-/// `session` must be open, and is not any more.
+/// `session` must be open, and must not be used after this call.
 #[no_mangle]
 unsafe extern "C" fn kite_close(session: *mut bindings::kite_session) {
-    // SAFETY: By the safety requirements; this takes back what `kite_open` gave.
+    // SAFETY: By the safety requirements the session is open, and this call is its last use. The pointer
+    // comes from `Arc::into_raw` in `kite_open`.
     let session = unsafe { Arc::from_raw(session.cast::<Session>()) };
     session.close();
 }
@@ -104,7 +107,7 @@ unsafe extern "C" fn kite_set_priority(
     priority: u32,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let session = unsafe { borrow_session(session) };
         session
             .set_low_priority(qos::parse_priority(priority)?)
@@ -112,16 +115,17 @@ unsafe extern "C" fn kite_set_priority(
     })
 }
 
-/// The numbers of nodes, of which there may be none.
+/// Returns an array of node numbers, which may be empty.
 ///
 /// # Safety
 ///
-/// `nodes` must be null or point to `count` numbers that nobody changes while the result is used.
+/// `nodes` must be null or point to `count` numbers. The numbers must not change while the result is in use.
 unsafe fn node_list<'a>(nodes: *const u32, count: u32) -> Result<&'a [u32]> {
     match (nodes.is_null(), count) {
         (_, 0) => Ok(&[]),
         (false, 1..=bindings::KITE_STRIPE_MAX) => {
-            // SAFETY: By the safety requirements.
+            // SAFETY: By the safety requirements, and because `nodes` is not null, `nodes` points to `count`
+            // constant numbers.
             Ok(unsafe { core::slice::from_raw_parts(nodes, count as usize) })
         }
         _ => Err(EINVAL),
@@ -132,7 +136,7 @@ unsafe fn node_list<'a>(nodes: *const u32, count: u32) -> Result<&'a [u32]> {
 ///
 /// # Safety
 ///
-/// `session` must be open, `name` null or a string, `nodes` null or `node_count` numbers, and `handle`
+/// `session` must be open, `name` null or a C string, `nodes` null or `node_count` numbers, and `handle`
 /// writable.
 #[no_mangle]
 unsafe extern "C" fn kite_alloc(
@@ -150,14 +154,14 @@ unsafe extern "C" fn kite_alloc(
         }
         let request = AllocRequest {
             len,
-            // SAFETY: By the safety requirements.
+            // SAFETY: By the safety requirements `nodes` is null or points to `node_count` numbers.
             nodes: unsafe { node_list(nodes, node_count)? },
-            // SAFETY: As above.
+            // SAFETY: By the safety requirements `name` is null or a C string.
             name: unsafe { optional_name(name)? },
             owner: ROOT_UID,
             other_rights: Rights::from_bits(others).ok_or(EINVAL)?,
         };
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open, and `handle` is writable.
         unsafe { ptr::write(handle, borrow_session(session).alloc(&request)?) };
         Ok(0)
     })
@@ -167,8 +171,8 @@ unsafe extern "C" fn kite_alloc(
 ///
 /// # Safety
 ///
-/// `session` must be open, `buf` valid for `len` bytes until `release` is called, which may be done on any thread
-/// that may sleep, `name` null or a string, and `handle` writable.
+/// `session` must be open, `name` null or a C string, and `handle` writable. `buf` must be valid for `len`
+/// bytes until `release` is called. Any thread that may sleep may call `release`.
 #[no_mangle]
 unsafe extern "C" fn kite_register(
     session: *mut bindings::kite_session,
@@ -181,7 +185,7 @@ unsafe extern "C" fn kite_register(
     handle: *mut u64,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements any thread that may sleep may call `release` with `context`.
         let release = release.map(|release| unsafe { ReleaseCallback::new(release, context) });
         if len == 0 || buf as usize % PAGE_SIZE != 0 || release.is_none() {
             return Err(EINVAL);
@@ -189,14 +193,15 @@ unsafe extern "C" fn kite_register(
         let request = AllocRequest {
             len: len as u64,
             nodes: &[],
-            // SAFETY: By the safety requirements.
+            // SAFETY: By the safety requirements `name` is null or a C string.
             name: unsafe { optional_name(name)? },
             owner: ROOT_UID,
             other_rights: Rights::from_bits(others).ok_or(EINVAL)?,
         };
-        // SAFETY: By the safety requirements: the memory stays until it is released.
+        // SAFETY: By the safety requirements the memory stays valid until `release` is called, when `pinned`
+        // is dropped.
         let pinned = unsafe { PinnedPages::from_kernel(buf.cast(), len, release)? };
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open, and `handle` is writable.
         unsafe { ptr::write(handle, borrow_session(session).register(pinned, &request)?) };
         Ok(0)
     })
@@ -206,7 +211,7 @@ unsafe extern "C" fn kite_register(
 ///
 /// # Safety
 ///
-/// `session` must be open, `name` a string, `handle` writable, and `len` null or writable.
+/// `session` must be open, `name` a C string, `handle` writable, and `len` null or writable.
 #[no_mangle]
 unsafe extern "C" fn kite_map(
     session: *mut bindings::kite_session,
@@ -219,12 +224,12 @@ unsafe extern "C" fn kite_map(
         let rights = Rights::from_bits(rights)
             .filter(|rights| !rights.is_empty())
             .ok_or(EINVAL)?;
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements `name` is a C string.
         let name = unsafe { optional_name(name)? }.ok_or(EINVAL)?;
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let session = unsafe { borrow_session(session) };
         let (handle_id, region_len) = session.map(name, ROOT_UID, rights)?;
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements `handle` is writable, and `len` is null or writable.
         unsafe {
             ptr::write(handle, handle_id);
             if !len.is_null() {
@@ -242,7 +247,7 @@ unsafe extern "C" fn kite_map(
 /// `session` must be open.
 #[no_mangle]
 unsafe extern "C" fn kite_unmap(session: *mut bindings::kite_session, handle: u64) -> c_int {
-    // SAFETY: By the safety requirements.
+    // SAFETY: By the safety requirements the session is open.
     from_result(|| unsafe { borrow_session(session) }.unmap(handle).map(|()| 0))
 }
 
@@ -253,7 +258,7 @@ unsafe extern "C" fn kite_unmap(session: *mut bindings::kite_session, handle: u6
 /// `session` must be open.
 #[no_mangle]
 unsafe extern "C" fn kite_free(session: *mut bindings::kite_session, handle: u64) -> c_int {
-    // SAFETY: By the safety requirements.
+    // SAFETY: By the safety requirements the session is open.
     from_result(|| unsafe { borrow_session(session) }.free(handle).map(|()| 0))
 }
 
@@ -276,7 +281,7 @@ unsafe extern "C" fn kite_grant(
             rights: Rights::from_bits(rights).ok_or(EINVAL)?,
             deadline: deadline(0),
         };
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         unsafe { borrow_session(session) }
             .grant(handle, &request)
             .map(|()| 0)
@@ -297,10 +302,10 @@ unsafe extern "C" fn kite_migrate(
     timeout_ms: u32,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements `nodes` is null or points to `node_count` numbers.
         let nodes = unsafe { node_list(nodes, node_count)? };
         let deadline = deadline(timeout_ms);
-        // SAFETY: As above.
+        // SAFETY: By the safety requirements the session is open.
         let result = unsafe { borrow_session(session) }.move_region(handle, nodes, deadline);
         result.map(|()| 0)
     })

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Calls by other kernel modules, and calls that they serve.
+//! Functions of `include/kite.h`: RPC clients and servers.
 
 use super::{borrow_session, check};
 use crate::{
@@ -26,7 +26,7 @@ unsafe extern "C" fn kite_serve(
     data_max: u32,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let session = unsafe { borrow_session(session) };
         session.serve(handle, ring_size, data_max).map(|()| 0)
     })
@@ -48,7 +48,7 @@ unsafe extern "C" fn kite_receive(
 ) -> c_int {
     from_result(|| {
         let deadline = deadline(timeout_ms);
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open, and `buf` is writable for `len` bytes.
         let (session, memory) = unsafe {
             (
                 borrow_session(session),
@@ -65,7 +65,7 @@ unsafe extern "C" fn kite_receive(
             uid: incoming.uid,
             ..Default::default()
         };
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements `got` is writable.
         unsafe { ptr::write(got, received) };
         Ok(0)
     })
@@ -84,9 +84,10 @@ unsafe extern "C" fn kite_reply(
     len: usize,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements; a reply does not change the buffer.
+        // SAFETY: By the safety requirements `data` is readable for `len` bytes. A reply does not change the
+        // buffer.
         let memory = unsafe { Buffer::from_kernel(data.cast_mut().cast(), len) };
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let session = unsafe { borrow_session(session) };
         session
             .reply(call, &memory, len as u64, deadline(0))
@@ -102,7 +103,7 @@ unsafe extern "C" fn kite_reply(
 #[no_mangle]
 unsafe extern "C" fn kite_reply_abort(session: *mut bindings::kite_session, call: u64) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let session = unsafe { borrow_session(session) };
         session.abandon_call(call).map(|()| 0)
     })
@@ -112,8 +113,8 @@ unsafe extern "C" fn kite_reply_abort(session: *mut bindings::kite_session, call
 ///
 /// # Safety
 ///
-/// `session` must be open, `data` readable for `len` bytes, `reply_len` writable, and `reply` writable for as
-/// many bytes as it says.
+/// `session` must be open, `data` readable for `len` bytes, and `reply_len` readable and writable. `reply`
+/// must be writable for `*reply_len` bytes.
 #[no_mangle]
 unsafe extern "C" fn kite_call(
     session: *mut bindings::kite_session,
@@ -125,23 +126,24 @@ unsafe extern "C" fn kite_call(
     reply_len: *mut usize,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements `reply_len` is readable.
         let max_reply_len = unsafe { ptr::read(reply_len) };
         let request = RpcRequest {
             function,
             uid: ROOT_UID,
-            // SAFETY: By the safety requirements; a call does not change its data.
+            // SAFETY: By the safety requirements `data` is readable for `len` bytes. A call does not change
+            // its data.
             data: unsafe { Buffer::from_kernel(data.cast_mut().cast(), len) },
             len: len as u64,
-            // SAFETY: By the safety requirements.
+            // SAFETY: By the safety requirements `reply` is writable for `*reply_len` bytes.
             reply_buffer: unsafe { Buffer::from_kernel(reply.cast(), max_reply_len) },
             max_reply_len: max_reply_len as u64,
             wants_reply: true,
             deadline: deadline(0),
         };
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let actual_reply_len = unsafe { borrow_session(session) }.call(handle, &request)?;
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements `reply_len` is writable.
         unsafe { ptr::write(reply_len, actual_reply_len as usize) };
         Ok(0)
     })
@@ -164,16 +166,17 @@ unsafe extern "C" fn kite_send(
         let request = RpcRequest {
             function,
             uid: ROOT_UID,
-            // SAFETY: By the safety requirements; a message does not change its data.
+            // SAFETY: By the safety requirements `data` is readable for `len` bytes. A message does not
+            // change its data.
             data: unsafe { Buffer::from_kernel(data.cast_mut().cast(), len) },
             len: len as u64,
-            // SAFETY: Nothing is valid for no bytes.
+            // SAFETY: A null pointer is valid for accesses of zero bytes.
             reply_buffer: unsafe { Buffer::from_kernel(ptr::null_mut(), 0) },
             max_reply_len: 0,
             wants_reply: false,
             deadline: deadline(0),
         };
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         unsafe { borrow_session(session) }
             .call(handle, &request)
             .map(|_| 0)

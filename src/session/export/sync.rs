@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Locks and barriers of other kernel modules.
+//! Functions of `include/kite.h`: locks and barriers.
 
 use super::{borrow_session, check};
 use crate::{
@@ -28,9 +28,9 @@ unsafe extern "C" fn kite_lock(
 ) -> c_int {
     from_result(|| {
         let request = lock::parse_lock_request(number, flags, deadline(timeout_ms))?;
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let acquired = unsafe { borrow_session(session) }.lock(handle, &request)?;
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements `lock` is writable.
         unsafe { ptr::write(lock, acquired.lock_id) };
         Ok(acquired.owner_died.into())
     })
@@ -49,7 +49,7 @@ unsafe extern "C" fn kite_unlock(
 ) -> c_int {
     from_result(|| {
         let reason = lock::parse_release_reason(flags)?;
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let session = unsafe { borrow_session(session) };
         session.unlock(lock, reason, deadline(0)).map(|()| 0)
     })
@@ -71,11 +71,12 @@ unsafe extern "C" fn kite_barrier(
 ) -> c_int {
     from_result(|| {
         let deadline = deadline(timeout_ms);
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let session = unsafe { borrow_session(session) };
         let current_generation = session.barrier(handle, number, count, deadline)?;
         if !generation.is_null() {
-            // SAFETY: By the safety requirements.
+            // SAFETY: By the safety requirements, and because `generation` is not null, `generation` is
+            // writable.
             unsafe { ptr::write(generation, current_generation) };
         }
         Ok(0)

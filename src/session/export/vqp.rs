@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Virtual queue pairs of other kernel modules, and the memory that their requests name.
+//! Functions of `include/kite.h`: virtual queue pairs (VQPs), and memory regions (MRs) for their requests.
 
 use super::{borrow_session, check};
 use crate::{
@@ -21,8 +21,8 @@ check! {
 ///
 /// # Safety
 ///
-/// `session` must be open, `buf` valid for `len` bytes until `release` is called, which may be done on any thread
-/// that may sleep, and `key` writable.
+/// `session` must be open, and `key` writable. `buf` must be valid for `len` bytes until `release` is called.
+/// Any thread that may sleep may call `release`.
 #[no_mangle]
 unsafe extern "C" fn kite_reg_mr(
     session: *mut bindings::kite_session,
@@ -34,20 +34,21 @@ unsafe extern "C" fn kite_reg_mr(
     key: *mut u32,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements any thread that may sleep may call `release` with `context`.
         let release = release.map(|release| unsafe { ReleaseCallback::new(release, context) });
         let is_valid_len = len != 0 && len <= bindings::KITE_MR_SIZE_MAX as usize;
         if !is_valid_len || buf as usize % PAGE_SIZE != 0 || release.is_none() {
             return Err(EINVAL);
         }
         let others = Rights::from_bits(others).ok_or(EINVAL)?;
-        // SAFETY: By the safety requirements: the memory stays until it is released.
+        // SAFETY: By the safety requirements the memory stays valid until `release` is called, when `pinned`
+        // is dropped.
         let pinned = unsafe { PinnedPages::from_kernel(buf.cast(), len, release)? };
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let session = unsafe { borrow_session(session) };
-        // Where it is in the kernel is nobody's business.
+        // Requests address the MR from 0, so that no kernel address is disclosed.
         let mr_key = session.register_mr(pinned, (0, len as u64), ROOT_UID, others)?;
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements `key` is writable.
         unsafe { ptr::write(key, mr_key) };
         Ok(0)
     })
@@ -61,7 +62,7 @@ unsafe extern "C" fn kite_reg_mr(
 #[no_mangle]
 unsafe extern "C" fn kite_dereg_mr(session: *mut bindings::kite_session, key: u32) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         unsafe { borrow_session(session) }
             .deregister_mr(key)
             .map(|()| 0)
@@ -82,10 +83,10 @@ unsafe extern "C" fn kite_connect(
     vqp: *mut u64,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let session = unsafe { borrow_session(session) };
         let vqp_id = session.connect(node, port, ROOT_UID, deadline(timeout_ms))?;
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements `vqp` is writable.
         unsafe { ptr::write(vqp, vqp_id) };
         Ok(0)
     })
@@ -103,9 +104,9 @@ unsafe extern "C" fn kite_listen(
     listener: *mut u64,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let listener_id = unsafe { borrow_session(session) }.listen(port, ROOT_UID)?;
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements `listener` is writable.
         unsafe { ptr::write(listener, listener_id) };
         Ok(0)
     })
@@ -122,7 +123,7 @@ unsafe extern "C" fn kite_accept(
     accepted: *mut bindings::kite_accept,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open, and `accepted` is readable and writable.
         let (session, accept) = unsafe { (borrow_session(session), &mut *accepted) };
         let wait_until = (accept.timeout_ms != 0).then(|| deadline(accept.timeout_ms));
         (accept.vqp, accept.node, accept.uid) = session.accept(accept.listener, wait_until)?;
@@ -138,7 +139,7 @@ unsafe extern "C" fn kite_accept(
 #[no_mangle]
 unsafe extern "C" fn kite_close_vqp(session: *mut bindings::kite_session, vqp: u64) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         unsafe { borrow_session(session) }
             .disconnect(vqp)
             .map(|()| 0)
@@ -149,7 +150,7 @@ unsafe extern "C" fn kite_close_vqp(session: *mut bindings::kite_session, vqp: u
 ///
 /// # Safety
 ///
-/// `session` must be open, and `works` point to `count` requests.
+/// `session` must be open, and `wrs` must point to `count` work requests.
 #[no_mangle]
 unsafe extern "C" fn kite_push(
     session: *mut bindings::kite_session,
@@ -162,7 +163,7 @@ unsafe extern "C" fn kite_push(
             return Err(EINVAL);
         }
         let count = count as usize;
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open, and `wrs` points to `count` work requests.
         let (session, wrs) =
             unsafe { (borrow_session(session), slice::from_raw_parts(wrs, count)) };
         let read_wr = |i: usize| wrs.get(i).copied().ok_or(EINVAL);
@@ -175,7 +176,7 @@ unsafe extern "C" fn kite_push(
 ///
 /// # Safety
 ///
-/// `session` must be open, and `done` writable for `count` of its kind.
+/// `session` must be open, and `done` writable for `count` CQEs.
 #[no_mangle]
 unsafe extern "C" fn kite_pop(
     session: *mut bindings::kite_session,
@@ -188,7 +189,7 @@ unsafe extern "C" fn kite_pop(
         if count == 0 {
             return Err(EINVAL);
         }
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open.
         let session = unsafe { borrow_session(session) };
         let wait_until = (timeout_ms != 0).then(|| deadline(timeout_ms));
         let popped = session.pop(vqp, count, wait_until)?;
@@ -198,7 +199,8 @@ unsafe extern "C" fn kite_pop(
                 error: result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0),
                 ..Default::default()
             };
-            // SAFETY: By the safety requirements; no more are popped than there is room for.
+            // SAFETY: By the safety requirements `done` is writable for `count` CQEs, and at most `count`
+            // completions were popped.
             unsafe { ptr::write(done.add(i), completion) };
         }
         Ok(popped.len() as c_int)
@@ -216,7 +218,7 @@ unsafe extern "C" fn kite_pop_message(
     message: *mut bindings::kite_pop_message,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements.
+        // SAFETY: By the safety requirements the session is open, and `message` is readable and writable.
         let (session, message) = unsafe { (borrow_session(session), &mut *message) };
         let wait_until = (message.timeout_ms != 0).then(|| deadline(message.timeout_ms));
         session.pop_message_into(message, wait_until).map(|()| 0)

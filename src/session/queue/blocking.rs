@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a submission asks for: the requests of [`crate::session::ioctl`], without their results, which are in
-//! the completion.
+//! Parser for submissions, and the requests that always run on a worker.
+//!
+//! Submissions use the argument structures of [`crate::session::ioctl`]. Results go to the completion
+//! instead.
 
 use super::{call::CallJob, push::VqpPushJob, receive::ReceiveJob, small::AccessJob, task::Job};
 use crate::{
@@ -20,7 +22,7 @@ use crate::{
 use kernel::prelude::*;
 use kite_core::{atomic::WORD_BYTES, sync::lock::ReleaseReason};
 
-/// What a worker does.
+/// Request that always runs on a worker.
 pub(super) enum BlockingJob {
     FillRegion(u64, FillRequest),
     Copy(CopyArgs),
@@ -29,7 +31,7 @@ pub(super) enum BlockingJob {
     Unlock(u64, ReleaseReason, Deadline),
 }
 
-/// The structure of a request.
+/// Returns the argument structure of a submission.
 fn parse_body<T: Abi>(sqe: &bindings::kite_sqe) -> Result<T> {
     uapi::as_bytes(&sqe.body)
         .get(..size_of::<T>())
@@ -53,11 +55,12 @@ fn parse_call_job(caller: Requester<'_>, sqe: &bindings::kite_sqe) -> Result<Job
     Ok(Job::Call(CallJob::new(call.handle, request)))
 }
 
-/// What is to be done.
+/// Parses a submission.
 ///
 /// # Errors
 ///
-/// Why it cannot be: `ENOTTY` if it is no request that queues take.
+/// - `ENOTTY`: I/O queues do not accept the request.
+/// - Otherwise see the parsers in [`args`].
 pub(super) fn parse_job(caller: Requester<'_>, sqe: &bindings::kite_sqe) -> Result<Job> {
     if sqe.reserved != 0 {
         return Err(EINVAL);
@@ -74,7 +77,7 @@ pub(super) fn parse_job(caller: Requester<'_>, sqe: &bindings::kite_sqe) -> Resu
             let args = args::parse_receive(caller, &parse_body(sqe)?)?;
             return Ok(Job::Receive(ReceiveJob::new(args)));
         }
-        // A module makes no system calls that this could save it.
+        // For a module a queued push would save no system call.
         bindings::kite_command_KITE_CMD_PUSH if !matches!(caller, Requester::KernelModule) => {
             return Ok(Job::Push(VqpPushJob::new(sqe.tag, parse_body(sqe)?)));
         }
@@ -103,7 +106,8 @@ pub(super) fn parse_job(caller: Requester<'_>, sqe: &bindings::kite_sqe) -> Resu
 }
 
 impl BlockingJob {
-    /// How many bytes it is about, unless it is done at any pace. What is no part of a region fails at once.
+    /// Returns the number of bytes for admission, or `None` if no admission is needed. A range outside of its
+    /// region needs none, because the request fails at once.
     pub(super) fn len(&self, session: &Session) -> Option<u64> {
         let len_if_within = |handle, len| {
             let region_len = session.region_len(handle).ok()?;
@@ -118,7 +122,7 @@ impl BlockingJob {
         }
     }
 
-    /// When it gives up.
+    /// Returns the deadline.
     pub(super) fn deadline(&self) -> Deadline {
         match self {
             Self::FillRegion(_, fill) => fill.deadline,
@@ -129,14 +133,14 @@ impl BlockingJob {
         }
     }
 
-    /// It will not be done.
+    /// Aborts the call, if the request is a reply.
     pub(super) fn abandon(&self, session: &Session) {
         if let Self::Reply(answering) = self {
             answering.abandon(session);
         }
     }
 
-    /// Does it, and waits for what it takes.
+    /// Executes the request. May block.
     pub(super) fn run(self, session: &Session) -> Result<u64> {
         match self {
             Self::FillRegion(handle, fill) => session.fill(handle, &fill).map(|()| 0),

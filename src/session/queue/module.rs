@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Queue pairs of other kernel modules: the functions of `include/kite.h` for requests that are done while their
-//! module goes on.
+//! I/O queues of other kernel modules: asynchronous requests by the functions of `include/kite.h`.
 //!
-//! Submissions are where those of a process would be, but nobody shares that memory, and who completes one
-//! calls the module instead of telling it there.
+//! # Operation
+//!
+//! The SQ has the same layout as the SQ of a process, but its memory is not shared. [`ModuleIoQueue::submit`]
+//! writes SQEs, and does not sleep. A completion calls the module's function instead of writing a CQE.
+//!
+//! # Locking
+//!
+//! `sq` (spinlock) protects [`ModuleSq`] and the tail of the SQ. `sq` nests inside `IoQueue::state`:
+//! completions run with `state` locked, and their callback may submit.
 
 use super::{
     CompletionRing, IoQueue, IoQueueOwner, FLAGS_OFFSET, SQES_OFFSET, SQ_HEAD_OFFSET,
@@ -24,41 +30,42 @@ use kernel::{
 
 check! { kite_queue_open kite_submit kite_cancel kite_queue_close }
 
-/// What a module is called with when a request has completed.
+/// Function of the module, called once per completion.
 type CompletionFn = unsafe extern "C" fn(*mut c_void, u64, c_int, u64);
 
-/// Whom to tell of completions.
+/// Completion callback of a module.
 pub(super) struct ModuleCallback {
     function: CompletionFn,
     context: *mut c_void,
 }
 
-// SAFETY: The module lets any thread call its function with that.
+// SAFETY: By the contract of `kite_queue_open()`, any thread may call `function` with `context`.
 unsafe impl Send for ModuleCallback {}
-// SAFETY: As above, several at once.
+// SAFETY: By the same contract, several threads may call `function` with `context` concurrently.
 unsafe impl Sync for ModuleCallback {}
 
 impl ModuleCallback {
-    /// Tells the module what came of a submission.
+    /// Calls the module with the result of a submission.
     pub(super) fn invoke(&self, tag: u64, result: Result<u64>) {
         let (error, value) = match result {
             Ok(value) => (0, value),
             Err(error) => (error.to_errno(), 0),
         };
-        // SAFETY: The module keeps both until the queue pair is closed, and that waits for all completions.
+        // SAFETY: The module keeps `function` and `context` valid until the queue is closed, and closing
+        // waits for all completions.
         unsafe { (self.function)(self.context, tag, error, value) };
     }
 }
 
-/// What a module has submitted.
+/// Submissions of a module.
 struct ModuleSq {
-    /// Submissions, ever.
+    /// Number of submissions so far, modulo 2³².
     tail: u32,
-    /// There will be no more.
+    /// `true` once the queue is being closed: further submissions fail.
     closed: bool,
 }
 
-/// A queue pair of a module, `struct kite_queue`.
+/// I/O queue of a module, `struct kite_queue`.
 #[pin_data]
 struct ModuleIoQueue {
     session: Arc<Session>,
@@ -94,7 +101,7 @@ impl ModuleIoQueue {
 
     fn submit(&self, sqe: &bindings::kite_sqe) -> Result {
         let completion_ring = &self.queue.completion_ring;
-        // The RNIC does not go meanwhile; then all that is there completes.
+        // The guard delays RNIC removal, which completes all submissions in the SQ.
         let rpc = self.queue.rnic.enter_rpc()?;
         let mut sq = self.sq.lock();
         if sq.closed {
@@ -114,7 +121,8 @@ impl ModuleIoQueue {
         completion_ring
             .shared
             .store_release::<SQ_TAIL_OFFSET>(sq.tail);
-        // The poller says that it sleeps, and then looks at what was added.
+        // Pairs with the barrier in `IoQueuePollClient::poll_hint`, between the store of the flag and the
+        // test of the tail.
         crate::sys::compat::smp_mb();
         if completion_ring.shared.load_acquire::<FLAGS_OFFSET>() & bindings::KITE_QUEUE_NEED_WAKEUP
             != 0
@@ -122,15 +130,16 @@ impl ModuleIoQueue {
             completion_ring.poller.event.complete();
         }
         drop(rpc);
-        // Last: who is told of the completion may close the queue pair.
+        // Unlock last: after the completion the module may close the queue, and `close` waits for `sq` before
+        // the queue is freed.
         drop(sq);
         Ok(())
     }
 
     fn close(&self) {
-        // Who completes a request may submit another.
+        // Stop submissions first: a completion callback may submit another request.
         self.sq.lock().closed = true;
-        // It is gone if the session was closed.
+        // Fails if closing the session has already destroyed the queue.
         let _ = self.session.destroy_queue(self.queue_id);
         self.queue.wait_workers_done();
     }
@@ -138,9 +147,10 @@ impl ModuleIoQueue {
 
 /// # Safety
 ///
-/// `pair` must be open.
+/// `queue` must be open.
 unsafe fn borrow_queue<'a>(queue: *mut bindings::kite_queue) -> &'a ModuleIoQueue {
-    // SAFETY: By the safety requirements; `kite_queue_open` made the pointer from a box.
+    // SAFETY: By the safety requirements the queue is open. `kite_queue_open` made the pointer from a
+    // `KBox<ModuleIoQueue>`.
     unsafe { &*queue.cast::<ModuleIoQueue>() }
 }
 
@@ -148,7 +158,7 @@ unsafe fn borrow_queue<'a>(queue: *mut bindings::kite_queue) -> &'a ModuleIoQueu
 ///
 /// # Safety
 ///
-/// `session` must be open, and `done` callable with `context` by any thread until the queue pair is closed.
+/// `session` must be open. Any thread may call `done` with `context` until the queue is closed.
 #[no_mangle]
 unsafe extern "C" fn kite_queue_open(
     session: *mut bindings::kite_session,
@@ -158,7 +168,8 @@ unsafe extern "C" fn kite_queue_open(
 ) -> *mut bindings::kite_queue {
     let open = || {
         let function = done.ok_or(EINVAL)?;
-        // SAFETY: By the safety requirements; `kite_open` made the pointer from an `Arc<Session>`.
+        // SAFETY: By the safety requirements the session is open. `kite_open` made the pointer from an
+        // `Arc<Session>`.
         let session = unsafe { ArcBorrow::from_raw(session.cast::<Session>()) };
         ModuleIoQueue::open(
             session.into(),
@@ -167,7 +178,8 @@ unsafe extern "C" fn kite_queue_open(
         )
     };
     match open() {
-        // SAFETY: It is pinned in the module's hands, too, which gives it back as it is.
+        // SAFETY: The queue stays pinned: the module does not move the queue, and passes the pointer back
+        // unchanged.
         Ok(pair) => KBox::into_raw(unsafe { Pin::into_inner_unchecked(pair) }).cast(),
         Err(error) => error.to_ptr(),
     }
@@ -177,13 +189,14 @@ unsafe extern "C" fn kite_queue_open(
 ///
 /// # Safety
 ///
-/// `pair` must be open, and `submission` readable; what that points to must stay until it completes.
+/// `queue` must be open, and `submission` readable. The memory that the submission points to must stay valid
+/// until the submission completes.
 #[no_mangle]
 unsafe extern "C" fn kite_submit(
     queue: *mut bindings::kite_queue,
     submission: *const bindings::kite_sqe,
 ) -> c_int {
-    // SAFETY: By the safety requirements.
+    // SAFETY: By the safety requirements the queue is open, and `submission` is readable.
     let (io_queue, submission) = unsafe { (borrow_queue(queue), &*submission) };
     from_result(|| io_queue.submit(submission).map(|()| 0))
 }
@@ -192,10 +205,10 @@ unsafe extern "C" fn kite_submit(
 ///
 /// # Safety
 ///
-/// `pair` must be open.
+/// `queue` must be open.
 #[no_mangle]
 unsafe extern "C" fn kite_cancel(queue: *mut bindings::kite_queue, tag: u64) -> c_int {
-    // SAFETY: By the safety requirements.
+    // SAFETY: By the safety requirements the queue is open.
     let io_queue = unsafe { borrow_queue(queue) };
     from_result(|| {
         io_queue
@@ -209,10 +222,11 @@ unsafe extern "C" fn kite_cancel(queue: *mut bindings::kite_queue, tag: u64) -> 
 ///
 /// # Safety
 ///
-/// `pair` must be open, and is not any more.
+/// `queue` must be open, and must not be used after this call.
 #[no_mangle]
 unsafe extern "C" fn kite_queue_close(queue: *mut bindings::kite_queue) {
-    // SAFETY: By the safety requirements; this takes back what `kite_queue_open` gave, which did not move.
+    // SAFETY: By the safety requirements the queue is open, and this call is its last use. The pointer comes
+    // from `KBox::into_raw` in `kite_queue_open`, and the queue was not moved since.
     let io_queue = unsafe { Pin::new_unchecked(KBox::from_raw(queue.cast::<ModuleIoQueue>())) };
     io_queue.close();
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A submission under way.
+//! Tasks: submissions of an I/O queue from start to completion.
 //!
-//! Each kind of request goes on by steps that wait for nothing: [`Short`], [`Call`]. What takes longer, or is
-//! of another kind, is left to a worker, who does it as the system call would, or gives it back when it need
-//! not wait any more. Workers are few: they wait for other nodes, but not for other users.
+//! Reads and writes ([`AccessJob`]), calls ([`CallJob`]) and receives ([`ReceiveJob`]) advance by steps that
+//! do not block. Longer and other requests run on a worker, as the system call does. A worker returns a task
+//! to the queue once the rest need not block. Workers are few: a worker may wait for other nodes, but not for
+//! other users.
 
 use super::{
     batch::PollRound,
@@ -27,27 +28,27 @@ use kernel::{
     },
 };
 
-/// What came of a step.
+/// Result of a step of a job.
 pub(super) enum JobPoll {
     Done(Result<u64>),
-    /// It is in the batch that was joined last.
+    /// Joined the batch that was joined last.
     Batched,
-    /// It stands in line for a virtual queue pair.
+    /// Must be queued for a virtual queue pair (VQP).
     QueuePush,
-    /// The next is to be tried later.
+    /// Must be polled again later.
     Pending,
-    /// The rest may have to wait.
+    /// The next step may block.
     NeedsWorker,
 }
 
-/// What is to be done.
+/// Request of a task.
 pub(super) enum Job {
     Access(AccessJob),
     Call(CallJob),
     Receive(ReceiveJob),
     Push(VqpPushJob),
     Blocking(BlockingJob),
-    /// It cannot be.
+    /// The submission is invalid.
     Invalid(Error),
 }
 
@@ -68,7 +69,7 @@ impl Job {
         }
     }
 
-    /// Does what may have to wait. Returns the job if there is more to do that need not.
+    /// Executes the steps that may block. Returns the job if the other steps do not block.
     fn run_blocking(self, queue: &IoQueue) -> Result<u64, JobIncomplete> {
         match self {
             Self::Access(short) => Ok(short.run_blocking(queue)?),
@@ -80,7 +81,7 @@ impl Job {
         }
     }
 
-    /// How many bytes it is about, unless it is done at any pace.
+    /// Returns the number of bytes for admission, or `None` if the job needs no admission by a worker.
     fn len(&self, session: &Session) -> Option<u64> {
         match self {
             Self::Access(short) => Some(short.len()),
@@ -100,7 +101,7 @@ impl Job {
         }
     }
 
-    /// Whether it was posted by itself, and its completion is to come.
+    /// Returns `true` if the job is posted outside of a batch, and its completion is pending.
     fn is_inflight(&self) -> bool {
         match self {
             Self::Call(call) => call.is_inflight(),
@@ -109,10 +110,10 @@ impl Job {
     }
 }
 
-/// Why a worker did not finish a job.
+/// Reason why a worker did not complete a job.
 pub(super) enum JobIncomplete {
     Failed(Error),
-    /// It goes on without a worker.
+    /// The job continues without a worker.
     Resume(Job),
 }
 
@@ -122,39 +123,39 @@ impl From<Error> for JobIncomplete {
     }
 }
 
-/// What a worker made of a submission.
+/// Result of a worker.
 pub(super) enum WorkerOutcome {
     Done(Result<u64>),
     Resume(IoTask),
 }
 
-/// What came of a look at a task.
+/// Result of polling a task.
 pub(super) enum TaskPoll {
     Done(Result<u64>),
-    /// It is to be put in the batch that was joined last.
+    /// The caller must add the task to the batch that was joined last.
     Batched,
-    /// It is to stand in line for a virtual queue pair.
+    /// The caller must queue the task for a VQP.
     QueuePush,
-    /// A worker has it.
+    /// A worker has taken the job.
     Offloaded,
-    /// It is to be looked at again.
+    /// The caller must poll the task again later.
     Pending,
 }
 
-/// Where a task may be: they are large.
+/// Preallocated memory for a task. Tasks are large.
 pub(super) type TaskSlot = KBox<MaybeUninit<IoTask>>;
 
-/// A submission.
+/// Submission in progress.
 pub(super) struct IoTask {
     pub(super) tag: u64,
-    /// Nothing once a worker has it.
+    /// `None` once a worker has taken the job.
     job: Option<Job>,
-    /// When it may go, by the priority and limits of the session.
+    /// Admission by the priority and limits of the session.
     ticket: AdmissionTicket,
 }
 
 impl IoTask {
-    /// Takes a submission on.
+    /// Parses a submission and returns its task.
     pub(super) fn new(queue: &IoQueue, sqe: &bindings::kite_sqe, slot: TaskSlot) -> KBox<Self> {
         let job = blocking::parse_job(queue.requester(), sqe);
         slot.write(Self {
@@ -164,7 +165,7 @@ impl IoTask {
         })
     }
 
-    /// Whether nothing is to be done before something completes or comes.
+    /// Returns `true` if no progress is possible before a completion or an arrival.
     pub(super) fn is_waiting(&self) -> bool {
         match &self.job {
             Some(Job::Call(call)) => call.is_waiting(),
@@ -173,7 +174,7 @@ impl IoTask {
         }
     }
 
-    /// Whether it was posted or sent, and what comes of that is looked for.
+    /// Returns `true` if the task was posted or sent, or if a receive found nothing to receive.
     pub(super) fn is_started(&self) -> bool {
         match &self.job {
             Some(Job::Call(call)) => call.is_started(),
@@ -182,7 +183,7 @@ impl IoTask {
         }
     }
 
-    /// What it reads or writes, if it does.
+    /// Returns the read or write of the task, if any.
     pub(super) fn access_job(&mut self) -> Option<&mut AccessJob> {
         match &mut self.job {
             Some(Job::Access(short)) => Some(short),
@@ -190,7 +191,7 @@ impl IoTask {
         }
     }
 
-    /// What it asks of a virtual queue pair, if it does.
+    /// Returns the VQP request of the task, if any.
     pub(super) fn push_job(&self) -> Option<&VqpPushJob> {
         match &self.job {
             Some(Job::Push(push)) => Some(push),
@@ -198,7 +199,7 @@ impl IoTask {
         }
     }
 
-    /// As [`Self::push`], to be changed, and its turn.
+    /// Like [`Self::push_job`], but mutable and with the admission ticket.
     pub(super) fn push_job_mut(&mut self) -> Option<(&mut VqpPushJob, &mut AdmissionTicket)> {
         match &mut self.job {
             Some(Job::Push(push)) => Some((push, &mut self.ticket)),
@@ -206,7 +207,7 @@ impl IoTask {
         }
     }
 
-    /// What came of it, if that was in a batch which has ended.
+    /// Returns the tag and the result, if the task was in a completed batch.
     pub(super) fn result(&self) -> Option<(u64, Result<u64>)> {
         match &self.job {
             Some(Job::Access(short)) => short.result().map(|result| (self.tag, result)),
@@ -214,12 +215,12 @@ impl IoTask {
         }
     }
 
-    /// Whether it was posted, and its completion is to come.
+    /// Returns `true` if the task is posted outside of a batch, and its completion is pending.
     pub(super) fn is_inflight(&self) -> bool {
         self.job.as_ref().is_some_and(Job::is_inflight)
     }
 
-    /// Looks for completions of everybody, if this waits for one. Returns whether it does.
+    /// Polls the CQ of the RNIC, for all waiters, if the task waits for a completion. Returns `true` if so.
     pub(super) fn poll_cq(&self) -> bool {
         match &self.job {
             Some(Job::Call(call)) => call.poll_cq(),
@@ -227,7 +228,7 @@ impl IoTask {
         }
     }
 
-    /// Goes on, if that is possible without waiting.
+    /// Makes progress without blocking.
     pub(super) fn poll(&mut self, queue: &Arc<IoQueue>, round: &mut PollRound<'_>) -> TaskPoll {
         let ticket = &mut self.ticket;
         match self.job.as_mut().map(|job| job.poll(queue, round, ticket)) {
@@ -248,7 +249,7 @@ impl IoTask {
         }
     }
 
-    /// Leaves the rest to a worker, if there is one.
+    /// Passes the job to a worker, if a worker is free and the session's limits admit the job.
     fn offload(&mut self, queue: &Arc<IoQueue>) -> TaskPoll {
         if queue.has_free_worker() && self.try_admit(queue) {
             let ticket = core::mem::take(&mut self.ticket);
@@ -271,7 +272,7 @@ impl IoTask {
         TaskPoll::Pending
     }
 
-    /// It will not be done: nobody waits for its turn, nor for an answer that it was to be.
+    /// Cancels the task: returns its admission ticket, and aborts the call that a reply would have answered.
     pub(super) fn cancel(&mut self, queue: &IoQueue) {
         if let Some(Job::Blocking(other)) = &self.job {
             other.abandon(&queue.session);
@@ -281,7 +282,8 @@ impl IoTask {
         }
     }
 
-    /// Whether a worker may do it now, who is not to wait for that.
+    /// Returns `true` if the session's priority and limits admit the job now. The worker does not wait for
+    /// admission.
     fn try_admit(&mut self, queue: &IoQueue) -> bool {
         let job = self.job.as_ref().filter(|job| !job.is_inflight());
         let Some((len, deadline)) = job.and_then(|job| job.len(&queue.session).zip(job.deadline()))
@@ -290,23 +292,23 @@ impl IoTask {
         };
         let tenant = queue.session.tenant();
         let admitted = tenant.and_then(|tenant| tenant.try_admit(&mut self.ticket, len, deadline));
-        // Without memory it is looked at again.
+        // Out of memory: try again in a later round.
         admitted.unwrap_or(false)
     }
 
-    /// Whether it can be given up: nothing that was posted has to be waited for.
+    /// Returns `true` if the task can be cancelled: no posted operation is pending.
     pub(super) fn can_cancel(&self) -> bool {
         self.job.as_ref().is_some_and(|job| !job.is_inflight())
     }
 }
 
 impl IoQueue {
-    /// Whether a worker would take one more request.
+    /// Returns `true` if a worker is free.
     pub(super) fn has_free_worker(&self) -> bool {
         self.offloaded.load(Acquire) < MAX_OFFLOADED
     }
 
-    /// Has a worker finish a job.
+    /// Starts a worker that finishes a job.
     fn spawn_worker(self: &Arc<Self>, tag: u64, job: Job, ticket: AdmissionTicket) -> TaskPoll {
         self.offloaded.fetch_add(1u32, Full);
         let queue = self.clone();

@@ -54,8 +54,8 @@ impl IoQueue {
     }
 
     /// Passes the queue to the poller thread. Wakes the poller thread if work is left. A sleeping poller
-    /// thread is woken even without work, so that a process with steady use of the queue need not enter the
-    /// kernel for each submission.
+    /// thread is woken even without work: a process with steady use of the queue then need not enter
+    /// the kernel each time.
     fn wake_poller_if_needed(&self) {
         let has_work = |state: &IoQueueState| {
             let batched = state.batches.len();

@@ -1,12 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Data of calls that are too long for a ring (rendezvous).
+//! Rendezvous transfers: data of calls and replies that do not fit into a ring.
 //!
-//! The caller's node makes a region for the data of a long call, and one for a reply if that may be long:
-//! *relays*. The message has their numbers; the server's node reads the one and writes the other, straight
-//! from and to the server's memory. When the call was answered both nodes keep what they have of them for the next.
-//! Else they end with it, and by the rules of regions nobody reaches their memory after that, also if the caller
-//! gives up while the server is at it.
+//! # Operation
+//!
+//! The caller's node allocates a region for long data, and another region if the reply may be long: the
+//! rendezvous buffers. The message carries their region IDs. The server's node reads the data from one buffer
+//! and writes the reply to the other, directly to and from the server's memory. After the reply both nodes
+//! keep their side for the next call. The caller's node uses the [`pool`], and the server's node the mapping
+//! cache of the channel.
+//!
+//! # Recovery
+//!
+//! If a call ends without a reply, the buffers are freed as regions are. The memory is unreachable
+//! afterwards, even if the caller gives up while the server is transferring.
+//!
+//! # Locking
+//!
+//! Transfers may block, and run without session locks held. The lock of the pool is described in [`pool`].
 
 pub(crate) mod pool;
 
@@ -36,23 +47,24 @@ use kite_core::{
     wire::ring::{MsgHeader, RendezvousBufs},
 };
 
-/// How long a server waits for the caller's node to hear that it has done with a relay.
+/// Maximum time in milliseconds that a server waits until the caller's node has processed an unmap of a
+/// buffer.
 const UNMAP_TIMEOUT_MS: u32 = 1000;
 
-/// Bytes that any node reads from or writes to another in a millisecond.
+/// Lowest assumed transfer rate between two nodes, in bytes per millisecond.
 const MIN_BYTES_PER_MS: u64 = 4096;
 
-/// For a transfer of `len` bytes that no user set a deadline for.
+/// Returns the deadline of a transfer of `len` bytes without a deadline of a user.
 fn transfer_deadline(len: u64) -> Deadline {
     let ms = u32::try_from(len / MIN_BYTES_PER_MS).unwrap_or(u32::MAX);
     Deadline::after_ms(CONTROL_TIMEOUT_MS.saturating_add(ms))
 }
 
-/// Moves the first `len` bytes between a relay and `memory`.
+/// Transfers the first `len` bytes between a rendezvous buffer and `memory`.
 ///
 /// # Errors
 ///
-/// As for [`Access::run`].
+/// See [`AccessRequest::transfer`].
 fn transfer(
     session: &Session,
     mapping: &Mapping,
@@ -74,7 +86,7 @@ fn transfer(
     )
 }
 
-/// A relay at the caller's node. It ends, in the background, when this is dropped.
+/// Rendezvous buffer at the caller's node. The drop frees the region in the background.
 pub(super) struct RendezvousBuffer {
     rnic: Arc<Rnic>,
     mapping: Arc<Mapping>,
@@ -82,21 +94,24 @@ pub(super) struct RendezvousBuffer {
 }
 
 impl RendezvousBuffer {
-    /// Bytes.
+    /// Returns the length in bytes.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it is still there.
+    /// Returns `true` if the region still exists.
     pub(super) fn is_valid(&self) -> bool {
         self.mapping.access().is_ok()
     }
 
-    /// Makes one for `len` bytes.
+    /// Allocates a buffer of `len` bytes.
     ///
     /// # Errors
     ///
-    /// `ENODEV`, `ENOMEM`; `EHOSTDOWN` outside of a cluster.
+    /// - `EHOSTDOWN`: this node left the cluster meanwhile.
+    /// - `EHOSTUNREACH`: this node is in no cluster.
+    /// - `ENODEV`: the RNIC was removed.
+    /// - `ENOMEM`: out of memory.
     fn new(session: &Session, len: u64) -> Result<Self> {
         let request = AllocRequest {
             len,
@@ -118,28 +133,32 @@ impl RendezvousBuffer {
 
 impl Drop for RendezvousBuffer {
     fn drop(&mut self) {
-        // If the RNIC is gone, so is all that was on it.
+        // RNIC removal has already freed the region otherwise.
         if let Ok(rpc) = self.rnic.enter_rpc() {
             rpc.memory_service.release_anonymous(&self.mapping);
         }
     }
 }
 
-/// A relay as the server's node has it mapped, for one call.
+/// Rendezvous buffer of a caller, mapped at the server's node for one call.
 struct MappedRendezvousBuffer<'a> {
     rnic: Arc<Rnic>,
     channel: &'a RpcChannel,
-    /// Nothing once it has ended.
+    /// `None` once the mapping is cached or unmapped.
     mapping: Option<Arc<Mapping>>,
 }
 
 impl<'a> MappedRendezvousBuffer<'a> {
-    /// Maps that of a caller, unless it was kept from an earlier call.
+    /// Maps the buffer of a caller, unless the mapping is cached from an earlier call.
     ///
     /// # Errors
     ///
-    /// `ENOENT` or `ESTALE` if the call has ended, `EHOSTDOWN` if the node of it died; `ENODEV`, `ENOMEM`;
-    /// `EIO`, `ETIMEDOUT`.
+    /// - `ENOENT`, `ESTALE`: the call has ended.
+    /// - `EHOSTDOWN`: the caller's node died.
+    /// - `EIO`: invalid reply of the caller's node.
+    /// - `ENODEV`: the RNIC was removed.
+    /// - `ENOMEM`: out of memory.
+    /// - `ETIMEDOUT`: the caller's node did not reply before the deadline.
     fn new(
         session: &Session,
         channel: &'a RpcChannel,
@@ -163,7 +182,7 @@ impl<'a> MappedRendezvousBuffer<'a> {
             rpc.memory_service.unmap(&stale);
         }
         let (node, events) = (channel.peer.node, rpc.ignored_events.clone());
-        // It may be for data in one call and for a reply in the next.
+        // A buffer can hold data in one call and a reply in the next.
         let rights = Rights::READ | Rights::WRITE;
         let mapped = rpc
             .memory_service
@@ -172,7 +191,7 @@ impl<'a> MappedRendezvousBuffer<'a> {
         Ok(buffer)
     }
 
-    /// As [`transfer`].
+    /// Transfers data between the buffer and `memory`. See [`transfer`].
     fn transfer(
         &self,
         session: &Session,
@@ -184,8 +203,9 @@ impl<'a> MappedRendezvousBuffer<'a> {
         transfer(session, mapping, direction_and_len, memory, deadline)
     }
 
-    /// Keeps it for the caller's next call, if the caller does. Else the caller's node is to know at once that this one
-    /// has done with it, so that no more are left behind than can be cleared away.
+    /// Caches the mapping for the caller's next call, if the caller may pool the buffer. Otherwise unmaps at
+    /// once, and waits for the caller's node. Without this wait unmap requests could accumulate faster than
+    /// the background processes them.
     fn cache_or_unmap(mut self) {
         let (Ok(rpc), Some(mapping)) = (self.rnic.enter_rpc(), self.mapping.take()) else {
             return;
@@ -198,7 +218,7 @@ impl<'a> MappedRendezvousBuffer<'a> {
             false => Some(mapping),
         };
         match uncached {
-            // Its home has ended it.
+            // The home has freed the region.
             Some(uncached) if uncached.access().is_err() => rpc.memory_service.unmap(&uncached),
             Some(uncached) => rpc
                 .memory_service
@@ -216,7 +236,7 @@ impl Drop for MappedRendezvousBuffer<'_> {
     }
 }
 
-/// The relays of a call or message of this node.
+/// Rendezvous buffers of a call or message of this node.
 #[derive(Default)]
 pub(super) struct CallBuffers {
     data: Option<RendezvousBuffer>,
@@ -224,7 +244,7 @@ pub(super) struct CallBuffers {
 }
 
 impl CallBuffers {
-    /// Their numbers.
+    /// Returns the region IDs.
     pub(super) fn region_ids(&self) -> RendezvousBufs {
         let region_id =
             |buffer: &Option<RendezvousBuffer>| buffer.as_ref().map(|buffer| buffer.mapping.region);
@@ -235,22 +255,22 @@ impl CallBuffers {
     }
 }
 
-/// A call under way, with its relays.
+/// Call in flight, with its rendezvous buffers.
 pub(super) struct PendingCall {
     pub(super) waiter: ReplyWaiter,
     pub(super) buffers: CallBuffers,
 }
 
-/// Why the data of a long call are not had.
+/// Reason why the data of a rendezvous call could not be fetched.
 pub(super) enum FetchError {
-    /// The server's memory, or what there is of it, does not do. The call waits.
+    /// A failure on the server's side, such as invalid memory. The call stays queued.
     Retryable(Error),
-    /// They are not there any more, or cannot be reached.
+    /// The data are gone or unreachable.
     CallLost(Error),
 }
 
 impl FetchError {
-    /// Of an error while they were moved.
+    /// Classifies an error of a transfer.
     fn from_error(error: Error) -> Self {
         match error {
             EFAULT | EINTR | ENODEV | ENOMEM => Self::Retryable(error),
@@ -260,11 +280,14 @@ impl FetchError {
 }
 
 impl Session {
-    /// Makes the relays of a call or message that has this line, if it needs any, and brings its data there.
+    /// Allocates the rendezvous buffers that a header requires, if any, and writes the data to their buffer.
     ///
     /// # Errors
     ///
-    /// As for [`Relay::new`]; `EFAULT`, `EINTR`, `ETIMEDOUT`.
+    /// - `EFAULT`: the data cannot be read.
+    /// - `EINTR`: a signal ended the transfer.
+    /// - `ETIMEDOUT`: the deadline passed.
+    /// - Otherwise see [`RendezvousBuffer::new`].
     pub(super) fn prepare_buffers(
         &self,
         request: &RpcRequest,
@@ -289,7 +312,7 @@ impl Session {
         Ok(buffers)
     }
 
-    /// A relay for `len` bytes, which was that of an earlier call if there is one.
+    /// Returns a buffer of at least `len` bytes, from the pool if possible.
     fn take_or_alloc_buffer(&self, len: u64) -> Result<RendezvousBuffer> {
         if let Some(pooled) = self.buffer_pool.pop_valid(len) {
             return Ok(pooled);
@@ -303,11 +326,14 @@ impl Session {
         }
     }
 
-    /// Gives the caller the data of a reply. Returns how many.
+    /// Stores the data of a reply in the caller's memory. Returns their length.
     ///
     /// # Errors
     ///
-    /// `EFAULT`; `EIO` if they are where they cannot be; `ENODEV`, `ENOMEM`.
+    /// - `EFAULT`: the memory is not writable.
+    /// - `EIO`: the reply is not inline, and the call has no reply buffer.
+    /// - `ENODEV`: the RNIC was removed.
+    /// - `ENOMEM`: out of memory.
     pub(super) fn store_reply(
         &self,
         reply: &ReplyData,
@@ -329,18 +355,23 @@ impl Session {
             }
             _ => return Err(EIO),
         }
-        // It was answered: nobody reaches for them any more.
+        // After the reply the server no longer accesses the buffers.
         for buffer in [buffers.data, buffers.reply].into_iter().flatten() {
             self.buffer_pool.recycle(buffer);
         }
         Ok(len)
     }
 
-    /// Brings the data of a long call to the server's memory. Returns nothing if they are not to be had.
+    /// Fetches the data of a rendezvous call to the server's memory. Returns `None` if the call is lost.
     ///
     /// # Errors
     ///
-    /// `EFAULT`, `EINTR`, `ENODEV`, `ENOMEM`; the call waits.
+    /// The call stays queued after an error.
+    ///
+    /// - `EFAULT`: the memory is not writable.
+    /// - `EINTR`: a signal is pending.
+    /// - `ENODEV`: the RNIC was removed.
+    /// - `ENOMEM`: out of memory.
     pub(super) fn fetch_data(
         &self,
         mut call: RendezvousCall,
@@ -362,7 +393,7 @@ impl Session {
             call.channel(),
             call.data_region().map_err(FetchError::CallLost)?,
         );
-        // Signals end only what can begin anew without loss.
+        // Signals interrupt only the mapping, which can be repeated without loss.
         let buffer = MappedRendezvousBuffer::new(self, &channel, region, deadline.interruptible());
         let buffer = buffer.map_err(FetchError::from_error)?;
         let transferred = buffer.transfer(self, (Direction::Read, len), memory, deadline);
@@ -372,8 +403,9 @@ impl Session {
         Ok(())
     }
 
-    /// A reply did not get to its relay. If it is because of the server's memory, the call can still be answered, and
-    /// then another may use the relay: so nothing may come late.
+    /// Decides whether a reply can be repeated after a failed transfer to its buffer: after `EFAULT` and
+    /// `ENOMEM`, which concern the server's memory. After another reply the caller may reuse the buffer. The
+    /// failed transfer must therefore be drained: no write may still be in flight, else the result is `EIO`.
     fn check_reply_retryable(&self, buffer: &MappedRendezvousBuffer<'_>, error: Error) -> Result {
         let is_drained = |mapping| {
             self.enter_memory_service()
@@ -386,13 +418,17 @@ impl Session {
         Err(error)
     }
 
-    /// Brings the data of a reply to the caller's node, if they go by a relay. Returns whether the caller still
-    /// waits, as far as is known.
+    /// Writes the data of a reply to the caller's node, if the reply uses a rendezvous buffer. Returns
+    /// `false` if the caller is known to have stopped waiting.
     ///
     /// # Errors
     ///
-    /// - `EFAULT`, `EMSGSIZE`, `ENOMEM`: the call can still be answered.
-    /// - `EHOSTUNREACH`, `EINTR`, `EIO`, `ENODEV`, `ETIMEDOUT`.
+    /// - `EFAULT`, `EMSGSIZE`, `ENOMEM`: the server can reply again.
+    /// - `EHOSTUNREACH`: this node is in no cluster.
+    /// - `EINTR`: a signal ended the transfer.
+    /// - `EIO`: the transfer failed, or a write may still be in flight.
+    /// - `ENODEV`: the RNIC was removed.
+    /// - `ETIMEDOUT`: the deadline passed.
     pub(super) fn write_reply(
         &self,
         pending_reply: &PendingReply,
@@ -418,7 +454,7 @@ impl Session {
     }
 }
 
-/// Whether so many bytes of data are too many for any call, message or reply.
+/// Returns `true` if `len` exceeds the maximum length of data.
 pub(super) fn exceeds_max_data(len: u64) -> bool {
     len > bindings::KITE_DATA_MAX.into()
 }

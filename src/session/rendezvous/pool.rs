@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Relays that a session keeps for its next calls: to make one takes longer than the call.
+//! Pool of rendezvous buffers for the next calls of a session: allocation would take longer than a call.
 //!
-//! Only those of calls that were answered, which nobody reaches for any more.
+//! The pool holds only buffers of calls with a reply, which the server no longer accesses. The mutex
+//! `buffers` protects the list. Buffers are freed with the mutex unlocked, because freeing is slow.
 
 use super::RendezvousBuffer;
 use crate::sys::memcg::gfp_nowait_account;
 use kernel::{new_mutex, prelude::*, sync::Mutex};
 
-/// How many a session keeps, and bytes of them. What is longer does not take long compared with its data.
+/// Maximum number of pooled buffers, and their minimum and maximum length in bytes. For longer buffers the
+/// allocation is fast compared with the transfer.
 const MAX_POOLED_BUFFERS: usize = 4;
 const MIN_POOLED_BUFFER_BYTES: u64 = 16 << 10;
 pub(in crate::session) const MAX_POOLED_BUFFER_BYTES: u64 = 256 << 10;
 
-/// Bytes of a relay that is to be made for `len` bytes, and may be kept.
+/// Returns the length of a buffer to allocate for `len` bytes, such that the pool can keep the buffer.
 pub(in crate::session) fn size_class(len: u64) -> u64 {
     if len > MAX_POOLED_BUFFER_BYTES {
         len
@@ -22,7 +24,7 @@ pub(in crate::session) fn size_class(len: u64) -> u64 {
     }
 }
 
-/// The relays of a session that no call has. The one that came last is at the end.
+/// Unused rendezvous buffers of a session, the most recently used last.
 #[pin_data]
 pub(in crate::session) struct RendezvousBufferPool {
     #[pin]
@@ -30,17 +32,17 @@ pub(in crate::session) struct RendezvousBufferPool {
 }
 
 impl RendezvousBufferPool {
-    /// None.
+    /// Returns an empty pool.
     pub(in crate::session) fn new() -> impl PinInit<Self> {
         pin_init!(Self { buffers <- new_mutex!(KVec::new()) })
     }
 
-    /// One for `len` bytes: the shortest, and of several the one that came last, of which the server's node is most
-    /// likely to have a mapping.
+    /// Takes the shortest valid buffer of at least `len` bytes. Prefers the most recently used of equal
+    /// length, which the server's node has most likely mapped.
     pub(in crate::session) fn pop_valid(&self, len: u64) -> Option<RendezvousBuffer> {
         loop {
             let buffer = self.pop_smallest_fitting(len)?;
-            // Else this node has left the cluster meanwhile.
+            // A buffer is invalid if this node left the cluster meanwhile.
             if buffer.is_valid() {
                 return Some(buffer);
             }
@@ -55,7 +57,8 @@ impl RendezvousBufferPool {
         buffers.remove(index).ok()
     }
 
-    /// Keeps one, in the place of the oldest if there are as many as may be. Waits for nobody.
+    /// Adds a buffer, and evicts the oldest if the pool is full. Frees the buffer if the pool is locked or
+    /// the buffer is too long. Does not wait for the lock.
     pub(in crate::session) fn recycle(&self, buffer: RendezvousBuffer) {
         let Some(mut all) = self
             .buffers
@@ -69,12 +72,12 @@ impl RendezvousBufferPool {
         let pushed = reserved
             .is_ok()
             .then(|| all.push(buffer, gfp_nowait_account()));
-        // To end one takes its time.
+        // Free buffers without the lock: freeing is slow.
         drop(all);
         drop((evicted, pushed));
     }
 
-    /// Keeps none of those that there are.
+    /// Frees all pooled buffers.
     pub(in crate::session) fn clear(&self) {
         let buffers = core::mem::replace(&mut *self.buffers.lock(), KVec::new());
         drop(buffers);

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Quality of service: how fast somebody may go ([`TokenBucket`]), and how fast requests of low priority may go beside
-//! those of high priority ([`RateController`], which is LITE's SW-Pri, section 7 of the paper).
+//! Quality of service: rate limits ([`TokenBucket`]) and the control of low-priority traffic
+//! ([`RateController`]).
 //!
-//! Times are nanoseconds of a clock that never goes back. What is counted is up to the caller: bytes, or requests.
+//! [`RateController`] is LITE's SW-Pri (section 7): it limits low priority according to the load and the
+//! latency of high priority.
+//!
+//! Times are nanoseconds of a monotonic clock. The caller chooses the unit of cost: bytes or requests.
 
 #[cfg(test)]
 mod tests;
@@ -12,42 +15,48 @@ pub mod token_bucket;
 pub use self::token_bucket::TokenBucket;
 use core::num::NonZeroU64;
 
-/// Millionths of one.
+/// Microseconds per second. Debts and rates are scaled by this factor.
 const USEC_PER_SEC: u64 = 1_000_000;
 
-/// Length of the windows by which the governor measures, in nanoseconds.
+/// Length of a measurement window of the controller, in nanoseconds.
 const WINDOW_NS: u64 = 10_000_000;
 
-/// Length of one with few requests of high priority: they may be few as they take long.
+/// Maximum length of a window with few high-priority requests, in nanoseconds: there may be few because each
+/// takes long.
 const LONG_WINDOW_NS: u64 = 10 * WINDOW_NS;
 
-/// What a request costs besides its bytes.
+/// Cost of a request beside its length, in bytes.
 const REQUEST_OVERHEAD_BYTES: u64 = 256;
 
-/// Requests of high priority with fewer of which a window is a long one, and then there is no load to speak of.
+/// Minimum number of high-priority requests in a normal window. With fewer requests the window is extended to
+/// [`LONG_WINDOW_NS`]. The load then counts as negligible, unless [`LATENCY_INFLATION_BLOCKED_16THS`] is
+/// exceeded.
 const MIN_HIGH_REQUESTS: u32 = 8;
 
-/// Requests are compared with those of a length like theirs: one class for each power of two, up to 1 MiB.
+/// Number of size classes, one for each power of two up to 1 MiB. Latencies are compared within a class.
 const SIZE_CLASSES: usize = 21;
 
-/// Parts into which what low priority may have is divided.
+/// Number of parts into which the rate that low priority may use is divided.
 const LOW_SHARE_DENOMINATOR: u64 = 32;
 
-/// How much longer than at best requests of high priority may take on average, in sixteenths of that.
+/// Mean latency of high priority above which low priority is throttled, in sixteenths of the minimum (32:
+/// twice).
 const LATENCY_INFLATION_MAX_16THS: u64 = 32;
 
-/// By how much longer few requests take if there are few because low priority is in their way.
+/// Mean latency above which high-priority requests are few because low priority blocks them, in sixteenths
+/// (256: 16 times the minimum).
 const LATENCY_INFLATION_BLOCKED_16THS: u64 = 256;
 
-/// The most that one request counts for in that average: one that waited for a lost packet says little.
+/// Maximum contribution of one request to the mean, in sixteenths: the wait for a lost packet is no sign of
+/// load.
 const LATENCY_INFLATION_CAP_16THS: u64 = 1024;
 
-/// How long requests of one class take.
+/// Latency statistics of one size class.
 #[derive(Clone, Copy, Debug)]
 struct SizeClass {
-    /// The shortest time of one, in nanoseconds, if there was one.
+    /// Shortest latency, in nanoseconds. `None` before the first request.
     min_latency_ns: Option<NonZeroU64>,
-    /// Whether there was one in this window.
+    /// `true` if a request of the class completed in the current window.
     is_sampled: bool,
 }
 
@@ -57,7 +66,7 @@ impl SizeClass {
         is_sampled: false,
     };
 
-    /// Returns how much longer than at best one took, in sixteenths.
+    /// Records a latency. Returns the latency in sixteenths of the minimum.
     fn record_latency(&mut self, latency_ns: u64) -> u64 {
         let latency = NonZeroU64::new(latency_ns.min(u64::MAX >> 4)).unwrap_or(NonZeroU64::MIN);
         let min_latency = self
@@ -68,7 +77,10 @@ impl SizeClass {
         (latency.get() * 16 / min_latency).min(LATENCY_INFLATION_CAP_16THS)
     }
 
-    /// What was best may be no more; those that are seen say at once if it is.
+    /// Raises the minimum by 1/64, since the true minimum may have increased.
+    ///
+    /// Only classes with a sample in the window age: if the minimum is still valid, a new sample restores it
+    /// at once.
     fn age_min_latency(&mut self) {
         if self.is_sampled {
             let longer = |best: NonZeroU64| best.saturating_add(best.get() / 64);
@@ -77,27 +89,34 @@ impl SizeClass {
     }
 }
 
-/// Decides how fast requests of low priority go, from what those of high priority meet.
+/// Controller of the rate of low priority, driven by measurements of high priority.
 ///
-/// Its three policies are LITE's: while there is much of high priority, low priority gets what that leaves of
-/// the most that was seen to go; while there is none or very little, low priority goes as it likes; and when
-/// requests of high priority take longer than they could, low priority gets half as much, and then by and by
-/// more again, and it begins with the least. It always gets some, so nobody starves.
+/// The three policies are LITE's:
+///
+/// - While the high-priority load is high, low priority gets a share of the peak rate that high priority
+///   leaves unused.
+/// - While the high-priority load is zero or negligible, low priority is unlimited.
+/// - While the mean latency of high priority exceeds twice the minimum, each window halves the share of low
+///   priority. Otherwise the share grows by one part per window. The initial share is the minimum.
+///
+/// A limit is at least 1/32 of the peak rate, so low priority does not starve.
 #[derive(Clone, Debug)]
 pub struct RateController {
     window_start: u64,
-    /// What has gone in this window.
+    /// Cost of the requests completed in the current window, by priority.
     high_cost: u64,
     low_cost: u64,
     high_requests: u32,
-    /// How much longer than at best requests of high priority took, in sixteenths, added up.
+    /// Sum of the latencies of high priority in the window, in sixteenths of the minimum.
     inflation_sum: u64,
     size_classes: [SizeClass; SIZE_CLASSES],
-    /// The most that went, in a second.
+    /// Highest total cost per second that was measured. Decays by 1/64 per window while low priority is
+    /// unlimited.
     peak_rate: u64,
-    /// How much low priority gets of what is left, in parts of [`WHOLE`]; of 0 the least.
+    /// Share of the unused rate for low priority, in parts of [`LOW_SHARE_DENOMINATOR`]. 0 gives the minimum
+    /// rate.
     low_share: u64,
-    /// What low priority may have in a second; 0 is any.
+    /// Rate limit of low priority, in cost per second; 0: unlimited.
     low_rate: u64,
 }
 
@@ -107,7 +126,7 @@ impl Default for RateController {
     }
 }
 
-/// What a request of so many bytes costs.
+/// Returns the cost of a request of `len` bytes.
 #[must_use]
 pub fn request_cost(len: u64) -> u64 {
     len.saturating_add(REQUEST_OVERHEAD_BYTES)
@@ -118,7 +137,7 @@ fn size_class(len: u64) -> usize {
 }
 
 impl RateController {
-    /// Low priority goes as it likes.
+    /// Creates a controller that does not limit low priority.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -134,13 +153,13 @@ impl RateController {
         }
     }
 
-    /// What low priority may have in a second, as [`request_cost`] counts; 0 is any.
+    /// Returns the rate limit of low priority per second, in units of [`request_cost`]; 0: unlimited.
     #[must_use]
     pub const fn low_rate(&self) -> u64 {
         self.low_rate
     }
 
-    /// A request of high priority, of so many bytes, took so long.
+    /// Records a completed high-priority request of `len` bytes.
     pub fn record_high(&mut self, len: u64, latency_ns: u64) {
         self.high_cost = self.high_cost.saturating_add(request_cost(len));
         self.high_requests = self.high_requests.saturating_add(1);
@@ -148,12 +167,12 @@ impl RateController {
         self.inflation_sum = self.inflation_sum.saturating_add(inflation);
     }
 
-    /// A request of low priority, of so many bytes, has ended.
+    /// Records a completed low-priority request of `len` bytes.
     pub fn record_low(&mut self, len: u64) {
         self.low_cost = self.low_cost.saturating_add(request_cost(len));
     }
 
-    /// Looks at the window that ends now, if one does. Returns whether the rate is another.
+    /// Evaluates the measurement window if it has ended. Returns `true` if the rate limit changed.
     pub fn update(&mut self, now: u64) -> bool {
         let elapsed_ns = now.saturating_sub(self.window_start);
         let few_requests = self.high_requests < MIN_HIGH_REQUESTS;
@@ -176,23 +195,25 @@ impl RateController {
         self.low_rate != previous_rate
     }
 
-    /// Takes note of how much can go, and how fast.
+    /// Updates the peak rate and the minimum latencies.
     fn update_peak_rate(&mut self, elapsed_us: u64) {
         let total_rate = rate_per_second(self.high_cost.saturating_add(self.low_cost), elapsed_us);
         if self.low_rate == 0 {
-            // It may be less than it was. While low priority is held back, less says nothing.
+            // The capacity may have decreased. While low priority is throttled, a low total rate does not
+            // show a decrease.
             self.peak_rate -= self.peak_rate / 64;
         }
         self.peak_rate = self.peak_rate.max(total_rate);
         if self.low_cost == 0 {
-            // Times beside low priority do not say how short they could be now.
+            // Latencies measured beside low priority do not show the minimum, so the minimum ages only
+            // without low priority.
             self.size_classes
                 .iter_mut()
                 .for_each(SizeClass::age_min_latency);
         }
     }
 
-    /// Whether requests of high priority take so much longer than at best, in sixteenths, on average.
+    /// Returns `true` if the mean latency of high priority exceeds `inflation`, in sixteenths of the minimum.
     fn is_inflated_above(&self, inflation: u64) -> bool {
         self.inflation_sum > inflation * u64::from(self.high_requests)
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Paces hold, whatever goes by them, and the governor protects high priority on a simulated link.
+//! Token buckets enforce their rate for any load. The controller protects high priority on a simulated link.
 
 use super::{token_bucket::BURST_US, *};
 use proptest::prelude::*;
@@ -54,7 +54,7 @@ fn raised_rate_shortens_a_pending_delay() {
 }
 
 proptest! {
-    /// Whoever goes when he is ready, whenever he looks, gets the rate and not more.
+    /// A caller that waits until the returned time, with any pauses, gets at most the rate and the burst.
     #[test]
     fn bucket_never_exceeds_rate_and_burst(
         rate in 1_u64..1 << 36,
@@ -73,7 +73,7 @@ proptest! {
         prop_assert!(gone <= allowed + u128::from(last) + 1, "{gone} of {allowed}");
     }
 
-    /// Whatever it is told, low priority gets something, and nothing overflows.
+    /// For any measurements, low priority keeps its minimum rate, and no arithmetic overflows.
     #[test]
     fn low_priority_never_starves(events in prop::collection::vec((any::<u64>(), any::<u64>(), 0_u8..3), 0..300)) {
         let mut controller = RateController::new();
@@ -93,7 +93,7 @@ proptest! {
     }
 }
 
-/// A request on a simulated link.
+/// Request on the simulated link.
 #[derive(Clone, Copy)]
 struct LinkRequest {
     is_high: bool,
@@ -101,16 +101,16 @@ struct LinkRequest {
     queued_at: u64,
 }
 
-/// A link that carries requests one after the other, and users who send as many at a time as they like.
+/// Link that carries one request at a time. Clients keep any number of requests in the queue.
 struct SimulatedLink {
-    /// Bytes in a second.
+    /// Bandwidth in bytes per second.
     bytes_per_second: u64,
     now: u64,
     queue: VecDeque<LinkRequest>,
     controller: RateController,
     bucket: TokenBucket,
     is_controlled: bool,
-    /// Bytes that have gone, of high and of low priority.
+    /// Bytes sent, of high and of low priority.
     sent_bytes: (u64, u64),
 }
 
@@ -127,8 +127,10 @@ impl SimulatedLink {
         }
     }
 
-    /// Lets `high` and `low` users send requests of `len` bytes, each with `gap` ns after the last; those of low
-    /// priority send 64 KiB without a pause.
+    /// Runs `high` and `low` clients for `duration_ns`, each with one request at a time.
+    ///
+    /// High-priority clients send `len` bytes with a pause of `gap_ns` after each request. Low-priority
+    /// clients send 64 KiB without pause.
     fn run(&mut self, duration_ns: u64, high: usize, len: u64, gap_ns: u64, low: usize) {
         let end = self.now + duration_ns;
         let mut idle: Vec<(u64, bool)> = vec![(self.now, true); high];
@@ -183,8 +185,9 @@ impl SimulatedLink {
     }
 }
 
-/// Bytes of high priority, and of all, that go in a second when each user of high priority sends `len` bytes
-/// with `gap` ns between.
+/// Returns the bandwidth of high priority and of both, in bytes per second.
+///
+/// Each high-priority client sends `len` bytes with a pause of `gap_ns`.
 fn measure_bandwidth(
     is_controlled: bool,
     high: usize,
@@ -193,7 +196,7 @@ fn measure_bandwidth(
     low: usize,
 ) -> (u64, u64) {
     let mut link = SimulatedLink::new(is_controlled);
-    // Nobody knows at first what the link carries.
+    // Warm-up: the controller must first measure the capacity of the link.
     link.run(SECOND / 4, high, len, gap_ns, low);
     link.sent_bytes = (0, 0);
     link.run(SECOND, high, len, gap_ns, low);
@@ -213,7 +216,7 @@ fn heavy_high_priority_load_keeps_its_bandwidth() {
 
 #[test]
 fn light_high_priority_load_keeps_its_bandwidth_and_the_link_is_used() {
-    // A tenth of the link.
+    // High priority uses a tenth of the link.
     let gap_ns = 600_000;
     let (alone, _) = measure_bandwidth(false, 1, 64 << 10, gap_ns, 0);
     let (beside, _) = measure_bandwidth(false, 1, 64 << 10, gap_ns, 20);
@@ -239,7 +242,7 @@ fn low_priority_alone_gets_the_full_bandwidth() {
     assert_eq!(all, plain);
 }
 
-/// One that is there, and idle, is no reason to forget or to overflow.
+/// Size classes that are idle for a long time do not overflow and are kept.
 #[test]
 fn controller_does_not_overflow_after_many_windows() {
     let (mut controller, mut now) = (RateController::new(), 0);

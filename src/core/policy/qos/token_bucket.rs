@@ -1,28 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How fast somebody may go.
+//! Token bucket rate limiter.
 
 use super::USEC_PER_SEC;
 
-/// How much of what was not used may be used later, in microseconds of the pace: who sleeps between requests
-/// sleeps for longer than asked, and is not to lose by it.
+/// Time for which unused rate is kept for later use, in microseconds.
+///
+/// A caller that sleeps between requests wakes later than requested. The burst compensates for the delay.
 pub(super) const BURST_US: u64 = 10_000;
 
-/// Longest time that is counted at once, in microseconds; by then every debt is paid that can be.
+/// Maximum elapsed time that is credited at once, in microseconds. Any practical debt is repaid by then.
 const MAX_ELAPSED_US: u64 = 1 << 40;
 
-/// How much may go in a time: a bucket that runs out at a steady rate, and into which each request is poured.
+/// Token bucket in the form of a debt: requests add their cost, and the debt decreases at the configured
+/// rate.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TokenBucket {
-    /// In a second; 0 is any.
+    /// Rate in cost per second; 0: unlimited.
     rate: u64,
-    /// What went and was not allowed yet, in millionths.
+    /// Cost that was charged and is not yet covered by elapsed time, in millionths.
     debt: u64,
     updated_at: u64,
 }
 
 impl TokenBucket {
-    /// Any.
+    /// Creates a bucket without a limit.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -32,13 +34,13 @@ impl TokenBucket {
         }
     }
 
-    /// How much may go in a second; 0 is any.
+    /// Returns the rate in cost per second; 0: unlimited.
     #[must_use]
     pub const fn rate(&self) -> u64 {
         self.rate
     }
 
-    /// Changes how much may go in a second, from now on; 0 is any.
+    /// Sets the rate in cost per second from `now` on; 0: unlimited.
     pub fn set_rate(&mut self, now: u64, rate: u64) {
         self.replenish(now);
         self.rate = rate;
@@ -47,7 +49,7 @@ impl TokenBucket {
         }
     }
 
-    /// When the next may go.
+    /// Returns the time in nanoseconds from which the next request may start.
     #[must_use]
     pub fn next_ready_at(&mut self, now: u64) -> u64 {
         self.replenish(now);
@@ -59,19 +61,19 @@ impl TokenBucket {
         }
     }
 
-    /// One of that cost does not go after all.
+    /// Takes back the charge of a request that does not start.
     pub fn refund(&mut self, cost: u64) {
         self.debt = self.debt.saturating_sub(cost.saturating_mul(USEC_PER_SEC));
     }
 
-    /// One of that cost goes, when it is ready.
+    /// Charges a request that starts. The caller must have waited until [`Self::next_ready_at`].
     pub fn charge(&mut self, cost: u64) {
         if self.rate != 0 {
             self.debt = self.debt.saturating_add(cost.saturating_mul(USEC_PER_SEC));
         }
     }
 
-    /// Lets what the time since the last look allows run out. Parts of microseconds are left for later.
+    /// Reduces the debt by the elapsed time. Fractions of a microsecond carry over.
     fn replenish(&mut self, now: u64) {
         let elapsed_us = now.saturating_sub(self.updated_at) / 1000;
         self.updated_at += elapsed_us * 1000;

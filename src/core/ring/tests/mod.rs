@@ -235,8 +235,8 @@ proptest! {
         prop_assert_eq!((producer.reuse_limit, consumer.head), (producer.tail, producer.tail));
     }
 
-    /// A waiting writer always gets a slot once the reader has freed all messages. The reader does not publish a
-    /// head that advanced by less than a quarter of the ring.
+    /// A waiting writer always gets a slot once the reader has freed all messages. The reader does not
+    /// publish a head that advanced by less than a quarter of the ring.
     #[test]
     fn unpublished_head_never_blocks_the_producer(lengths in prop::collection::vec(1..=MAX_MESSAGE_BYTES, 1..200)) {
         let capacity = capacity_units(MIN_RING_BYTES).unwrap();
