@@ -4,8 +4,8 @@
 //!
 //! # Operation
 //!
-//! The sender numbers its requests. At most [`MAX_OUTSTANDING_REQUESTS`] numbers lie between the lowest
-//! incomplete and the highest one. Hence, when the receiver first sees a number, the request
+//! The sender numbers its requests. The range from the lowest incomplete number to the highest one holds at
+//! most [`MAX_OUTSTANDING_REQUESTS`] numbers. Hence, when the receiver first sees a number, the request
 //! [`MAX_OUTSTANDING_REQUESTS`] below has ended, and its reply is no longer needed. The receiver caches the
 //! replies of one such window.
 //!
