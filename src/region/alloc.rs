@@ -5,7 +5,7 @@
 //! # Operation
 //!
 //! [`MemoryService::alloc`] borrows chunks from the nodes to stripe over, in the largest size that all nodes
-//! have. The region is then added to the table of its home, which is this node, the name is registered at its
+//! have. The region is added to the table of its home, which is this node. Then the name is registered at its
 //! owner, and the region is mapped. [`MemoryService::map_by_name`] looks the name up and maps the region.
 //!
 //! # Recovery

@@ -5,8 +5,8 @@
 //! # Operation
 //!
 //! A view change first clears the state of removed nodes and then admits new ones. In the background, this
-//! node then sends each member the names that the member owns from now on, and publishes its directory entry
-//! at the directory replicas.
+//! node then sends each member the names that the member owns from now on. This node also publishes its
+//! directory entry at the directory replicas.
 //!
 //! # Recovery
 //!
@@ -96,8 +96,8 @@ impl MemoryService {
             .queue_work(member, is_member, move || f(&memory_service));
     }
 
-    /// Publishes the directory entry of this node (DC address, or without DC the location of the MR table) at a
-    /// member, if the member is a directory replica.
+    /// Publishes the directory entry of this node at a member, if the member is a directory replica. The
+    /// entry is the DC address, or without DC the location of the MR table.
     fn publish_dc_address(self: &Arc<Self>, member: NodeInstance, epoch: u64) {
         let is_current =
             || self.cluster.epoch() == epoch && self.cluster.has_directory_replica(member);
@@ -116,7 +116,7 @@ impl MemoryService {
             let answer = self.request(member.node, &request, deadline);
             match answer.map(|answer| answer.directory_addr()) {
                 Ok(Ok((addr, buckets))) => return self.cluster.add_replica(member, addr, buckets),
-                // The bucket is full.
+                // The directory bucket of this node is full at the replica.
                 Ok(Err(error)) if error == ENOMEM => return,
                 _ => fsleep(Delta::from_millis(RETRY_MS)),
             }

@@ -1,16 +1,37 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The send side: slots, and waiting for what was posted with them.
+//! Send slots, and completion of the work requests posted with them.
 //!
-//! A thread claims a slot, posts up to [`MAX_POSTED`] requests that carry the slot's number and
-//! generation as their `wr_id`, and waits, or looks now and then ([`super::inflight::Watched`]). It polls the
-//! completion queue itself, and whoever polls takes note of everybody's completions; nobody is scheduled
-//! for a short wait. After a bounded spin it arms the queue and sleeps: the interrupt wakes the poller
-//! thread, which polls for the sleepers.
+//! # Operation
 //!
-//! A slot belongs to its claim until all of its requests have completed, so the memory that they name
-//! (the slot's buffer, or the user buffer that the claim holds) stays mapped. If completions do not
-//! come, the queue pair is made to fail and then reset, after which the RNIC touches nothing any more.
+//! A thread acquires a slot and posts up to [`MAX_WRS_PER_SLOT`] work requests. Each work request carries the index and
+//! the generation of the slot in its `wr_id`.
+//! The thread then waits ([`SlotGuard::wait`]) or polls ([`super::inflight::PolledOp`]).
+//! A waiting thread polls the send CQs itself and accounts the completions of all slots, so a short wait needs no
+//! context switch.
+//! After an adaptive spin the thread arms the CQs and sleeps. The interrupt wakes the poller thread, which polls for
+//! all sleepers.
+//!
+//! A slot belongs to its [`SlotGuard`] until all its work requests have completed. The memory that they name (the
+//! buffer of the slot, or attached memory) therefore stays mapped.
+//!
+//! # Recovery
+//!
+//! If completions are missing for 15 s, the QP is moved to ERR, which flushes its work requests.
+//! After another 15 s, or if the transition fails, the QP is moved to RESET. The RNIC then accesses no memory for the
+//! QP, and the remaining work requests are accounted as flushed.
+//! If RESET fails too, the slot and the attached memory are leaked, since the RNIC may still access them.
+//!
+//! # Locking
+//!
+//! - `SendEngine::poll_lock` (spin lock) serializes polling of the send CQs and accounting of their completions.
+//! - `FreeList::free` (spin lock) protects the list of free slots. `Conn::state` may be held when it is taken.
+//! - No other lock is taken while one of the two is held, except inside completions and CQs.
+//! - Both locks are taken in thread context only: a CQ interrupt only wakes the poller thread.
+//! - `Slot::pending` is decremented with `Full` and loaded with `Acquire`. A reader of 0 sees `first_error` and
+//!   `failed_count` of all completions.
+//! - A sleeper sets `has_sleeper`, executes a full barrier, and then reads `pending`. The poller decrements `pending` with
+//!   a full barrier and then reads `has_sleeper`. One of the two sees the other's store.
 
 use crate::{
     fabric::recv::wake::ThreadWaker,
@@ -40,56 +61,58 @@ use kernel::{
 };
 use kite_core::{ring::MAX_MESSAGE_BYTES, wrid::WrId};
 
-/// Most requests posted with one claim.
+/// Maximum work requests posted with one slot.
 pub(crate) const MAX_WRS_PER_SLOT: u32 = 32;
 
-/// Bytes of the buffer of each slot: the longest message of a ring.
+/// Bytes of the buffer of each slot: the longest ring message, rounded up to pages.
 pub(crate) const SLOT_BUFFER_BYTES: usize = MAX_MESSAGE_BYTES.next_multiple_of(PAGE_SIZE);
 
-/// How long a sleeper trusts the interrupt before it looks itself.
+/// Longest sleep of a waiter before it polls again, in ms, in case an interrupt or a wake-up was lost.
 const WAIT_SLICE_MS: u32 = 50;
 
-/// After this many naps without completion something is wrong with the RNIC; after as many again with
-/// its way to fail, too.
+/// Number of wait slices without completion (15 s) before the QP is moved to ERR. After the same number of further
+/// slices, the QP is moved to RESET.
 const STUCK_AFTER_SLICES: u32 = 300;
 
-/// That in milliseconds, for who looks now and then.
+/// [`STUCK_AFTER_SLICES`] in ms, for users that poll.
 pub(crate) const STUCK_AFTER_MS: u32 = STUCK_AFTER_SLICES * WAIT_SLICE_MS;
 
-/// Slots that only control messages get, so that they pass however many accesses wait for them.
+/// Slots reserved for control messages, which therefore never wait for data transfers.
 const CONTROL_SLOTS: u32 = 32;
 
-/// What to do about requests that take longer than any RNIC should.
+/// QP transition to recover from missing completions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Recovery {
-    /// Make them complete as flushed.
+    /// Move the QP to ERR, which completes its work requests as flushed.
     ToError,
-    /// See to it that the RNIC does nothing for them any more, completed or not.
+    /// Move the QP to RESET. The RNIC then no longer processes its work requests, completed or not.
     ToReset,
 }
 
-/// What a slot is claimed for.
+/// Class of a slot, by purpose.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlotClass {
     /// Reads and writes.
     Data,
-    /// Messages between kernels.
+    /// Control messages between kernels.
     Control,
 }
 
-/// The slots of one class that are free.
+/// Free slots of one class.
 #[pin_data]
 struct FreeList {
+    /// Indices of the free slots.
     #[pin]
     free: SpinLock<KVec<u32>>,
+    /// Completed when a slot is freed while a thread waits.
     #[pin]
     freed: CountingCompletion,
-    /// Claimers that wait for `freed`.
+    /// Number of threads that wait for `freed`.
     waiters: Atomic<u32>,
 }
 
 impl FreeList {
-    /// All of `slots` are free.
+    /// Creates the list with all `slots` free.
     fn new(slots: core::ops::Range<u32>) -> Result<Pin<KBox<Self>>> {
         let mut free = KVec::with_capacity(slots.len(), GFP_KERNEL)?;
         for slot in slots {
@@ -110,18 +133,24 @@ impl FreeList {
     }
 
     fn push(&self, slot: u32) {
-        // The list was made with room for all its slots, so nothing is allocated here.
+        // The list has capacity for all its slots, so the push does not allocate.
         let _ = self.free.lock().push(slot, GFP_ATOMIC);
-        // The lock orders this after whoever began to wait before the slot was free.
+        // A thread in `wait_free` that took the lock before the push incremented `waiters` earlier, so the load sees
+        // the increment. A thread that takes the lock after the push finds the slot.
         if self.waiters.load(Acquire) != 0 {
             self.freed.complete();
         }
     }
 
+    /// Waits for at most [`WAIT_SLICE_MS`] until a slot is free.
+    ///
+    /// # Errors
+    ///
+    /// - `EINTR`: a signal arrived that ends the wait according to the deadline.
     fn wait_free(&self, deadline: Deadline) -> Result {
         self.waiters.fetch_add(1u32, Full);
         if !self.free.lock().is_empty() {
-            // One came free before it could be known that we wait.
+            // A slot was freed before `waiters` was incremented, so no wake-up was sent.
             self.freed.complete();
         }
         let result = self
@@ -132,44 +161,53 @@ impl FreeList {
     }
 }
 
-/// The requests of one claim.
+/// Accounting and buffer of the work requests of one slot.
 #[pin_data]
 struct Slot {
+    /// Incremented after each successful wait, so that a late completion of earlier work requests is not matched.
     generation: Atomic<u32>,
-    /// Posted and not completed.
+    /// Number of work requests posted and not completed.
     pending: Atomic<u32>,
-    /// The first error, as [`Status::code`].
+    /// First error, as [`WcStatus::code`]; 0 for none.
     first_error: Atomic<u32>,
-    /// Requests that did not succeed. They are the last ones: nothing succeeds on a queue pair that failed.
+    /// Number of failed work requests. They are the last ones, since nothing succeeds on a failed QP.
     failed_count: Atomic<u32>,
-    /// Whether the claimer sleeps on `done`.
+    /// 1 while the owner sleeps on `done`.
     has_sleeper: Atomic<u32>,
+    /// Completed when `pending` reaches 0 and the owner sleeps.
     #[pin]
     done: CountingCompletion,
+    /// Bounce buffer, mapped for the RNIC.
     buffer: DmaPages,
 }
 
-/// The slots and the send completion queue of one RNIC.
+/// Slots and send CQs of one RNIC.
 #[pin_data]
 pub(crate) struct SendEngine {
+    /// Send CQ of all RC QPs and of the control QP.
     cq: Arc<Cq<ThreadWaker>>,
-    /// That of DC, if the RNIC has it.
+    /// Send CQ of all DCIs; `None` without DC.
     dc_cq: Option<Arc<mlx5::cq::Mlx5Cq<ThreadWaker>>>,
-    /// Held by the one thread that polls.
+    /// Held by the thread that polls the CQs.
     #[pin]
     poll_lock: SpinLock<()>,
     slots: KVec<Pin<KBox<Slot>>>,
     data_slots: Pin<KBox<FreeList>>,
     control_slots: Pin<KBox<FreeList>>,
-    /// Claimers that sleep; the poller thread polls for them.
+    /// Number of sleeping slot owners, for which the poller thread polls.
     sleepers: Atomic<u32>,
     adaptive_spin: AdaptiveSpin,
     stats: Arc<Stats>,
 }
 
 impl SendEngine {
-    /// Makes `count` slots for accesses and some for control messages, and a completion queue with room
-    /// for all they can post.
+    /// Creates `count` data slots, [`CONTROL_SLOTS`] control slots, and a CQ with an entry for each possible work
+    /// request. The CQ size of the RNIC may reduce `count`.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory.
+    /// - The error of the RNIC if the CQ cannot be created or a buffer cannot be mapped.
     pub(crate) fn new(
         device: IbDevice,
         count: u32,
@@ -203,22 +241,23 @@ impl SendEngine {
         )
     }
 
-    /// Slots for accesses that are free.
+    /// Returns the number of free data slots.
     pub(crate) fn free_slots(&self) -> u32 {
         self.data_slots.free.lock().len() as u32
     }
 
-    /// The completion queue, for queue pairs to report to.
+    /// Returns the send CQ of verbs QPs.
     pub(crate) fn cq(&self) -> Arc<Cq<ThreadWaker>> {
         self.cq.clone()
     }
 
-    /// Claims a slot; waits while there is none.
+    /// Acquires a slot of `class`. Waits for a free slot if there is a deadline.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if it would have to wait, and there is no deadline.
-    /// - `ETIMEDOUT`; `EINTR` if the deadline is interruptible.
+    /// - `EAGAIN`: no slot is free, and there is no deadline.
+    /// - `ETIMEDOUT`: the deadline passed.
+    /// - `EINTR`: a signal arrived that ends the wait according to the deadline.
     pub(crate) fn acquire_slot(
         self: &Arc<Self>,
         class: SlotClass,
@@ -248,7 +287,7 @@ impl SendEngine {
         }
     }
 
-    /// Polls unless somebody else does. Returns how many completions there were.
+    /// Polls the CQs unless another thread does. Returns the number of completions.
     pub(crate) fn poll(&self) -> usize {
         let Some(_polling) = self.poll_lock.try_lock() else {
             return 0;
@@ -256,20 +295,21 @@ impl SendEngine {
         self.process_completions()
     }
 
-    /// Polls, after whoever does. Returns how many completions were left.
+    /// Polls the CQs, after any other polling thread. Returns the number of completions.
     fn poll_blocking(&self) -> usize {
         let _polling = self.poll_lock.lock();
         self.process_completions()
     }
 
-    /// Takes completions, of which there may be more. To be called with `polling`.
+    /// Processes one batch of completions of each CQ, and returns their number. More may be left.
+    /// The caller must hold `poll_lock`.
     fn process_completions(&self) -> usize {
         let dc_cq = self.dc_cq.as_ref();
         let dc_count = dc_cq.map_or(0, |cq| cq.poll(|completion| self.on_completion(completion)));
         dc_count + self.cq.poll(|completion| self.on_completion(completion))
     }
 
-    /// A request was not posted after all: its claim, which says that it was, fails.
+    /// Accounts a work request that the RNIC rejected as failed, after [`SlotGuard::account_post`] counted the request.
     pub(in crate::fabric) fn complete_unposted(&self, wr_id: u64) {
         if let Some(slot) = self.slots.get(WrId::from_u64(wr_id).slot as usize) {
             let _ = slot
@@ -281,12 +321,12 @@ impl SendEngine {
         }
     }
 
-    /// Whether somebody sleeps until the poller thread finds a completion.
+    /// Returns `true` if a slot owner sleeps, so that the poller thread must poll.
     pub(crate) fn has_sleepers(&self) -> bool {
         self.sleepers.load(Acquire) != 0
     }
 
-    /// Asks for an interrupt. Returns whether to poll first.
+    /// Arms the CQs. Returns `true` if completions may have been missed: the caller must poll before it sleeps.
     pub(crate) fn arm(&self) -> bool {
         let missed = self.dc_cq.as_ref().is_some_and(|cq| {
             cq.arm();
@@ -295,6 +335,7 @@ impl SendEngine {
         self.cq.arm() || missed
     }
 
+    /// Accounts a completion to its slot. A completion of a former generation of the slot is only counted.
     fn on_completion(&self, completion: WorkCompletion) {
         let id = WrId::from_u64(completion.wr_id);
         let Some(slot) = self.slots.get(id.slot as usize) else {
@@ -338,14 +379,15 @@ impl Slot {
     }
 }
 
-/// Memory of users that requests name.
+/// User memory that work requests of a slot name.
 pub(crate) enum AttachedMemory {
-    /// Boxed, as claims are moved and few have one.
+    /// Pages pinned for one request. Boxed, since guards are moved and few have such a mapping.
     User(KBox<RequestDmaMap>),
+    /// Memory that stays mapped for its owner.
     Arena(Arc<LongTermDmaMap>),
 }
 
-/// A slot in use.
+/// Slot in use. Dropping frees the slot, or leaks it if work requests are still pending.
 pub(crate) struct SlotGuard {
     engine: Arc<SendEngine>,
     class: SlotClass,
@@ -355,11 +397,11 @@ pub(crate) struct SlotGuard {
 
 impl SlotGuard {
     fn slot(&self) -> &Slot {
-        // In bounds: indices come from the list of free slots.
+        // The index is in bounds, since it comes from the list of free slots.
         &self.engine.slots[self.index as usize]
     }
 
-    /// What the requests of this claim carry as `wr_id`.
+    /// Returns the `wr_id` for work requests of the slot.
     pub(crate) fn wr_id(&self) -> u64 {
         let generation = self.slot().generation.load(Relaxed);
         WrId {
@@ -369,17 +411,17 @@ impl SlotGuard {
         .to_u64()
     }
 
-    /// The buffer of the slot, mapped for the RNIC.
+    /// Returns the buffer of the slot, which is mapped for the RNIC.
     pub(crate) fn buffer(&self) -> &DmaPages {
         &self.slot().buffer
     }
 
-    /// Keeps memory of users mapped until the requests have completed.
+    /// Attaches user memory, which stays mapped until the slot is freed.
     pub(crate) fn attach(&mut self, memory: AttachedMemory) {
         self.attached = Some(memory);
     }
 
-    /// The entries of the buffer that it holds.
+    /// Returns the SGEs of attached [`AttachedMemory::User`] memory; none if there is none.
     pub(crate) fn attached_sges(&self, key: u32) -> impl Iterator<Item = Sge> + '_ {
         let memory = match &self.attached {
             Some(AttachedMemory::User(memory)) => Some(memory),
@@ -388,7 +430,7 @@ impl SlotGuard {
         memory.into_iter().flat_map(move |memory| memory.sges(key))
     }
 
-    /// The arena that it holds.
+    /// Returns the attached arena.
     pub(crate) fn arena(&self) -> Option<&LongTermDmaMap> {
         match &self.attached {
             Some(AttachedMemory::Arena(arena)) => Some(arena),
@@ -396,20 +438,20 @@ impl SlotGuard {
         }
     }
 
-    /// Takes note that so many more requests are about to be posted.
+    /// Accounts `count` work requests that are about to be posted.
     pub(crate) fn account_post(&self, count: u32) {
         self.slot().pending.fetch_add(count, Full);
         self.engine.stats.inflight.add(count.into());
         self.engine.stats.work_requests.add(count.into());
     }
 
-    /// Takes that back: the request was refused.
+    /// Reverts [`Self::account_post`] for one work request that the RNIC rejected.
     pub(crate) fn unaccount_post(&self) {
         self.slot().pending.fetch_sub(1u32, Full);
         self.engine.stats.inflight.sub(1);
     }
 
-    /// Makes [`Self::wait`] report that the queue pair failed: a request could not be posted.
+    /// Makes [`Self::wait`] return [`WcStatus::Flushed`] unless an earlier error is recorded: posting failed.
     pub(crate) fn mark_failed(&self) {
         let _ = self
             .slot()
@@ -417,9 +459,11 @@ impl SlotGuard {
             .cmpxchg(0, WcStatus::Flushed.code(), Relaxed);
     }
 
-    /// Waits until all requests have completed. Returns the first failure, or success, and makes the
-    /// claim ready for other requests. `rescue` is called when they do not complete; if it fails too, the
-    /// slot and what it holds are given up.
+    /// Waits until all work requests have completed, and returns the first error or success. The slot can then be used
+    /// for further work requests.
+    ///
+    /// `recover` is called if completions are missing. If recovery fails, returns [`WcStatus::TimedOut`], and dropping
+    /// the guard leaks the slot and the attached memory.
     #[must_use]
     pub(crate) fn wait(&self, recover: impl Fn(Recovery) -> Result) -> WcStatus {
         let poll_done = || {
@@ -437,31 +481,33 @@ impl SlotGuard {
         WcStatus::from_code(slot.first_error.xchg(0, Relaxed))
     }
 
-    /// Takes note that a request that was to be posted was refused, and so were those after it.
+    /// Accounts one work request that was not posted as failed. The caller calls this once for the rejected work
+    /// request and for each one after it.
     pub(crate) fn complete_unposted(&self) {
         self.engine.complete_unposted(self.wr_id());
     }
 
-    /// How the first request failed that did, of those that have completed.
+    /// Returns the first error of the completed work requests, or success.
     pub(crate) fn first_error(&self) -> WcStatus {
         WcStatus::from_code(self.slot().first_error.load(Relaxed))
     }
 
-    /// Requests that have completed and did not succeed.
+    /// Returns the number of work requests that completed with an error.
     pub(crate) fn failed_count(&self) -> u32 {
         self.slot().failed_count.load(Relaxed)
     }
 
-    /// Polls, for whoever's completions.
+    /// Polls the CQs. Processes completions of all slots.
     pub(crate) fn poll_cq(&self) {
         self.engine.poll();
     }
 
-    /// Whether all requests have completed.
+    /// Returns `true` if all work requests have completed.
     pub(crate) fn is_done(&self) -> bool {
         self.slot().pending.load(Acquire) == 0
     }
 
+    /// Sleeps until all work requests have completed, and recovers the QP if completions are missing.
     fn sleep_until_done(&self, recover: impl Fn(Recovery) -> Result) {
         let (engine, slot) = (&self.engine, self.slot());
         engine.stats.blocked_waits.add(1);
@@ -477,7 +523,7 @@ impl SlotGuard {
         slot.has_sleeper.store(0, Release);
     }
 
-    /// Ends requests whose queue pair was made to fail and does not flush.
+    /// Resets a QP in ERR that does not flush, and completes the work requests of the slot.
     pub(crate) fn force_reset(&self, recover: impl Fn(Recovery) -> Result) {
         pr_err!("failed QP does not flush: moving to RESET\n");
         match recover(Recovery::ToReset) {
@@ -486,7 +532,7 @@ impl SlotGuard {
         }
     }
 
-    /// Sleeps until all requests have completed, but not for ever. Returns whether they have.
+    /// Sleeps until all work requests have completed, for at most [`STUCK_AFTER_MS`]. Returns `true` on completion.
     fn sleep_slices(&self) -> bool {
         for _ in 0..STUCK_AFTER_SLICES {
             while self.engine.arm() && self.engine.poll_blocking() != 0 {}
@@ -502,8 +548,8 @@ impl SlotGuard {
         false
     }
 
-    /// Takes requests for flushed whose queue pair was reset: what has completed of them is in the
-    /// completion queue by now, and nothing is added.
+    /// Accounts the pending work requests of a reset QP as flushed. The CQ has the completions of all other work
+    /// requests, and receives no more.
     fn force_complete(&self) {
         let (engine, slot) = (&self.engine, self.slot());
         let _polling = engine.poll_lock.lock();
@@ -518,12 +564,12 @@ impl SlotGuard {
 impl Drop for SlotGuard {
     fn drop(&mut self) {
         if self.is_done() {
-            // A failure to post is not to be the next claimer's.
+            // The next owner must not see errors of this one.
             self.slot().first_error.store(0, Relaxed);
             self.slot().failed_count.store(0, Relaxed);
             return self.engine.free_list(self.class).push(self.index);
         }
-        // What the RNIC may still touch is better lost than used again.
+        // Leak the slot and its memory: the RNIC may still access both.
         pr_err!("slot released with work requests in flight: slot lost\n");
         core::mem::forget(self.attached.take());
     }

@@ -1,10 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Reads and writes of remote memory.
+//! Reads and writes of remote memory of any length.
 //!
-//! A transfer is a sequence of parts ([`super::inflight`]), of which several are under way at once. A part whose
-//! queue pair failed is done again: a read or write of the same bytes may be repeated, and a new queue pair
-//! exists only when the old one can no longer deliver (`kite_core::proto::conn`).
+//! # Operation
+//!
+//! A [`Transfer`] is a sequence of segments ([`super::inflight`]), of which up to 4 are in flight.
+//! A transfer stops ([`TransferStop`]) where it would wait for a page fault, a moving region or the rate limit.
+//! The caller waits with no segment in flight, and then starts a new transfer with the same [`ResumeState`].
+//!
+//! # Recovery
+//!
+//! A segment whose QP failed is repeated, since a read or write of the same bytes is idempotent.
+//! A new QP exists only when the old QP can no longer deliver (`kite_core::proto::conn`).
+//! A segment that the peer or the local RNIC rejects more than 3 times fails with `EIO`.
+//!
+//! # Deadlock avoidance
+//!
+//! While a transfer holds guards or credits, it waits only for the RNIC. See [`Transfer`].
 
 use super::{
     inflight::{
@@ -20,50 +32,53 @@ use crate::{
 };
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, page::PAGE_SIZE, prelude::*, sync::Arc};
 
-/// Parts under way at once in one transfer.
+/// Maximum segments in flight in one transfer.
 const MAX_INFLIGHT_SEGMENTS: usize = 4;
 
-/// Times that a part is done again that the peer or our RNIC refused. On a shared queue pair the request
-/// that is blamed need not be the one at fault, and Soft-RoCE refuses some of which packets came twice.
+/// Maximum repetitions of a segment that the peer or the local RNIC rejected.
+///
+/// On a shared QP, the request reported as failed need not be the invalid one. Soft-RoCE also rejects some requests
+/// whose packets arrived twice.
 const MAX_REJECTIONS: u32 = 3;
 
-/// Shortest part that a piece of memory is cut into so that one is pinned while another is under way.
+/// Minimum bytes of a segment when memory is split to overlap pinning with transfers in flight.
 const MIN_SEGMENT_BYTES: usize = 1 << 18;
 
-/// What a short read brought for memory that was not present.
+/// Data of a short READ whose destination memory was not present.
 pub(crate) struct DeferredCopyOut {
     buffer_offset: usize,
     bytes: KVec<u8>,
 }
 
 impl DeferredCopyOut {
-    /// Gives it to the caller, whose memory may keep us waiting.
+    /// Copies the data to the memory of the caller. A page fault may block without bound.
     ///
     /// # Errors
     ///
-    /// `EFAULT`.
+    /// - `EFAULT`: the memory is invalid.
     fn copy_out(&self, buffer: &Buffer) -> Result {
         buffer.write_slice(self.buffer_offset, &self.bytes)
     }
 }
 
-/// Memory of the caller's that is not present.
+/// Memory of the caller that is not present.
 pub(crate) struct FaultNeeded {
     pub(crate) buffer_offset: usize,
     pub(crate) len: usize,
     pub(crate) writable: bool,
-    /// Whether it is to be pinned, or just copied.
+    /// `true` if the memory must be pinned, `false` if it is only copied.
     pub(crate) needs_pin: bool,
-    /// Bytes of the buffer, from its start, for which nothing is left to do.
+    /// Completed bytes, from the start of the buffer.
     pub(crate) completed: usize,
 }
 
 impl FaultNeeded {
-    /// Makes it present, for now. That may take as long as the owner of the memory likes.
+    /// Faults in the memory, which may be evicted again later. The page fault may block without bound.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if there is no such memory, `ENOMEM` if there is none for it or it cannot be pinned.
+    /// - `EFAULT`: the memory is invalid.
+    /// - `ENOMEM`: no memory is available, or the memory cannot be pinned.
     pub(crate) fn fault_in(&self, buffer: &Buffer) -> Result {
         if self.needs_pin {
             buffer.fault_in_for_pin(self.buffer_offset, self.len, self.writable)
@@ -73,41 +88,43 @@ impl FaultNeeded {
     }
 }
 
-/// Why a transfer stops before its end.
+/// Reason why a transfer stopped early.
 pub(crate) enum TransferStop {
+    /// The transfer failed.
     Failed(Error),
-    /// The region is elsewhere, or about to be. It may go on when that is known. Nothing is under way.
+    /// The region has moved or is moving. Resume once the new chunk locations are known. No segment is in flight.
     RegionMoved {
-        /// Bytes of the buffer, from its start, for which nothing is left to do.
+        /// Completed bytes, from the start of the buffer.
         completed: usize,
     },
-    /// It may go on when this memory was fetched. Nothing is under way.
+    /// Memory of the caller is not present. Resume after the page fault. No segment is in flight.
     FaultNeeded(FaultNeeded),
-    /// It may go on when the tenant may have so many bytes more go. Nothing is under way.
+    /// The tenant is throttled. Resume once the tenant admits the next segment. No segment is in flight.
     Throttled {
+        /// Bytes that the tenant must admit.
         bytes: u64,
-        /// Bytes of the buffer, from its start, for which nothing is left to do.
+        /// Completed bytes, from the start of the buffer.
         completed: usize,
     },
 }
 
-/// What a transfer is to go on with when it has stopped.
+/// State that a stopped transfer passes to the next one.
 #[derive(Default)]
 pub(crate) struct ResumeState {
-    /// What it brought, and is to be stored at the end.
+    /// Read data that must be copied to the memory of the caller.
     pub(crate) deferred: KVec<DeferredCopyOut>,
-    /// Bytes that the tenant may have go without being asked.
+    /// Bytes that the tenant has admitted and that are not posted yet.
     pub(crate) admitted_bytes: u64,
-    /// Bytes of the buffer before this one are copied by slot buffers, since they cannot be pinned.
+    /// Offset in the buffer up to which data is copied through slot buffers, since the memory cannot be pinned.
     pub(crate) bounced_until: usize,
 }
 
 impl ResumeState {
-    /// Stores what short reads brought, and frees it.
+    /// Copies all deferred data to the memory of the caller, and frees the data.
     ///
     /// # Errors
     ///
-    /// `EFAULT`.
+    /// - `EFAULT`: the memory is invalid.
     pub(crate) fn copy_out_deferred(&mut self, buffer: &Buffer) -> Result {
         self.deferred
             .iter()
@@ -124,7 +141,7 @@ impl From<Error> for TransferStop {
 }
 
 impl TransferStop {
-    /// With this error, when nothing is left to do for the bytes before `at`.
+    /// Converts an error at `offset`, before which all bytes are completed. `EINPROGRESS` means that the region moved.
     pub(crate) fn new(error: Error, offset: usize) -> Self {
         if error == errno::inprogress() {
             Self::RegionMoved { completed: offset }
@@ -133,7 +150,7 @@ impl TransferStop {
         }
     }
 
-    /// Says that it is to go on with byte `at` of the buffer at the latest.
+    /// Reduces the completed bytes to at most `offset`, so that the next transfer repeats the rest.
     fn rewind_to(mut self, offset: usize) -> Self {
         match &mut self {
             Self::FaultNeeded(FaultNeeded {
@@ -146,30 +163,34 @@ impl TransferStop {
     }
 }
 
-/// One read or write.
+/// Read or write in progress.
 ///
-/// `permit` is asked before each part is posted, and what it gives is held until the part is done. While
-/// a transfer holds permits or credits it waits for nothing but the RNIC: where it would have to wait
-/// for a queue pair or a slot it first lands what is under way, and where for the caller's memory, it
-/// stops.
+/// `acquire_guard` is called before each segment is posted, and the guard is held until the segment has completed.
+///
+/// # Deadlock avoidance
+///
+/// While a transfer holds guards or credits, it waits only for the RNIC. Before the transfer waits for a QP or a slot,
+/// it drains its segments in flight. Where the transfer would wait for memory of the caller, it stops with
+/// [`TransferStop::FaultNeeded`].
 pub(crate) struct Transfer<'a, G: InflightGuard, P: Fn() -> Result<G>> {
     poster: SegmentPoster<'a>,
     deadline: Deadline,
     acquire_guard: P,
     inflight: [Option<InflightOp<G>>; MAX_INFLIGHT_SEGMENTS],
+    /// Number of segments posted so far; determines the next entry of `inflight`.
     next: usize,
     resume: &'a mut ResumeState,
 }
 
 impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
-    /// Begins a transfer, or goes on with it.
+    /// Starts a transfer, or resumes one.
     pub(crate) fn new(
         poster: SegmentPoster<'a>,
         deadline: Deadline,
         acquire_guard: P,
         resume: &'a mut ResumeState,
     ) -> Self {
-        // One by one: a repeated constant would be zeroed whole, and most accesses have one part.
+        // List the elements: a repeated constant would zero the whole array, and most transfers have one segment.
         let inflight: [_; MAX_INFLIGHT_SEGMENTS] = [None, None, None, None];
         Self {
             poster,
@@ -181,15 +202,18 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         }
     }
 
-    /// Adds `part`, and waits for an older one if too many are under way.
+    /// Posts `segment`, split if necessary. Waits for the oldest segment if too many are in flight.
     ///
     /// # Errors
     ///
-    /// Of this part or of one before it:
-    /// - those of `permit`.
-    /// - `EHOSTDOWN` if the node is not in the view, `ETIMEDOUT`, `EINTR`.
-    /// - `EFAULT` for a bad buffer, `ENOMEM`.
-    /// - `EIO` if the peer or the RNIC refused.
+    /// Errors concern `segment` or an earlier segment.
+    ///
+    /// - The error of `acquire_guard`.
+    /// - `EHOSTDOWN`: the node is not in the view.
+    /// - `ETIMEDOUT`, `EINTR`: the deadline passed, or a signal arrived.
+    /// - `EFAULT`: the buffer is invalid.
+    /// - `ENOMEM`: no memory.
+    /// - `EIO`: the peer or the RNIC rejected the segment, or QP recovery failed.
     pub(crate) fn add_segment(&mut self, mut segment: Segment) -> Result<(), TransferStop> {
         let stride = segment
             .len
@@ -212,7 +236,7 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             }
             let op = self.post_segment(&conn, front);
             if op.is_err() {
-                // It is asked for once.
+                // Admitted bytes are charged only once, so keep them for the next attempt.
                 self.resume.admitted_bytes += front.len as u64;
             }
             self.inflight[index] = Some(op?);
@@ -221,7 +245,7 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         Ok(())
     }
 
-    /// Maximum bytes of the next part.
+    /// Returns the maximum bytes of the next segment.
     fn max_segment_bytes(&self, conn: &Conn, segment: Segment) -> usize {
         match segment.buffer_offset < self.resume.bounced_until {
             true => SLOT_BUFFER_BYTES,
@@ -229,7 +253,7 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         }
     }
 
-    /// Posts a part, when others have landed if need be.
+    /// Posts a segment. Drains the segments in flight first if posting would have to wait.
     fn post_segment(
         &mut self,
         conn: &Arc<Conn>,
@@ -250,7 +274,7 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         }
     }
 
-    /// Asks whether a part may go by the priority and limits of the tenant.
+    /// Checks that the tenant admits a segment. Stops the transfer with [`TransferStop::Throttled`] if not.
     fn admit_segment(&mut self, segment: Segment) -> Result<(), TransferStop> {
         let admitted = self.resume.admitted_bytes.min(segment.len as u64);
         let (bytes, completed) = (segment.len as u64 - admitted, segment.buffer_offset);
@@ -262,11 +286,11 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         Ok(())
     }
 
-    /// Waits for all parts so far: afterwards the transfer holds nothing that others need.
+    /// Waits for all segments in flight. The transfer then holds no guards, credits or slots.
     ///
     /// # Errors
     ///
-    /// As for [`Self::add`].
+    /// See [`Self::add_segment`].
     pub(crate) fn drain(&mut self) -> Result<(), TransferStop> {
         for i in 0..MAX_INFLIGHT_SEGMENTS {
             if let Some(op) = self.inflight[i].take() {
@@ -276,7 +300,7 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         Ok(())
     }
 
-    /// Posts a part while nothing else is under way: waits for what it needs, but the caller's memory.
+    /// Posts a segment while no other one is in flight. Waits for a QP and a slot, but not for memory of the caller.
     fn post_alone(
         &self,
         conn: &Arc<Conn>,
@@ -292,6 +316,7 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         }))
     }
 
+    /// Posts a segment. See [`SegmentPoster::post_segment`].
     fn try_post(
         &self,
         conn: &Arc<Conn>,
@@ -304,8 +329,9 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         posted.map_err(|error| TransferStop::new(error, segment.buffer_offset))
     }
 
-    /// Waits for a flight. If its queue pair failed, waits for the others too, so that nothing keeps the
-    /// queue pair from being replaced, and does again what failed.
+    /// Waits for an operation. If its QP failed, waits for the other operations too, and repeats the failed ones.
+    ///
+    /// The failed QP is replaced only after all its credits are returned.
     fn reap(&mut self, op: InflightOp<G>) -> Result<(), TransferStop> {
         let Some(first_failed) = self.complete_op(op)? else {
             return Ok(());
@@ -324,7 +350,7 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         failed_ops[MAX_INFLIGHT_SEGMENTS] = Some(first_failed);
         for failed in failed_ops.iter().flatten() {
             lowest_offset = lowest_offset.min(failed.segment.buffer_offset);
-            // Who stops for memory may go on with another connection: not before this one was replaced.
+            // After a stop, the transfer may resume on another connection. The failed QP must be replaced before.
             failed.wait_qp_replaced(self.deadline)?;
         }
         for failed in failed_ops.into_iter().flatten() {
@@ -334,6 +360,7 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         Ok(())
     }
 
+    /// Repeats a failed segment until it succeeds or is rejected more than [`MAX_REJECTIONS`] times.
     fn retry(&mut self, mut failed_op: FailedOp) -> Result<(), TransferStop> {
         while failed_op.rejections <= MAX_REJECTIONS {
             let op = self.post_alone(&failed_op.conn, failed_op.segment)?;
@@ -345,13 +372,12 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
                 ..next
             };
         }
-        // If it may not be done any more, that is the reason to give.
+        // If access is no longer permitted, return that error.
         let error = (self.acquire_guard)().err().unwrap_or(EIO);
         Err(TransferStop::new(error, failed_op.segment.buffer_offset))
     }
 
-    /// Waits for a flight, and copies what a short read brought. Returns the part if its queue pair
-    /// failed.
+    /// Waits for an operation, and copies the data of a short READ. Returns the failed operation if the QP failed.
     fn complete_op(&mut self, op: InflightOp<G>) -> Result<Option<FailedOp>> {
         let (poster, deferred) = (&self.poster, &mut self.resume.deferred);
         op.complete(&poster.fabric.stats, |slot, segment| {
@@ -363,8 +389,10 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
     }
 }
 
-/// Keeps what a short read brought: the caller's memory may keep us waiting for as long as its owner likes,
-/// and others need what we hold.
+/// Saves the data of a short READ for a later copy.
+///
+/// A page fault in the memory of the caller may block without bound, while the transfer holds a slot that other
+/// requests need.
 fn defer_copy_out(
     deferred: &mut KVec<DeferredCopyOut>,
     slot: &SlotGuard,
@@ -379,7 +407,7 @@ fn defer_copy_out(
     Ok(deferred.push(copy, GFP_KERNEL_ACCOUNT)?)
 }
 
-/// What is under way when a transfer fails is waited for: it names the caller's memory.
+/// Waits for the segments in flight of a failed transfer, since they name memory of the caller.
 impl<G: InflightGuard, P: Fn() -> Result<G>> Drop for Transfer<'_, G, P> {
     fn drop(&mut self) {
         for op in self.inflight.iter().flatten() {

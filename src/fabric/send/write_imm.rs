@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Writes to a peer's memory of which its kernel hears at once, by an immediate (LITE, section 5.1).
+//! RDMA WRITE with immediate: a write to memory of a peer that also notifies the kernel of the peer (LITE, section 5.1).
 //!
-//! Notices go by a lane, one connection: so they come in the order in which they are sent, one after the
-//! other's end. One whose queue pair failed is written again there, and it is certain that nothing of the
-//! first attempt can come later. But its reader may hear of it twice, and has to know.
+//! # Operation
+//!
+//! All writes through one [`OrderedConn`] use the same connection. Writes that follow each other's completion therefore
+//! arrive in order.
+//!
+//! # Recovery
+//!
+//! A write whose QP failed is repeated on the same connection, where nothing of the first attempt can arrive later.
+//! The receiver may however receive the same write twice, and must detect duplicates.
 
 use super::{
     inflight::{InflightGuard, InflightOp, Segment},
@@ -23,26 +29,27 @@ use crate::{
 use kernel::{prelude::*, sync::Arc};
 use kite_core::view::NodeInstance;
 
-/// Times that a notice is written again that the peer or our RNIC refused, as in [`super::transfer`].
+/// Maximum repetitions of a write that the peer or the local RNIC rejected. See [`super::transfer`].
 const MAX_REJECTIONS: u32 = 3;
 
-/// Bytes for a peer's memory.
+/// Destination and immediate of a write.
 pub(crate) struct ImmWrite {
     target: NodeInstance,
+    /// Address at the target node.
     addr: u64,
     immediate: u32,
 }
 
-/// What a notice writes.
+/// Data of a write with immediate.
 #[derive(Clone, Copy)]
 pub(crate) struct ImmPayload<'a> {
     pub(crate) bytes: &'a [u8],
-    /// Somebody of high priority waits for it.
+    /// `true` if a high-priority tenant waits for the write, which is then measured for QoS.
     pub(crate) high_priority: bool,
 }
 
 impl<'a> ImmPayload<'a> {
-    /// What one kernel tells another.
+    /// Creates a payload for a message between kernels, which is not measured.
     pub(crate) const fn internal(bytes: &'a [u8]) -> Self {
         Self {
             bytes,
@@ -50,6 +57,7 @@ impl<'a> ImmPayload<'a> {
         }
     }
 
+    /// Starts the latency measurement of a high-priority write.
     fn start_probe(&self, fabric: &Fabric) -> Option<LatencyProbe> {
         let start = || fabric.qos.start_probe(self.bytes.len(), false);
         self.high_priority.then(start).flatten()
@@ -57,7 +65,7 @@ impl<'a> ImmPayload<'a> {
 }
 
 impl ImmWrite {
-    /// A notice to write to `addr` at a node, which hears `immediate`.
+    /// Creates a write to `addr` at `target`. The kernel of the target receives `immediate`.
     pub(crate) fn new(target: NodeInstance, addr: u64, immediate: u32) -> Self {
         Self {
             target,
@@ -67,30 +75,34 @@ impl ImmWrite {
     }
 }
 
-/// The way of notices to one node.
+/// Connection to one node that delivers writes with immediate in order.
 pub(crate) struct OrderedConn(Arc<Conn>);
 
 impl Fabric {
-    /// A lane to a node.
+    /// Selects a connection to a node for ordered writes.
     ///
     /// # Errors
     ///
-    /// `EHOSTDOWN` if it is not in the view.
+    /// - `EHOSTDOWN`: the node is not in the view.
     pub(crate) fn ordered_conn(&self, target: NodeInstance) -> Result<OrderedConn> {
         self.peer_by_instance(target)?
             .select_conn(self.qos.conn_subset(false))
             .map(OrderedConn)
     }
 
-    /// Writes at most as many bytes as the buffer of a slot has. After an error they may have been
-    /// written; then the same notice may be given again, by the same lane, with other bytes.
+    /// Writes `payload`, and waits for the completion. Repeats the write if the QP fails.
+    ///
+    /// After an error the data may have been written. The caller may then repeat the same write on the same connection,
+    /// also with other data. `acquire_guard` is called before each attempt.
     ///
     /// # Errors
     ///
-    /// - Those of `permit`, which is asked before each attempt.
-    /// - `EHOSTDOWN` if the node is not, or no longer, in the view.
-    /// - `ETIMEDOUT`; `EINTR` if the deadline is interruptible.
-    /// - `EIO` if the peer or the RNIC refused; `ERANGE` for too many bytes.
+    /// - The error of `acquire_guard`.
+    /// - `EHOSTDOWN`: the node is not in the view, or left the view.
+    /// - `ETIMEDOUT`: the deadline passed.
+    /// - `EINTR`: a signal arrived that ends the wait according to the deadline.
+    /// - `EIO`: the peer or the RNIC rejected the write, or QP recovery failed.
+    /// - `ERANGE`: the payload is longer than the buffer of a slot.
     pub(crate) fn write_imm<G: InflightGuard>(
         &self,
         OrderedConn(conn): &OrderedConn,
@@ -127,16 +139,20 @@ impl Fabric {
                 _ => {}
             }
         }
-        // If it may not be done any more, that is the reason to give.
+        // If access is no longer permitted, return that error.
         acquire_guard().and(Err(EIO))
     }
 
-    /// As [`Self::notify`], but without waiting: posts them, or returns nothing if it would have to wait
-    /// first. What lands has been written; what fails may be given to [`Self::notify`].
+    /// Posts `payload` without waiting. Returns `None` if no credit or slot is available.
+    ///
+    /// The data is written once the returned operation succeeds. After a failure the caller may call
+    /// [`Self::write_imm`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// - The error of `acquire_guard`.
+    /// - `EHOSTDOWN`: the node left the view.
+    /// - `ERANGE`: the payload is longer than the buffer of a slot.
     pub(crate) fn try_post_write_imm<G: InflightGuard>(
         &self,
         OrderedConn(conn): &OrderedConn,
@@ -175,7 +191,7 @@ impl Fabric {
         }))
     }
 
-    /// Posts what is in the claim's buffer. If the RNIC refuses it, the claim fails.
+    /// Posts the first `len` bytes of the buffer of `slot`. If the RNIC rejects the work request, `slot` fails.
     fn post_write_imm(
         &self,
         write: &ImmWrite,
@@ -185,7 +201,7 @@ impl Fabric {
     ) -> Result {
         slot.buffer().sync_for_device(len);
         let sge = slot.buffer().sge(self.local_key(), 0, len).ok_or(ERANGE)?;
-        // SAFETY: The request names the claim's buffer.
+        // SAFETY: The work request names the buffer of `slot`.
         let posted = unsafe { credit.write_imm(slot, &[sge], write.addr, write.immediate) };
         if posted.is_err() {
             slot.mark_failed();

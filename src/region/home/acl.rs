@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who has which rights to a region, as its home knows them: its owner all, users that were named those that they
-//! were granted, and all others what was said for them.
+//! Access control list (ACL) of a region at its home.
 //!
-//! Whoever loses a right loses the mappings that he has by it: they are marked, and [`crate::region::grant`] sees to
-//! their end.
+//! The owner and root have all rights. Users with an ACL entry have the rights of the entry. All other users
+//! have the rights granted to [`Grantee::Others`]. If a user loses a right, the mappings that have this right
+//! are marked as revoked, and [`crate::region::grant`] invalidates them.
 
 use super::{Region, RegionState};
 use crate::bindings;
@@ -14,17 +14,17 @@ use kite_core::{
     view::NodeInstance,
 };
 
-/// Whom rights are granted to.
+/// User or group of users that rights are granted to.
 #[derive(Clone, Copy)]
 pub(crate) enum Grantee {
-    /// This user.
+    /// User with this uid.
     User(u32),
-    /// All who are not named.
+    /// All users without an ACL entry.
     Others,
 }
 
 impl Grantee {
-    /// As a message has it.
+    /// Returns the wire representation: whether a user is named, and the uid.
     pub(crate) fn to_wire(self) -> (bool, u32) {
         match self {
             Self::User(uid) => (true, uid),
@@ -32,7 +32,7 @@ impl Grantee {
         }
     }
 
-    /// Takes it from a message.
+    /// Decodes the wire representation.
     pub(crate) fn from_wire((named, uid): (bool, u32)) -> Self {
         if named {
             Self::User(uid)
@@ -42,11 +42,11 @@ impl Grantee {
     }
 }
 
-/// Memory for a grant.
+/// Preallocated ACL entry.
 pub(crate) type AclReservation = RBTreeNodeReservation<u32, Rights>;
 
 impl RegionState {
-    /// The rights that a user has.
+    /// Returns the rights of a user.
     pub(super) fn rights_of(&self, uid: u32) -> Rights {
         effective_rights(
             self.owner,
@@ -56,8 +56,8 @@ impl RegionState {
         )
     }
 
-    /// Marks the mappers that have a right which their users have not. They wait for no lock any more. Returns
-    /// whether there are any that were not marked before.
+    /// Marks the mappers that have a right their users lack, and removes their waiting (not granted) waiters.
+    /// Returns `true` if a mapper was newly marked.
     fn mark_revoked(&mut self) -> bool {
         let (owner, other_rights, revoked_before) =
             (self.owner, self.other_rights, self.revoked_count);
@@ -84,21 +84,22 @@ impl RegionState {
 }
 
 impl Region {
-    /// Memory for a grant, for which the region's owner pays.
+    /// Allocates an ACL entry, charged to the region's owner.
     pub(crate) fn reserve_acl_entry(&self) -> Result<AclReservation> {
         self.owner_memcg
             .with_active(|| RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT))
     }
 
-    /// Grants a user, or all that are not named, these rights and no others; [`Self::revoke`] is to follow. Of
-    /// the requests of one node the last counts, by their numbers, in whichever order they come.
+    /// Sets the rights of a grantee. The caller must call [`Self::mark_revoked`] afterwards. Of the requests
+    /// of one node, the one with the highest sequence number wins, in whatever order they arrive.
     ///
     /// # Errors
     ///
-    /// - `ETIMEDOUT` if a later one of that node was faster.
-    /// - `EACCES` if who does so is no master; `ENOENT` if he is no mapper, or the region is being freed.
-    /// - `EINVAL` if the user is root or the owner, who have all rights.
-    /// - `ENOMEM` if too many are named.
+    /// - `ETIMEDOUT`: a later request of the same node was executed before.
+    /// - `EACCES`: the mapper is not a master.
+    /// - `ENOENT`: the mapper does not exist, or the region is being freed.
+    /// - `EINVAL`: the user is root or the owner, which have all rights.
+    /// - `ENOMEM`: the ACL is full.
     pub(crate) fn grant(
         &self,
         (node, mapping): (u32, u64),
@@ -134,23 +135,23 @@ impl Region {
         Ok(())
     }
 
-    /// Marks the mappers that have a right which their users have not ([`Self::revoked_of`]). Returns whether
-    /// there are any that were not marked before. Others may have news of their tickets then.
+    /// Marks the mappers that have a right their users lack ([`Self::next_revoked_of`]). Returns `true` if a
+    /// mapper was newly marked. May grant locks to other waiters.
     pub(crate) fn mark_revoked(&self) -> bool {
         self.state.lock().mark_revoked()
     }
 
-    /// Rights of users that were not named.
+    /// Returns the rights of users without an ACL entry.
     pub(crate) fn other_rights(&self) -> Rights {
         self.state.lock().other_rights
     }
 
-    /// Whether there are mappers whose rights were revoked.
+    /// Returns `true` if a mapper is marked as revoked.
     pub(crate) fn has_revoked_mappers(&self) -> bool {
         self.state.lock().revoked_count != 0
     }
 
-    /// The first mapping of it on `node`, from number `mapping` on, whose rights were revoked.
+    /// Returns the first revoked mapping of a node whose number is at least `mapping`.
     pub(crate) fn next_revoked_of(&self, node: u32, mapping: u64) -> Option<u64> {
         let mut state = self.state.lock();
         if state.revoked_count == 0 {

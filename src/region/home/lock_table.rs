@@ -1,10 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who has, or waits for, the locks and barriers of a region, at its home.
+//! Locks and barriers of a region at its home: owners and waiters.
 //!
-//! A region has as many of either as there are numbers, and each that is in use is a line of tickets
-//! (`kite_core::{lock, barrier, ticket}`). A ticket ends with the mapping by which it was asked for. Its
-//! bearer is told in the background when what it waited for has come, and until then its place says so.
+//! # Operation
+//!
+//! A region has one lock and one barrier per number. Each one in use is a [`WaitQueue`] of waiters
+//! (`kite_core::sync::lock`, `kite_core::sync::barrier`). A waiter is removed at the latest with the mapping
+//! through which it was added. When a queued waiter is granted the lock or passes the barrier, its entry is
+//! marked, and a background notification of the node follows ([`NotifyState`]).
+//!
+//! # Recovery
+//!
+//! An exclusive owner that dies leaves a tombstone ([`WaiterState::OwnerDied`]). Later owners receive
+//! `owner_died`.
+//!
+//! # Locking
+//!
+//! All methods run with the region's `state` mutex held.
 
 use crate::sys::memcg::Memcg;
 use kernel::{
@@ -21,10 +33,10 @@ use kite_core::{
     view::NodeInstance,
 };
 
-/// Tickets and barriers that one region has room for.
+/// Maximum number of waiters, owners and barriers of one region.
 const MAX_WAITERS: u32 = crate::bindings::KITE_WAITERS_MAX;
 
-/// Which lock, or which barrier.
+/// Kind and number of a lock or barrier.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct WaitQueueKey {
     is_barrier: bool,
@@ -32,7 +44,7 @@ pub(crate) struct WaitQueueKey {
 }
 
 impl WaitQueueKey {
-    /// That of a wish, with the number that the user gave it.
+    /// Returns the key for this kind of request and the number that the user chose.
     pub(crate) fn new(kind: AcquireKind, number: u64) -> Self {
         Self {
             is_barrier: matches!(kind, AcquireKind::Barrier { .. }),
@@ -41,60 +53,60 @@ impl WaitQueueKey {
     }
 }
 
-/// Whose a ticket is, and its number there.
+/// Instance of the node that waits, and ticket number at that node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WaiterId {
     pub(crate) instance: NodeInstance,
     pub(crate) ticket: u64,
 }
 
-/// What its bearer is yet to hear of a ticket.
+/// State of the notification of a waiter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NotifyState {
     Idle,
-    /// It waited, and waits no more.
+    /// The waiter was granted the lock or passed the barrier, and no thread sends the notification yet.
     Pending,
-    /// Somebody is about to tell.
+    /// A thread is sending the notification.
     InProgress,
 }
 
-/// A place in a line.
+/// Entry of a wait queue.
 struct QueuedWaiter {
     id: WaiterId,
     mapping: u64,
-    /// Of a barrier: it shares, and has it when all have come.
+    /// For a barrier: a shared waiter, which is granted when all participants have arrived.
     lock_waiter: LockWaiter,
     reply: AcquireReply,
     notify_state: NotifyState,
 }
 
 impl QueuedWaiter {
-    /// Ends it, in a line with that barrier if any.
+    /// Releases the entry. `barrier` is the barrier of the wait queue, if any.
     fn release(&mut self, barrier: &mut Option<Barrier>, reason: ReleaseReason) -> Removal {
         if let (Some(barrier), AcquireReply::Queued) = (barrier, self.reply) {
             barrier.cancel_wait();
         }
-        // Nobody hears of it any more.
+        // No notification is needed any longer.
         self.notify_state = NotifyState::Idle;
         self.lock_waiter.release(reason)
     }
 }
 
 struct WaitQueue {
-    /// Nothing if it is a lock.
+    /// `None` if the queue belongs to a lock.
     barrier: Option<Barrier>,
-    /// In the order in which they came.
+    /// Waiters by position, in order of arrival.
     waiters: RBTree<u64, QueuedWaiter>,
 }
 
-/// Memory for a ticket, and for the line if there is none yet.
+/// Memory for a waiter, and for a wait queue if none exists yet.
 pub(crate) struct WaiterReservation {
     queue: RBTreeNodeReservation<WaitQueueKey, WaitQueue>,
     waiter: RBTreeNodeReservation<u64, QueuedWaiter>,
 }
 
 impl WaiterReservation {
-    /// Gets the memory.
+    /// Allocates the memory, charged to `payer`.
     pub(crate) fn new(payer: &Memcg) -> Result<Self> {
         payer.with_active(|| {
             Ok(Self {
@@ -105,7 +117,7 @@ impl WaiterReservation {
     }
 }
 
-/// A ticket that is asked for.
+/// Request to add a waiter.
 pub(crate) struct EnqueueRequest {
     pub(crate) waiter_id: WaiterId,
     pub(crate) mapping: u64,
@@ -115,28 +127,28 @@ pub(crate) struct EnqueueRequest {
 }
 
 impl EnqueueRequest {
-    /// The line that it is for.
+    /// Returns the key of the wait queue.
     pub(crate) fn queue_key(&self) -> WaitQueueKey {
         WaitQueueKey::new(self.kind, self.sync_id)
     }
 }
 
-/// The lines of a region.
+/// Wait queues of a region.
 pub(crate) struct LockTable {
     queues: RBTree<WaitQueueKey, WaitQueue>,
-    /// Where the next ticket stands.
+    /// Position of the next waiter.
     next_position: u64,
     waiter_count: u32,
     barrier_count: u32,
 }
 
-/// What is said of a ticket that there is not.
+/// Returns the reply to a request that is rejected with `error`.
 pub(crate) fn denied(error: Error) -> AcquireReply {
     AcquireReply::Denied(error.to_errno().unsigned_abs() as u16)
 }
 
 impl LockTable {
-    /// None.
+    /// Creates an empty table.
     pub(crate) fn new() -> Self {
         Self {
             queues: RBTree::new(),
@@ -146,7 +158,7 @@ impl LockTable {
         }
     }
 
-    /// Gives out a ticket. Others may have news then.
+    /// Adds a waiter. May produce notifications for other waiters.
     pub(crate) fn enqueue(
         &mut self,
         request: &EnqueueRequest,
@@ -154,7 +166,7 @@ impl LockTable {
     ) -> AcquireReply {
         let queue_key = request.queue_key();
         let existing = self.queues.get(&queue_key);
-        // A barrier that is new needs room too. Who takes over from a dead one has the room of that.
+        // A new barrier counts, too. The successor of a dead owner uses the count of the tombstone.
         let needed = match existing {
             None => 1 + u32::from(queue_key.is_barrier),
             Some(queue) => u32::from(!queue.has_only_tombstone()),
@@ -192,7 +204,7 @@ impl LockTable {
         reply
     }
 
-    /// Ends a ticket, if it is there. Others may have news then.
+    /// Removes a waiter, if it exists. May grant the lock to other waiters.
     pub(crate) fn remove_waiter(
         &mut self,
         queue_key: WaitQueueKey,
@@ -208,8 +220,8 @@ impl LockTable {
         }
     }
 
-    /// Ends all tickets whose bearers or mappings are gone, as `is_gone` says; it is told too whether they
-    /// wait still. Others may have news then.
+    /// Removes all waiters for which `is_gone` returns `true`. Its arguments are the waiter, the mapping, and
+    /// whether the waiter is still queued. May grant locks to other waiters.
     pub(crate) fn remove_gone(&mut self, is_gone: impl Fn(WaiterId, u64, bool) -> bool) {
         if self.waiter_count == 0 {
             return;
@@ -226,18 +238,19 @@ impl LockTable {
         }
     }
 
-    /// A node whose tickets in a line have news, of which nobody is about to tell; who asks is.
+    /// Returns a node with pending notifications in a wait queue, and marks them as in progress. The caller
+    /// must send them.
     pub(crate) fn claim_notification(&mut self, queue_key: WaitQueueKey) -> Option<u32> {
         self.queues.get_mut(&queue_key)?.claim_notification()
     }
 
-    /// As [`Self::take_news`], in any line.
+    /// Claims a notification as [`Self::claim_notification`] does, in any wait queue.
     pub(crate) fn claim_any_notification(&mut self) -> Option<(WaitQueueKey, u32)> {
         let mut queues = self.queues.iter_mut();
         queues.find_map(|(queue_key, queue)| Some((*queue_key, queue.claim_notification()?)))
     }
 
-    /// A ticket of a node that has news, in a line.
+    /// Returns the ticket and the reply of a node's waiter that was not notified yet.
     pub(crate) fn notification_for(
         &self,
         queue_key: WaitQueueKey,
@@ -251,7 +264,7 @@ impl LockTable {
         Some((waiter.id.ticket, waiter.reply))
     }
 
-    /// The bearer has heard. Who passed a barrier is there no more.
+    /// Records that a waiter was notified. Removes the waiter if it has passed a barrier.
     pub(crate) fn ack_notification(&mut self, queue_key: WaitQueueKey, waiter_id: WaiterId) {
         let Some(queue) = self.queues.get_mut(&queue_key) else {
             return;
@@ -269,7 +282,7 @@ impl LockTable {
 }
 
 impl WaitQueue {
-    /// Where the first ticket stands that `which` chooses.
+    /// Returns the position of the first waiter, except the tombstone, for which `predicate` returns `true`.
     fn find_position(&self, predicate: impl Fn(&QueuedWaiter) -> bool) -> Option<u64> {
         let mut waiters = self.waiters.iter();
         let found = waiters.find(|(_, waiter)| {
@@ -278,12 +291,12 @@ impl WaitQueue {
         found.map(|(position, _)| *position)
     }
 
-    /// Whether there is one that died with the lock, and nobody else.
+    /// Returns `true` if the queue contains a tombstone and nothing else.
     fn has_only_tombstone(&self) -> bool {
         self.tombstone_position().is_some() && self.waiters.iter().nth(1).is_none()
     }
 
-    /// Where the one stands that died with the lock, if one did: before all others.
+    /// Returns the position of the tombstone, if any. It precedes all other entries.
     fn tombstone_position(&self) -> Option<u64> {
         let (position, first) = self.waiters.iter().next()?;
         (first.lock_waiter.state == WaiterState::OwnerDied).then_some(*position)
@@ -321,7 +334,7 @@ impl WaitQueue {
         let Some(waiter) = self.waiters.get_mut(&position) else {
             return denied(EIO);
         };
-        // It hears by the answer.
+        // The reply to the request serves as notification.
         waiter.notify_state = NotifyState::Idle;
         let reply = waiter.reply;
         if reply == AcquireReply::Queued && !request.is_blocking {
@@ -331,7 +344,7 @@ impl WaitQueue {
         reply
     }
 
-    /// Gives the lock to those whose turn it is.
+    /// Grants the lock to the next waiters, if possible.
     fn grant_next(&mut self) {
         lock::grant_next(
             self.waiters
@@ -340,7 +353,7 @@ impl WaitQueue {
         );
         for waiter in self.waiters.values_mut() {
             match (waiter.lock_waiter.state, waiter.reply) {
-                // Nobody behind it has the lock.
+                // No later waiter owns the lock.
                 (WaiterState::Waiting, _) => return,
                 (WaiterState::Granted { owner_died: warned }, AcquireReply::Queued) => {
                     (waiter.reply, waiter.notify_state) = (
@@ -380,12 +393,13 @@ impl WaitQueue {
         }
     }
 
-    /// Whether nobody stands in it, or ever will.
+    /// Returns `true` if the queue can be removed: it belongs to a lock and has no entries. Barriers keep
+    /// their generation.
     fn is_unused(&self) -> bool {
         self.barrier.is_none() && self.waiters.is_empty()
     }
 
-    /// Ends a ticket; returns how many are in line no more.
+    /// Removes a waiter. Returns the number of removed entries.
     fn remove_waiter(&mut self, waiter_id: WaiterId, reason: ReleaseReason) -> u32 {
         let Some(position) = self.find_position(|waiter| waiter.id == waiter_id) else {
             return 0;
@@ -408,7 +422,7 @@ impl WaitQueue {
         removed
     }
 
-    /// Ends all tickets that are gone; returns how many are in line no more.
+    /// Removes all waiters for which `is_gone` returns `true`. Returns the number of removed entries.
     fn remove_gone(&mut self, is_gone: impl Fn(WaiterId, u64, bool) -> bool) -> u32 {
         let mut removed = 0;
         let mut next = self.waiters.cursor_front_mut();
@@ -430,7 +444,7 @@ impl WaitQueue {
         removed
     }
 
-    /// After some have ended.
+    /// Grants the lock after entries were removed.
     fn grant_after_removal(&mut self) {
         if self.barrier.is_none() {
             self.grant_next();

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Moving a region to other nodes while it is used (LITE, section 4: a master may move it).
+//! Moves of a region to other nodes while the region is used (LITE, section 4: a master may move it).
 //!
-//! Its home does that, some chunks at a time. It has every node that maps the region pause ([`super::quiesce`]). Then
-//! whoever lends the chunks pushes them to where they go ([`crate::region::lend::push`]), and all learn the new places as they go
-//! on. So nothing that anybody wrote is lost, and users wait for as long as a few chunks take, or, where a node does
-//! not answer, for some seconds at a time. If a move ends early, by an error or a deadline, what has moved has, and
-//! the rest has not.
+//! # Operation
+//!
+//! The home borrows the destination memory of all chunks and then moves the region window by window. For each
+//! window, every node that maps the region is quiesced ([`super::quiesce`]). The lenders push the chunks to
+//! the destination ([`crate::region::lend::push`]), and the mapping nodes resume with the new locations.
+//!
+//! # Recovery
+//!
+//! No written byte is lost. Accesses are blocked while one window moves. If a node does not reply, they are
+//! blocked for about [`QUIESCE_TIMEOUT_MS`] plus [`COPY_TIMEOUT_MS`] per attempt. If a move fails or its
+//! deadline expires, windows that have moved stay moved, and the remaining chunks stay at the old location.
 
 use super::{
     placement::{ChunkSource, Placement},
@@ -36,16 +42,16 @@ use kite_core::{
     },
 };
 
-/// Bytes that move while the users of the region wait.
+/// Bytes that move while accesses to the region are blocked.
 const MOVE_WINDOW_BYTES: usize = 4 << 20;
 
-/// How long what moves at a time may be under way, for the same reason.
+/// Maximum time in ms to copy one window, during which accesses are blocked.
 const COPY_TIMEOUT_MS: u32 = 5_000;
 
-/// Times in a row that this may be too short.
+/// Maximum number of successive retries of one window, after which the move fails with `ETIMEDOUT`.
 const MAX_MOVE_RETRIES: u32 = 5;
 
-/// Where a chunk goes.
+/// Destination of a chunk.
 #[derive(Clone, Copy)]
 struct MoveTarget {
     chunk: u32,
@@ -53,21 +59,21 @@ struct MoveTarget {
     source: ChunkSource,
 }
 
-/// What goes on in the background of a move.
+/// Background operations of a move.
 struct MoveLatches {
-    /// Pushes of which nobody knows what came of them.
+    /// Pushes with unknown outcome.
     push_latch: Latch,
-    /// What the next step waits for.
+    /// Operations that must complete before the next step.
     step_latch: Latch,
 }
 
-/// For who wants a region moved.
+/// Requests of a node that maps the region.
 impl MemoryService {
-    /// Moves a mapped region to `nodes`, round robin; 0 is this one.
+    /// Moves a mapped region to `nodes`, round robin; 0 is this node.
     ///
     /// # Errors
     ///
-    /// As `struct kite_migrate` in `include/uapi/kite.h` says.
+    /// See `struct kite_migrate` in `include/uapi/kite.h`.
     pub(crate) fn move_region(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -80,7 +86,7 @@ impl MemoryService {
         );
         drop(mapping.access()?);
         let (region, token) = (mapping.region, self.new_id());
-        // The home ends it in time, and says how.
+        // The home ends the move at `deadline`. Allow extra time to receive the result.
         let reply_deadline =
             Deadline::after_ms(deadline.remaining_ms().saturating_add(CONTROL_TIMEOUT_MS));
         let nodes = nodes
@@ -109,7 +115,7 @@ impl MemoryService {
         });
         result.map_err(|error| {
             if error == ENOENT {
-                // If the handle was given back meanwhile, that is the reason.
+                // If the handle was closed meanwhile, report that cause.
                 mapping.access().err().unwrap_or_else(errno::stale)
             } else {
                 error
@@ -118,13 +124,15 @@ impl MemoryService {
     }
 }
 
-/// At the home.
+/// Requests served by the home.
 impl MemoryService {
-    /// Begins to move a region of this node for one who has it mapped, and chose that number for it.
+    /// Starts a move of a region of this node on behalf of a mapper, which chose `token`.
     ///
     /// # Errors
     ///
-    /// `EHOSTDOWN` if one of the nodes is not in the view; as for [`Region::begin_move`]; `ENOMEM`.
+    /// - `EHOSTDOWN`: one of the nodes is not in the view.
+    /// - `ENOMEM`: out of memory.
+    /// - Other errors: see [`Region::start_move`].
     pub(in crate::region) fn start_move(
         self: &Arc<Self>,
         (node, mapping): (u32, u64),
@@ -166,7 +174,7 @@ impl MemoryService {
         let mut remaining = &targets[..];
         let result =
             reserved.and_then(|()| self.move_chunks(region, &mut remaining, &background, deadline));
-        // What is still being pushed has nowhere to go when its place is another's.
+        // Wait for pushes with unknown outcome before returning their destination memory.
         background.push_latch.wait();
         let step_latch = &background.step_latch;
         self.return_chunks(
@@ -184,7 +192,7 @@ impl MemoryService {
         if result.is_ok() {
             self.stats.migrations.add(1);
         }
-        // A lender that began anew knows of nothing.
+        // `ENOENT` means that a lender has restarted and lost its loans.
         let result = result.map_err(|error| {
             if error == ENOENT {
                 errno::hostdown()
@@ -197,7 +205,7 @@ impl MemoryService {
         result
     }
 
-    /// Leases memory for all chunks that are not where they go.
+    /// Borrows memory for all chunks that are not on their destination node.
     fn reserve_destination(
         self: &Arc<Self>,
         region: &Region,
@@ -236,20 +244,25 @@ impl MemoryService {
                 };
                 Ok(targets.push(target, GFP_KERNEL)?)
             });
-            // There may be chunks of another size, but the region is cut as it is.
+            // The chunk size of the region is fixed, so smaller chunks do not help.
             borrowed.map_err(|error| if error == ENOSPC { ENOMEM } else { error })?;
         }
         Ok(())
     }
 
-    /// Whether to go on.
+    /// Checks that the deadline has not expired and that the region is not being freed.
+    ///
+    /// # Errors
+    ///
+    /// - `ETIMEDOUT`, `EINTR`: see [`Deadline::check`].
+    /// - `ESTALE`: the region is being freed.
     fn check_move_live(region: &Region, deadline: Deadline) -> Result {
         deadline.check()?;
         let freeing = region.is_freeing();
         (!freeing).then_some(()).ok_or_else(errno::stale)
     }
 
-    /// The chunks for a node that are not there.
+    /// Returns the chunks that belong on `node` and are not there.
     fn misplaced_chunks(
         region: &Region,
         belongs_to_node: impl Fn(u32) -> bool,
@@ -266,7 +279,8 @@ impl MemoryService {
         })
     }
 
-    /// Gives chunks back that are the region's no more, of leases of which others are.
+    /// Returns chunks that do not belong to the region any longer, if other chunks of their loan still do.
+    /// Loans without any chunk in use are returned as a whole.
     fn return_chunks(
         self: &Arc<Self>,
         region: &Region,
@@ -292,7 +306,7 @@ impl MemoryService {
         }
     }
 
-    /// Moves all that is left to move, until an error.
+    /// Moves the remaining chunks window by window, until an error.
     fn move_chunks(
         self: &Arc<Self>,
         region: &Arc<Region>,
@@ -308,7 +322,8 @@ impl MemoryService {
                 Ok(()) => (*remaining, retries) = (tail, 0),
                 Err(error) if error == EAGAIN && retries < MAX_MOVE_RETRIES => {
                     retries += 1;
-                    // They have waited for so long.
+                    // Users have waited for the quiesce timeout. Let them run for as long before the next
+                    // attempt.
                     let backoff_ms = QUIESCE_TIMEOUT_MS.min(deadline.remaining_ms());
                     fsleep(Delta::from_millis(backoff_ms.into()));
                 }
@@ -319,7 +334,12 @@ impl MemoryService {
         Ok(())
     }
 
-    /// Moves some chunks, or none. `EAGAIN` if not all could pause.
+    /// Moves all chunks of one window, or none.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN`: not all nodes quiesced in time, or the copy timed out.
+    /// - Other errors: the move cannot continue.
     fn move_window(
         self: &Arc<Self>,
         region: &Arc<Region>,
@@ -328,7 +348,7 @@ impl MemoryService {
         deadline: Deadline,
     ) -> Result {
         self.cluster.local_node()?;
-        // Nothing is to come late of an earlier attempt.
+        // No push of an earlier attempt may arrive late.
         background.push_latch.wait();
         self.wait_view_synced(deadline)?;
         Self::check_move_live(region, deadline)?;
@@ -348,7 +368,7 @@ impl MemoryService {
             {
                 let old_source =
                     region.with_placement(|placement| placement.set_chunk(chunk, location, source));
-                // There is room.
+                // Cannot fail: the capacity was reserved.
                 let _ = old_sources.push(old_source, GFP_KERNEL);
                 let _ = moved_chunks.push((chunk, location), GFP_KERNEL);
             }
@@ -373,7 +393,7 @@ impl MemoryService {
         copied
     }
 
-    /// Has whoever lends the chunks push them to where they go.
+    /// Lets the lenders push the chunks to their destinations.
     fn copy_chunks(
         self: &Arc<Self>,
         region: &Region,
@@ -430,13 +450,13 @@ impl MemoryService {
             request,
         );
         match answer.and_then(|answer| answer.expect_done()) {
-            // What is not there any more is not so since its region was freed.
+            // The region exists, so a missing chunk means that the lender has restarted.
             Err(error) if error == ENOENT || error == errno::stale() => Err(errno::hostdown()),
             done => done,
         }
     }
 
-    /// Pushes a chunk of our own.
+    /// Pushes a chunk that this node lends.
     fn push_local_chunk(
         self: &Arc<Self>,
         chunk: Arc<LentChunk>,

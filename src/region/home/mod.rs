@@ -1,8 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A region at its home: what it is made of, who may use it, and who has it mapped.
+//! Region at its home: chunk placement, rights, mappers, locks and barriers.
 //!
-//! LITE (section 4) keeps this at the node of the *master*, the one that made the region.
+//! LITE (section 4) keeps this state at the node of the *master*, which created the region.
+//!
+//! # Locking
+//!
+//! - `Region::state` (mutex) protects [`RegionState`]: rights, mappers, move state and lock table. The mutex
+//!   is never held while a request is sent.
+//! - `Region::placement` (mutex) protects the chunk locations and loans, and nests inside `state`.
+//! - `RegionTable::table` (mutex) protects the table of regions. No other lock is taken under the mutex.
+//! - `teardown_refs` is atomic: the thread that drops the last reference starts the next teardown step.
+//!
+//! Callers of methods that may grant locks must then call [`super::MemoryService::notify_granted`].
 
 pub(crate) mod acl;
 pub(crate) mod lock_table;
@@ -43,54 +53,54 @@ use kite_core::{
 
 pub(crate) use self::acl::Grantee;
 
-/// A handle on the region somewhere in the cluster.
+/// Request to add a mapper: a handle to the region on some node.
 #[derive(Clone, Copy)]
 pub(crate) struct MapRequest {
     pub(crate) node: u32,
     /// Number of the mapping at that node.
     pub(crate) mapping: u64,
     pub(crate) rights: Rights,
-    /// For whom it is.
+    /// User on whose behalf the region is mapped.
     pub(crate) uid: u32,
 }
 
-/// What is known of a mapper.
+/// Rights of a mapper.
 struct MapperInfo {
     rights: Rights,
     uid: u32,
-    /// The user has lost one of these rights, and the mapping is to end.
+    /// Set if the user has lost one of these rights, until the mapping has ended.
     revoked: bool,
 }
 
 struct RegionState {
     owner: u32,
     other_rights: Rights,
-    /// Rights of users that were named.
+    /// Rights of users with an own entry.
     acl: RBTree<u32, Rights>,
     acl_len: u32,
-    /// By node and number of the mapping. There may be very many.
+    /// Mappers by node and mapping number. The number of entries is not limited.
     mappers: RBTree<(u32, u64), MapperInfo>,
-    /// Of them, those that are revoked.
+    /// Number of mappers with `revoked` set.
     revoked_count: u32,
-    /// The last request of another node to change rights.
+    /// Node and sequence number of the last grant request of another node.
     last_grant: Option<(NodeInstance, u64)>,
     mapping_count: u32,
     freeing: bool,
     move_state: MoveState,
-    /// Of its locks and barriers.
+    /// Locks and barriers of the region.
     lock_table: LockTable,
 }
 
 impl RegionState {
     fn check_rights(&self, node: u32, mapping: u64, rights: Rights) -> Result {
         let entry = self.mappers.get(&(node, mapping)).ok_or(ENOENT)?;
-        // Who lost a right may not be marked yet.
+        // A mapper whose user has lost a right may not be marked yet.
         let is_allowed = !entry.revoked && self.rights_of(entry.uid).contains(entry.rights);
         let is_allowed = is_allowed && entry.rights.contains(rights);
         is_allowed.then_some(()).ok_or(EACCES)
     }
 
-    /// Removes a mapper, if it is there.
+    /// Removes a mapper, if it exists.
     fn remove_mapper(&mut self, key: (u32, u64)) {
         if let Some(removed) = self.mappers.remove(&key) {
             self.mapping_count -= 1;
@@ -99,56 +109,57 @@ impl RegionState {
     }
 }
 
-/// What a region is, for as long as it lives.
+/// Parameters of a region that do not change.
 pub(crate) struct RegionSpec {
     pub(crate) name: Option<Name>,
     pub(crate) layout: Layout,
     pub(crate) owner: u32,
-    /// At first.
+    /// Initial rights of users without an own entry.
     pub(crate) other_rights: Rights,
 }
 
-/// A move of a region to other nodes.
+/// State of the moves of a region to other nodes.
 #[derive(Default)]
 struct MoveState {
-    /// Who asked for the last few: the node, and a number of its choice; and what came of it, when it is over.
+    /// Last moves: requesting node, token chosen by that node, and result. The result is `None` while the
+    /// move runs.
     recent: [((u32, u64), Option<Result>); MAX_MOVE_RESULTS],
     running: bool,
-    /// Nobody may learn where the region is.
+    /// Set while chunk locations may not be given out.
     frozen: bool,
 }
 
-/// Who asks what came of a move may be late: another may have begun.
+/// Number of move results that are kept. A requester may query its result after other moves have started.
 const MAX_MOVE_RESULTS: usize = 8;
 
-/// A region.
+/// Region at its home.
 #[pin_data]
 pub(crate) struct Region {
     pub(crate) id: u64,
     pub(crate) spec: RegionSpec,
-    /// Whether its name was granted, and is to be told to whoever keeps it.
+    /// Set once the name is registered. View changes then send the name to its owner.
     name_registered: AtomicFlag,
-    /// What the next step of its end waits for.
+    /// Number of items that the next teardown step waits for.
     teardown_refs: Atomic<u32>,
-    /// For who waits in its lines.
+    /// Cgroup of the owner, charged for waiters and ACL entries.
     owner_memcg: Memcg,
-    /// Taken after `state`.
+    /// Nests inside `state`.
     #[pin]
     placement: Mutex<Placement>,
     #[pin]
     state: Mutex<RegionState>,
 }
 
-/// Memory for a region. It is there before anything is leased, so that from then on nothing can fail.
+/// Memory for a region. Reserved before anything is borrowed, so that nothing can fail afterwards.
 pub(crate) struct RegionReservation(UniqueArc<MaybeUninit<Region>>);
 
 impl RegionReservation {
-    /// Gets the memory, charged to the caller.
+    /// Allocates the memory, charged to the caller.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self(UniqueArc::new_uninit(GFP_KERNEL_ACCOUNT)?))
     }
 
-    /// Makes region `id`, which nobody has mapped.
+    /// Initializes region `id` without mappers.
     pub(crate) fn fill(self, id: u64, spec: RegionSpec, placement: Placement) -> Arc<Region> {
         let state = RegionState {
             owner: spec.owner,
@@ -177,24 +188,26 @@ impl RegionReservation {
 }
 
 impl Region {
-    /// The name was granted.
+    /// Records that the name was registered.
     pub(crate) fn set_name_registered(&self) {
         self.name_registered.store(true, Release);
     }
 
-    /// The name that others are to know: granted, and of a region that is not being freed.
+    /// Returns the name if it is registered and the region is not being freed.
     pub(crate) fn published_name(&self) -> Option<Name> {
         self.spec
             .name
             .filter(|_| self.name_registered.load(Acquire) && !self.is_freeing())
     }
 
-    /// Enters a mapper. Entering the same twice is fine.
+    /// Adds a mapper. Adding the same mapper again succeeds.
     ///
     /// # Errors
     ///
-    /// - `EACCES` if its user has not these rights, or no more.
-    /// - `ENOENT` if the region is being freed; `EINPROGRESS` while it may not be used.
+    /// - `EACCES`: the user does not have these rights, or has lost one.
+    /// - `ENOENT`: the region is being freed.
+    /// - `EINPROGRESS`: the region is moving.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn map(&self, request: MapRequest) -> Result {
         let MapRequest { rights, uid, .. } = request;
         let key = (request.node, request.mapping);
@@ -223,12 +236,12 @@ impl Region {
         Ok(())
     }
 
-    /// Has the region's owner pay for the memory that `f` gets.
+    /// Runs `f` with allocations charged to the cgroup of the region's owner.
     pub(crate) fn with_owner_memcg<R>(&self, f: impl FnOnce() -> R) -> R {
         self.owner_memcg.with_active(f)
     }
 
-    /// Removes a mapper, if it is there, and its tickets. Others may have news then.
+    /// Removes a mapper, if it exists, and its waiters. May grant locks to other waiters.
     pub(crate) fn unmap(&self, node: u32, mapping: u64) {
         let mut state = self.state.lock();
         state.remove_mapper((node, mapping));
@@ -240,12 +253,12 @@ impl Region {
         }
     }
 
-    /// Memory for a ticket, for which the region's owner pays.
+    /// Allocates a waiter, charged to the region's owner.
     pub(crate) fn reserve_waiter(&self) -> Result<BlankTicket> {
         BlankTicket::new(&self.owner_memcg)
     }
 
-    /// Gives a mapper a ticket. Others may have news then.
+    /// Adds a waiter of a mapper. May produce notifications for other waiters.
     pub(crate) fn enqueue_waiter(
         &self,
         request: &EnqueueRequest,
@@ -267,7 +280,7 @@ impl Region {
         }
     }
 
-    /// Ends a ticket. Others may have news then.
+    /// Removes a waiter. May grant the lock to other waiters.
     pub(crate) fn remove_waiter(
         &self,
         queue_key: WaitQueueKey,
@@ -280,7 +293,8 @@ impl Region {
             .remove_waiter(queue_key, waiter_id, reason);
     }
 
-    /// Ends the tickets of those who are gone, when they can do no more harm. Others may have news then.
+    /// Removes the waiters of nodes for which `is_gone` returns `true`. `is_gone` must return `true` only
+    /// when the node can no longer access memory as owner. May grant locks to other waiters.
     pub(crate) fn remove_dead_waiters(&self, is_gone: impl Fn(NodeInstance) -> bool) {
         let mut state = self.state.lock();
         state
@@ -288,7 +302,8 @@ impl Region {
             .remove_gone(|waiter_id, _, _| is_gone(waiter_id.instance));
     }
 
-    /// As [`Lines::take_news`]; without a place, [`Lines::take_any_news`].
+    /// Claims a notification in one wait queue ([`LockTable::claim_notification`]), or in any if `queue_key`
+    /// is `None` ([`LockTable::claim_any_notification`]).
     pub(crate) fn claim_notification(
         &self,
         queue_key: Option<WaitQueueKey>,
@@ -300,7 +315,7 @@ impl Region {
         }
     }
 
-    /// See [`Lines::news_of`].
+    /// See [`LockTable::notification_for`].
     pub(crate) fn notification_for(
         &self,
         queue_key: WaitQueueKey,
@@ -312,7 +327,7 @@ impl Region {
             .notification_for(queue_key, instance)
     }
 
-    /// See [`Lines::heard`].
+    /// See [`LockTable::ack_notification`].
     pub(crate) fn ack_notification(&self, queue_key: WaitQueueKey, waiter_id: WaiterId) {
         self.state
             .lock()
@@ -320,7 +335,7 @@ impl Region {
             .ack_notification(queue_key, waiter_id);
     }
 
-    /// Removes all mappers of a dead node. Their tickets stay until [`Self::bury`].
+    /// Removes all mappers of a dead node. Their waiters stay until [`Self::remove_dead_waiters`].
     pub(crate) fn remove_node_mappers(&self, node: u32) {
         let mut state = self.state.lock();
         while let Some(key) = state
@@ -333,12 +348,12 @@ impl Region {
         }
     }
 
-    /// The number of mappers.
+    /// Returns the number of mappers.
     pub(crate) fn mapping_count(&self) -> u32 {
         self.state.lock().mapping_count
     }
 
-    /// The nodes that have it mapped, in order of their numbers. One that comes meanwhile may be missed.
+    /// Returns the nodes with a mapping, in ascending order. Nodes added during the iteration may be missed.
     pub(crate) fn mapper_nodes(&self) -> impl Iterator<Item = u32> + '_ {
         let mut last = 0;
         core::iter::from_fn(move || {
@@ -347,37 +362,37 @@ impl Region {
         })
     }
 
-    /// The first mapping of it on `node`, from number `mapping` on.
+    /// Returns the first mapping of a node whose number is at least `mapping`.
     pub(crate) fn next_mapping_of(&self, node: u32, mapping: u64) -> Option<u64> {
         let found = self.mapper_at_or_after(node, mapping);
         found.filter(|mapper| mapper.0 == node).map(|found| found.1)
     }
 
-    /// The first mapper from that one on.
+    /// Returns the first mapper at or after this key.
     fn mapper_at_or_after(&self, node: u32, mapping: u64) -> Option<(u32, u64)> {
         let state = self.state.lock();
         let cursor = state.mappers.cursor_lower_bound(&(node, mapping))?;
         Some(*cursor.current().0)
     }
 
-    /// Adds something that the next step of its end waits for.
+    /// Adds an item that the next teardown step waits for.
     pub(crate) fn get_teardown(&self) {
         self.teardown_refs.fetch_add(1u32, Full);
     }
 
-    /// Takes that back. Returns whether there is nothing more to wait for.
+    /// Drops such an item. Returns `true` if it was the last.
     pub(crate) fn put_teardown(&self) -> bool {
         self.teardown_refs.fetch_sub(1u32, Full) == 1
     }
 
-    /// Begins to free the region on behalf of a mapper. Returns whether it was not begun before, and does not
-    /// have to wait for the end of a move. All mappings are then to be invalidated, that one too: its session may
-    /// be using it this moment.
+    /// Starts freeing the region on behalf of a mapper. Returns `true` if the caller must reclaim the region
+    /// now: freeing was not started before, and no move is running. All mappings are then invalidated,
+    /// including the one of the caller, whose session may still use it.
     ///
     /// # Errors
     ///
-    /// - `EACCES` if the mapper is not a master.
-    /// - `ENOENT` if it is none at all.
+    /// - `EACCES`: the mapper is not a master.
+    /// - `ENOENT`: the mapper does not exist.
     pub(crate) fn start_free(&self, node: u32, mapping: u64) -> Result<bool> {
         let mut state = self.state.lock();
         if state.freeing {
@@ -388,13 +403,13 @@ impl Region {
         Ok(!state.move_state.running)
     }
 
-    /// Begins to move the region on behalf of a mapper, who chose that number for it.
+    /// Starts a move of the region on behalf of a mapper, which chose `token`.
     ///
     /// # Errors
     ///
-    /// - `EBUSY` if it is moving already.
-    /// - `EACCES` if the mapper is not a master.
-    /// - `ENOENT` if it is none at all, or the region is being freed.
+    /// - `EBUSY`: a move is running.
+    /// - `EACCES`: the mapper is not a master.
+    /// - `ENOENT`: the mapper does not exist, or the region is being freed.
     pub(crate) fn start_move(&self, node: u32, mapping: u64, token: u64) -> Result {
         let mut state = self.state.lock();
         if state.freeing {
@@ -410,7 +425,8 @@ impl Region {
         Ok(())
     }
 
-    /// The move is over. Returns whether the region was freed meanwhile, and is to be taken apart.
+    /// Records the result of the move. Returns `true` if the region was freed meanwhile, so the caller must
+    /// reclaim it.
     pub(crate) fn finish_move(&self, result: Result) -> bool {
         let mut state = self.state.lock();
         state.move_state.running = false;
@@ -418,11 +434,13 @@ impl Region {
         state.freeing
     }
 
-    /// What came of a move.
+    /// Returns the result of a move.
     ///
     /// # Errors
     ///
-    /// That of the move; `EINPROGRESS` while it goes on; `ENOENT` if it is not known any more.
+    /// - `EINPROGRESS`: the move is running.
+    /// - `ENOENT`: the move is not among the last [`MAX_MOVE_RESULTS`].
+    /// - Other errors: the error of the move.
     pub(crate) fn move_result(&self, node: u32, token: u64) -> Result {
         let state = self.state.lock();
         let mut recent = state.move_state.recent.iter();
@@ -432,17 +450,17 @@ impl Region {
         result.unwrap_or_else(|| Err(errno::inprogress()))
     }
 
-    /// Lets nobody map it, or whoever likes again.
+    /// Blocks or allows new mappers.
     pub(crate) fn set_frozen(&self, frozen: bool) {
         self.state.lock().move_state.frozen = frozen;
     }
 
-    /// Where its chunks are.
+    /// Runs `f` with the placement of the chunks locked.
     pub(crate) fn with_placement<R>(&self, f: impl FnOnce(&mut Placement) -> R) -> R {
         f(&mut self.placement.lock())
     }
 
-    /// Its leases.
+    /// Returns the loans of the region.
     pub(crate) fn loans(&self) -> impl Iterator<Item = NodeScopedId> + '_ {
         let mut next = 0;
         core::iter::from_fn(move || {
@@ -452,11 +470,12 @@ impl Region {
         })
     }
 
-    /// Whether a mapper has these rights.
+    /// Checks that a mapper has these rights.
     ///
     /// # Errors
     ///
-    /// `EACCES` if it has not; `ENOENT` if it is none, or the region is being freed.
+    /// - `EACCES`: the mapper lacks a right.
+    /// - `ENOENT`: the mapper does not exist, or the region is being freed.
     pub(crate) fn check_rights(&self, node: u32, mapping: u64, rights: Rights) -> Result {
         let state = self.state.lock();
         if state.freeing {
@@ -465,8 +484,8 @@ impl Region {
         state.check_rights(node, mapping, rights)
     }
 
-    /// Keeps everybody from mapping a region that is given up before it was complete. As for
-    /// [`Self::begin_free`]: somebody may have found it already.
+    /// Marks a region as freeing because its creation failed: a peer may have mapped the region already.
+    /// Returns `true` in the cases of [`Self::start_free`].
     pub(crate) fn mark_freeing(&self) -> bool {
         let mut state = self.state.lock();
         let is_first = !state.freeing;
@@ -474,13 +493,13 @@ impl Region {
         is_first && !state.move_state.running
     }
 
-    /// Whether the region is being freed.
+    /// Returns `true` if the region is being freed.
     pub(crate) fn is_freeing(&self) -> bool {
         self.state.lock().freeing
     }
 }
 
-/// The regions of which this node is the home.
+/// Regions whose home is this node, by number.
 #[pin_data]
 pub(crate) struct RegionTable {
     #[pin]
@@ -488,36 +507,37 @@ pub(crate) struct RegionTable {
 }
 
 impl RegionTable {
-    /// None.
+    /// Creates an empty table.
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self { table <- new_mutex!(RBTree::new()) })
     }
 
-    /// Enters a region.
+    /// Adds a region.
     pub(crate) fn insert(&self, region: Arc<Region>) -> Result {
-        // Outside of the lock: who is at the limit of a cgroup may have to wait.
+        // Allocate without the lock: a charged allocation can sleep at the limit of its cgroup.
         let node = RBTreeNode::new(region.id, region, GFP_KERNEL_ACCOUNT)?;
         self.table.lock().insert(node);
         Ok(())
     }
 
-    /// Finds a region.
+    /// Returns the region with this number.
     ///
     /// # Errors
     ///
-    /// `ENOENT` if there is none of that number.
+    /// - `ENOENT`: no such region.
     pub(crate) fn get(&self, id: u64) -> Result<Arc<Region>> {
         self.table.lock().get(&id).cloned().ok_or(ENOENT)
     }
 
-    /// The region with the lowest number that is at least `id`.
+    /// Returns the region with the lowest number that is at least `id`.
     pub(crate) fn at_or_after(&self, id: u64) -> Option<Arc<Region>> {
         let table = self.table.lock();
         let cursor = table.cursor_lower_bound(&id)?;
         Some(cursor.current().1.clone())
     }
 
-    /// All regions, in order of their numbers. One that comes or goes meanwhile may be missed.
+    /// Returns all regions, in ascending order of their numbers. Regions added or removed during the
+    /// iteration may be missed.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Arc<Region>> + '_ {
         let mut next = 0;
         core::iter::from_fn(move || {
@@ -527,7 +547,7 @@ impl RegionTable {
         })
     }
 
-    /// Removes a region.
+    /// Removes the region with this number and returns it.
     pub(crate) fn remove(&self, id: u64) -> Option<Arc<Region>> {
         self.table.lock().remove(&id)
     }

@@ -1,44 +1,45 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where the chunks of a region are, as its home keeps it, and of which leases they are.
+//! Placement of the chunks of a region, as managed by its home: location and loan of each chunk.
 
 use crate::region::lend::loan::NodeScopedId;
 use core::num::NonZeroUsize;
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*};
 use kite_core::wire::ChunkLocation;
 
-/// Most leases of a region: those of where it is, and of where it was and goes.
+/// Maximum number of loans of a region, including those of the old and the new location during a move.
 const MAX_LOANS: usize = 1 << 14;
 
-/// A lease, and how many of its chunks are the region's.
+/// Loan, and the number of its chunks that belong to the region.
 struct LoanUsage {
     key: NodeScopedId,
     chunks_in_use: u32,
 }
 
-/// Which chunk of a lease it is.
+/// Loan and index within the loan from which a chunk comes.
 #[derive(Clone, Copy, Default)]
 pub(in crate::region) struct ChunkSource {
-    /// The number of the lease among those of the region.
+    /// Index of the loan in [`Placement::loans`].
     pub(in crate::region) loan_index: u16,
-    /// The number of the chunk in the lease.
+    /// Index of the chunk in the loan.
     pub(in crate::region) chunk: u32,
 }
 
-/// Where the chunks of a region are.
+/// Location and loan of each chunk of a region.
 pub(crate) struct Placement {
     locations: KVVec<ChunkLocation>,
     sources: KVVec<ChunkSource>,
-    /// Those that were given back are missing.
+    /// Loans by index. `None`: the loan was returned.
     loans: KVec<Option<LoanUsage>>,
 }
 
 impl Placement {
-    /// Of chunks at these places, which are of `leases` in turn, like cards.
+    /// Creates a placement of chunks at `locations`, which belong to `loans` round robin.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there are no leases, `ENOMEM`.
+    /// - `EINVAL`: `loans` is empty.
+    /// - `ENOMEM`: out of memory.
     pub(in crate::region) fn new(
         locations: KVVec<ChunkLocation>,
         loans: &[NodeScopedId],
@@ -69,12 +70,12 @@ impl Placement {
         Ok(placement)
     }
 
-    /// The places of all chunks.
+    /// Returns the locations of all chunks.
     pub(in crate::region) fn locations(&self) -> &[ChunkLocation] {
         &self.locations
     }
 
-    /// The leases, by their numbers. Those that were given back are missing.
+    /// Returns the loans by index. `None`: the loan was returned.
     pub(in crate::region) fn loans(
         &self,
     ) -> impl ExactSizeIterator<Item = Option<NodeScopedId>> + '_ {
@@ -82,11 +83,11 @@ impl Placement {
         self.loans.iter().map(key)
     }
 
-    /// Enters a lease of which no chunk is the region's yet; returns its number.
+    /// Adds a loan of which no chunk belongs to the region yet. Returns its index.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, also if there are too many.
+    /// - `ENOMEM`: out of memory, or [`MAX_LOANS`] is reached.
     pub(in crate::region) fn add_loan(&mut self, key: NodeScopedId) -> Result<u16> {
         let loan = Some(LoanUsage {
             key,
@@ -109,7 +110,7 @@ impl Placement {
         }
     }
 
-    /// A chunk has moved. Returns what it was before.
+    /// Records the move of a chunk. Returns its previous source.
     pub(in crate::region) fn set_chunk(
         &mut self,
         chunk: u32,
@@ -124,13 +125,13 @@ impl Placement {
         old_source
     }
 
-    /// The lease of that number, if any of its chunks is the region's.
+    /// Returns the loan with this index, if a chunk of the loan belongs to the region.
     pub(in crate::region) fn loan_in_use(&self, loan: u16) -> Option<NodeScopedId> {
         let loan = self.loans.get(usize::from(loan))?.as_ref()?;
         (loan.chunks_in_use != 0).then_some(loan.key)
     }
 
-    /// Takes a lease out of which no chunk is the region's any more.
+    /// Removes and returns a loan of which no chunk belongs to the region.
     pub(in crate::region) fn remove_unused_loan(&mut self) -> Option<NodeScopedId> {
         let is_unused =
             |loan: &Option<LoanUsage>| loan.as_ref().is_some_and(|loan| loan.chunks_in_use == 0);

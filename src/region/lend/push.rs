@@ -263,7 +263,7 @@ impl MemoryService {
         }
         pushed.map_err(|stop| match stop {
             TransferStop::Failed(error) if error != EIO => error,
-            // Kernel memory is always present, and the transfer is not throttled. So only `EIO` remains. The
+            // Kernel memory is always present, and the guard is always granted. So only `EIO` remains. The
             // RNIC may still access the chunk: leak the chunk rather than reuse its memory.
             _ => {
                 core::mem::forget(chunk.clone());
