@@ -4,16 +4,17 @@
 //!
 //! # Operation
 //!
-//! `kite_core::policy::qos` has the algorithms; this module adds the clock, the locks and the tenants.
-//! A session is a [`tenant`]. Before the session posts a request, the tenant must admit the request according to its
-//! priority and to the [`limits`] of its user and cgroups.
-//! While a tenant has low priority, the latency of high-priority requests is measured until completion
-//! ([`LatencyProbe`]). The [`RateController`] derives the rate of low-priority requests from the latency.
+//! `kite_core::policy::qos` has the algorithms; this module adds the clock, the locks and the tenants. A
+//! session is a [`tenant`]. Before the session posts a request, the tenant must admit the request according
+//! to its priority and to the [`limits`] of its user and cgroups. While a tenant has low priority, the
+//! latency of high-priority requests is measured until completion ([`LatencyProbe`]). The [`RateController`]
+//! derives the rate of low-priority requests from the latency.
 //!
 //! # Locking
 //!
-//! `Qos::low_limiter` (spin lock) protects the rate controller and the token bucket of the low-priority class.
-//! The lock also orders changes of `policy` with the reset of both. No other lock is taken while it is held.
+//! `Qos::low_limiter` (spin lock) protects the rate controller and the token bucket of the low-priority
+//! class. The lock also orders changes of `policy` with the reset of both. No other lock is taken while it is
+//! held.
 
 pub(crate) mod limits;
 pub(crate) mod tenant;
@@ -73,7 +74,8 @@ pub(crate) enum ConnSubset {
 }
 
 impl ConnSubset {
-    /// Returns the index of the first of `count` connections in the subset, and the number of connections in it.
+    /// Returns the index of the first of `count` connections in the subset, and the number of connections in
+    /// it.
     pub(crate) fn range(self, count: usize) -> (usize, usize) {
         match self {
             Self::High if count > 1 => (0, count - 1),
@@ -189,7 +191,8 @@ impl Qos {
         self.removed.complete_all();
     }
 
-    /// Returns `true` if the low-priority class is throttled: policy [`QosPolicy::Sw`], and a low-priority tenant.
+    /// Returns `true` if the low-priority class is throttled: policy [`QosPolicy::Sw`], and a low-priority
+    /// tenant.
     fn is_throttling_low(&self) -> bool {
         self.low_tenants.load(Relaxed) != 0 && self.policy.load(Relaxed) == QosPolicy::Sw as u32
     }
@@ -216,8 +219,8 @@ impl Qos {
         self.low_limiter.lock().controller.record_low(bytes);
     }
 
-    /// Starts measuring a request of `bytes` bytes that is about to be posted. Returns `None` if the low-priority
-    /// class is not throttled, so that no measurement is needed.
+    /// Starts measuring a request of `bytes` bytes that is about to be posted. Returns `None` if the
+    /// low-priority class is not throttled, so that no measurement is needed.
     pub(crate) fn start_probe(
         self: &Arc<Self>,
         bytes: usize,
@@ -261,8 +264,8 @@ pub(crate) struct LatencyProbe {
 }
 
 impl LatencyProbe {
-    /// Records the completed request in the rate controller: the latency of a high-priority request, the bytes of a
-    /// low-priority request.
+    /// Records the completed request in the rate controller: the latency of a high-priority request, the
+    /// bytes of a low-priority request.
     pub(crate) fn finish(self) {
         let now = monotonic_ns();
         let mut low = self.qos.low_limiter.lock();

@@ -5,10 +5,10 @@
 //! # Operation
 //!
 //! Each segment of a read or write, and each other request, must be admitted before it is posted.
-//! [`Tenant::try_admit`] and [`Tenant::try_admit_now`] do not wait; [`Tenant::admit`] waits.
-//! A delayed request is charged at once and receives a start time (an [`AdmissionTicket`]).
-//! Requests under one limit therefore start in the order of arrival.
-//! A request that could not start before its deadline is not charged.
+//! [`Tenant::try_admit`] and [`Tenant::try_admit_now`] do not wait; [`Tenant::admit`] waits. A request is
+//! charged when its start time is reserved in an [`AdmissionTicket`]; the start time may be later. Requests
+//! under one limit therefore start in the order of arrival. A request that could not start before its
+//! deadline is not charged.
 //!
 //! # Locking
 //!
@@ -145,8 +145,9 @@ impl Tenant {
         self.qos.limits.generation() == 0 && !self.is_low_throttled()
     }
 
-    /// Returns `true` if the current thread executes a request that was admitted before: a worker on behalf of an I/O
-    /// queue. The queue delays such requests itself, so that throttled requests do not occupy workers.
+    /// Returns `true` if the current thread executes a request that was admitted before: a worker on behalf
+    /// of an I/O queue. The queue delays such requests itself, so that throttled requests do not occupy
+    /// workers.
     fn is_already_admitted(&self) -> bool {
         self.is_process && is_wq_worker()
     }
@@ -198,8 +199,8 @@ impl Tenant {
         }
     }
 
-    /// Returns `true` if the request may be posted now. Reserves a start time if `ticket` has none and the start time
-    /// is not after `deadline_ns`.
+    /// Returns `true` if the request may be posted now. Reserves a start time if `ticket` has none and the
+    /// start time is not after `deadline_ns`.
     fn admit_or_reserve(
         &self,
         applicable: &mut Option<ApplicableLimits>,
@@ -214,8 +215,8 @@ impl Tenant {
         if let Some(applicable) = applicable {
             applicable.refresh(&self.qos.limits)?;
         }
-        // The buckets include the charge of a reserved request. `start_at` is therefore after its reserved time,
-        // unless a limit was raised or removed since: then the request may start early.
+        // The buckets include the charge of a reserved request. `start_at` is therefore after its reserved
+        // time, unless a limit was raised or removed since: then the request may start early.
         let start_at = self.earliest_start(applicable.as_ref(), now);
         if ticket.0.is_none() && start_at <= deadline_ns.max(now) {
             ticket.0 = Some(self.reserve(applicable.as_ref(), start_at, cost));
@@ -259,8 +260,8 @@ impl Tenant {
         }
     }
 
-    /// Cancels a request. Refunds the charge if the reserved start time has not been reached, so that other requests
-    /// may start earlier.
+    /// Cancels a request. Refunds the charge if the reserved start time has not been reached, so that other
+    /// requests may start earlier.
     pub(crate) fn cancel(&self, ticket: AdmissionTicket) {
         let Some(booking) = ticket.0.filter(|booking| booking.start_at > monotonic_ns()) else {
             return;
@@ -276,7 +277,8 @@ impl Tenant {
         }
     }
 
-    /// Records requests without a [`LatencyProbe`] for the rate controller, if the tenant is throttled as low priority.
+    /// Records requests without a [`LatencyProbe`] for the rate controller, if the tenant is throttled as low
+    /// priority.
     pub(crate) fn charge_unmeasured(&self, cost: impl Into<RequestCost>) {
         if self.is_low_throttled() {
             self.qos.charge_low_unmeasured(cost.into().bytes);

@@ -7,9 +7,9 @@
 //! An interrupt and a thread wake-up per message cost several times as much as the message.
 //! A waiting thread therefore polls the receive queues first ([`Fabric::busy_poll`]).
 //! The waiter processes every message found, including messages for other threads.
-//! While waiters poll, or polled for at least half of the time, the poller thread sleeps in
-//! intervals of 100 µs to 1 ms without an interrupt ([`AdaptiveInterval`]).
-//! A waiter that stops polling wakes the poller thread and then sleeps.
+//! While waiters poll, the poller thread sleeps for 100 µs to 1 ms at a time, with interrupts disarmed
+//! ([`AdaptiveInterval`]). The thread also does so if waiters polled for at least half of its last interval.
+//! A waiter whose spin time ends without a result wakes the poller thread and then sleeps.
 //!
 //! # Locking
 //!
@@ -98,8 +98,8 @@ impl AdaptiveInterval {
 
     /// Returns how long the poller thread may sleep, in µs, while waiters poll in its place.
     ///
-    /// Returns `None` if no waiter polls, and either a waiter went to sleep or waiters polled for less than half
-    /// of the time since the last call. With `has_other_work` the sleep is [`MIN_INTERVAL_US`].
+    /// Returns `None` if no waiter polls, unless waiters polled for at least half of the time since the last
+    /// call and none went to sleep. With `has_other_work` the sleep is [`MIN_INTERVAL_US`].
     pub(in crate::fabric) fn next_interval_us(
         &mut self,
         pollers: &BusyPollers,
@@ -128,8 +128,8 @@ impl AdaptiveInterval {
 impl Fabric {
     /// Polls the receive queues and processes messages until `done` returns `true` or the spin time ends.
     ///
-    /// Returns `None` if `done` returned `true`. Otherwise the poller thread was woken, and the caller must sleep.
-    /// The caller drops the returned sample when the wait ends, which adapts `spin`.
+    /// Returns `None` if `done` returned `true`. Otherwise the poller thread was woken, and the caller must
+    /// sleep. The caller drops the returned sample when the wait ends, which adapts `spin`.
     ///
     /// The caller must not hold any lock, since message handlers take locks.
     pub(crate) fn busy_poll<'a>(

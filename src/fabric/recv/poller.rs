@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Poller thread: processes the messages that peers send (LITE, section 5.1: one poller on one receive queue).
+//! Poller thread: processes the messages that peers send (LITE, section 5.1: one poller on one receive
+//! queue).
 //!
 //! # Operation
 //!
@@ -21,10 +22,12 @@
 //!
 //! - `RecvEngine::poll_buffer` (mutex) serializes receive processing and protects the copy buffer.
 //!   The mutex is held while a [`RecvHandler`] runs.
-//! - `Fabric::poll_clients` (mutex) protects the client list. The mutex is held while [`PollClient::poll_work`] and
-//!   [`PollClient::poll_hint`] run, but not while [`PollClient::on_device_removed`] runs.
+//! - `Fabric::poll_clients` (mutex) protects the client list. The mutex is held while
+//!   [`PollClient::poll_work`] and [`PollClient::poll_hint`] run, but not while
+//!   [`PollClient::on_device_removed`] runs.
 //! - Order: access to `RecvEngine::handler`, then `poll_buffer`, then the locks of peers and connections.
-//! - Order: `DcTransport::dct`, then `poll_buffer`, since a DCT is rotated while received messages are drained.
+//! - Order: `DcTransport::dct`, then `poll_buffer`, since a DCT is rotated while received messages are
+//!   drained.
 //! - Order: `poll_clients`, then the locks of a client, then the locks of the send engine.
 
 use super::busy_poll::{AdaptiveInterval, BusyPollers};
@@ -62,8 +65,8 @@ use kite_core::{
     wrid::WrId,
 };
 
-/// Time for which the thread keeps polling after a client made progress, in ns. A process that uses its queues
-/// steadily then needs no system call to wake the thread.
+/// Time for which the thread keeps polling after a client made progress, in ns. A process that uses its
+/// queues steadily then needs no system call to wake the thread.
 const CLIENT_SPIN_NS: i64 = 1_000_000;
 
 /// Longest time that one round over the clients may take before messages are polled again, in ns.
@@ -82,8 +85,8 @@ const POSTED_SLEEP_MS: u32 = 1;
 /// Bytes of the global routing header (GRH), which precedes each datagram in its receive buffer.
 const GRH_BYTES: usize = 40;
 
-/// Handler of received messages. The polling thread waits for each call, so no method may wait for anything but
-/// memory.
+/// Handler of received messages. The polling thread waits for each call, so no method may wait for anything
+/// but memory.
 pub(crate) trait RecvHandler: Send + Sync + 'static {
     /// Processes a control request of a peer. `bytes` is the whole message, whose format has been checked.
     ///
@@ -98,8 +101,8 @@ pub(crate) trait RecvHandler: Send + Sync + 'static {
     /// The sender may have left the view, and its QP may have been destroyed, by the time of the call.
     fn on_immediate(&self, from: NodeInstance, immediate: u32);
 
-    /// Processes a VQP packet. `from` is the sender if the packet came over a connection, and `None` if it came to
-    /// the DCT of this node.
+    /// Processes a VQP packet. `from` is the sender if the packet came over a connection, and `None` if it
+    /// came to the DCT of this node.
     fn on_packet(&self, from: Option<NodeInstance>, bytes: KVec<u8>);
 }
 
@@ -209,8 +212,8 @@ impl Fabric {
 
     /// Processes all messages received before the call. May sleep.
     ///
-    /// Required before a QP is reset: the sender has received an acknowledgment for these messages, and drivers
-    /// discard unpolled completions at the reset.
+    /// Required before a QP is reset: the sender has received an acknowledgment for these messages, and
+    /// drivers discard unpolled completions at the reset.
     pub(in crate::fabric) fn drain_recv_cq(&self) {
         let Some(handler) = self.recv_engine.handler.try_access() else {
             return;
@@ -315,8 +318,8 @@ impl Fabric {
     ) {
         let id = WrId::from_u64(completion.wr_id);
         if completion.status != WcStatus::Success {
-            // A failed or destroyed QP flushes its receives. The users of an RC QP detect the failure by their
-            // own requests, but the control QP may have no request in flight.
+            // A failed or destroyed QP flushes its receives. The users of an RC QP detect the failure by
+            // their own requests, but the control QP may have no request in flight.
             if id.generation == CONTROL_ENDPOINT_ID {
                 self.report_control_qp_failure();
             }
@@ -331,8 +334,8 @@ impl Fabric {
         }
         let len = (completion.byte_len as usize).min(RECV_BUFFER_BYTES);
         let copied = endpoint.read_recv(id.slot, &mut scratch[..len]);
-        // Repost the receive before the message is processed: a peer that receives the reply may send the next
-        // request at once.
+        // Repost the receive before the message is processed: a peer that receives the reply may send the
+        // next request at once.
         let _ = endpoint.post_recv(id.slot);
         if copied.is_ok() {
             self.dispatch_recv(handler, &endpoint, &scratch[..len]);
@@ -467,7 +470,7 @@ impl Poller {
         self.fabric.poller_waker.event.reinit();
     }
 
-    /// Returns how long the thread may sleep, in µs, because waiters busy-poll. Returns `None` if they do not.
+    /// Returns how long the thread may sleep, in µs, because waiters busy-poll; `None` if none does.
     fn covered_by_busy_pollers(
         &self,
         interval: &mut AdaptiveInterval,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Completion interrupt handler: wakes the poller thread, the connector thread, or a thread that waits for one
-//! completion.
+//! Completion interrupt handler: wakes the poller thread, the connector thread, or a thread that waits for
+//! one completion.
 
 use crate::{
     sys::{completion::CountingCompletion, deadline::Deadline},
@@ -32,7 +32,8 @@ impl ThreadWaker {
         )
     }
 
-    /// Sleeps until `poll` returns a value, and returns that value. `arm` requests the interrupt that signals it.
+    /// Sleeps until `poll` returns a value, and returns that value. `arm` requests the interrupt that signals
+    /// it.
     ///
     /// # Errors
     ///
@@ -47,7 +48,8 @@ impl ThreadWaker {
         self.event.reinit();
         loop {
             arm();
-            // Check the deadline before the last poll: a thread that was not scheduled for long must poll once more.
+            // Check the deadline before the last poll: a thread that was not scheduled for long must poll
+            // once more.
             let expired = deadline.check();
             if let Some(found) = poll() {
                 return Ok(found);

@@ -11,8 +11,8 @@
 //!
 //! # Recovery
 //!
-//! If the QP fails, the batch completes partially. [`InflightOp::complete_batch`] returns the number of successful work
-//! requests, and [`BatchedSegment::wr_end`] determines which segments are done.
+//! If the QP fails, the batch completes partially. [`InflightOp::complete_batch`] returns the number of
+//! successful work requests, and [`BatchedSegment::wr_end`] determines which segments are done.
 
 use super::{
     inflight::{Direction, InflightGuard, InflightOp, PolledOp, Segment, SegmentPoster},
@@ -41,7 +41,8 @@ pub(crate) const MAX_BATCH_WRS: usize = 16;
 /// Maximum bytes of a zero-copy segment in a batch.
 pub(crate) const ZERO_COPY_MAX_BYTES: usize = 1 << 16;
 
-/// Alignment of segments in the bounce buffer, in bytes. No two segments share a cache line that the RNIC writes.
+/// Alignment of segments in the bounce buffer, in bytes. No two segments share a cache line that the RNIC
+/// writes.
 const BOUNCE_ALIGN_BYTES: usize = 64;
 
 /// Work requests of a batch before posting. Reused for later batches.
@@ -82,7 +83,8 @@ pub(crate) struct SegmentBatch<G: InflightGuard> {
 }
 
 impl<G: InflightGuard> SegmentBatch<G> {
-    /// Creates an empty batch for the peer of `first`, over `conn`. Segments may lie in `arena`. Does not wait.
+    /// Creates an empty batch for the peer of `first`, over `conn`. Segments may lie in `arena`. Does not
+    /// wait.
     ///
     /// Returns `None` if `first` needs more than [`MAX_BATCH_WRS`] work requests. `first` is not added.
     ///
@@ -158,7 +160,8 @@ impl<G: InflightGuard> SegmentBatch<G> {
         self.wr_count + self.wr_limits.max_wrs(sge_count, len) <= self.op.credit.wr_count as usize
     }
 
-    /// Returns `true` if the batch must be posted now: no room is left, or the latency of the batch is measured.
+    /// Returns `true` if the batch must be posted now: no room is left, or the latency of the batch is
+    /// measured.
     pub(crate) fn is_full(&self) -> bool {
         let max_wrs = self.op.credit.wr_count as usize;
         self.op.probe.is_some() || self.wr_count == max_wrs || self.bounce_used == SLOT_BUFFER_BYTES
@@ -229,7 +232,8 @@ impl<G: InflightGuard> SegmentBatch<G> {
         })
     }
 
-    /// Copies the data of a WRITE to the next free offset of the bounce buffer. Returns the opcode and the SGE.
+    /// Copies the data of a WRITE to the next free offset of the bounce buffer. Returns the opcode and the
+    /// SGE.
     fn fill_bounce(
         &self,
         fabric: &Fabric,
@@ -267,15 +271,16 @@ impl<G: InflightGuard> SegmentBatch<G> {
             if sges.is_empty() {
                 return Ok(wrs.0.len() - first_wr);
             }
-            // The capacity suffices: `has_room` counted at least as many work requests. No memory is allocated.
+            // The capacity suffices: `has_room` counted at least as many work requests. No memory is
+            // allocated.
             let wr = OwnedSendWr::new(verb, wr_id, sges, remote);
             wrs.0.push(wr, GFP_ATOMIC)?;
             remote.addr += sges.iter().map(|sge| u64::from(sge.len())).sum::<u64>();
         }
     }
 
-    /// Posts the batch with one doorbell, and returns unused credits. Work requests that the RNIC rejects complete as
-    /// failed.
+    /// Posts the batch with one doorbell, and returns unused credits. Work requests that the RNIC rejects
+    /// complete as failed.
     pub(crate) fn post(
         mut self,
         fabric: &Fabric,
@@ -286,8 +291,8 @@ impl<G: InflightGuard> SegmentBatch<G> {
         credit.release_unused(self.wr_count as u32);
         slot.buffer().sync_for_device(self.bounce_used);
         slot.account_post(self.wr_count as u32);
-        // SAFETY: The work requests name the buffer of the slot or the attached arena. The slot keeps both mapped until
-        // all of them have completed.
+        // SAFETY: The work requests name the buffer of the slot or the attached arena. The slot keeps both
+        // mapped until all of them have completed.
         let posted = unsafe { credit.endpoint.qp().post_list(&mut wrs.0) };
         for wr in wrs.0.iter().skip(posted) {
             fabric.send_engine().complete_unposted(wr.wr_id());

@@ -4,16 +4,15 @@
 //!
 //! # Operation
 //!
-//! A segment is contiguous memory of one node.
-//! A short segment is copied through the buffer of its slot (bounced). A long segment is transferred directly from or
-//! to the pages of the caller (zero copy), which stay pinned until completion.
-//! Posting waits only if the caller passes a deadline. A context that must not wait can therefore post short segments,
-//! and poll for completion ([`PolledOp`]).
+//! A segment is contiguous memory of one node. A short segment is copied through the buffer of its slot
+//! (bounced). A long segment is transferred directly from or to the pages of the caller (zero copy), which
+//! stay pinned until completion. Posting waits only if the caller passes a deadline. A context that must not
+//! wait can therefore post short segments, and poll for completion ([`PolledOp`]).
 //!
 //! # Recovery
 //!
-//! If the QP fails, [`InflightOp::complete`] reports the failure to the connection and to the guard, and returns a
-//! [`FailedOp`]. The caller repeats the segment on the same connection.
+//! If the QP fails, [`InflightOp::complete`] reports the failure to the connection and to the guard, and
+//! returns a [`FailedOp`]. The caller repeats the segment on the same connection.
 
 pub(crate) use super::slots::SLOT_BUFFER_BYTES;
 use super::{
@@ -70,8 +69,8 @@ impl Direction {
         }
     }
 
-    /// Returns the opcode and the SGE for `len` bytes at `bounce_offset` in the buffer of `slot`. A short WRITE is
-    /// inline. Returns `None` if the range exceeds the buffer.
+    /// Returns the opcode and the SGE for `len` bytes at `bounce_offset` in the buffer of `slot`. A short
+    /// WRITE is inline. Returns `None` if the range exceeds the buffer.
     pub(in crate::fabric) fn bounce_sge(
         self,
         fabric: &Fabric,
@@ -132,8 +131,8 @@ pub(crate) trait InflightGuard {
 
 /// Posted segment. The owner must call [`Self::wait`] or one of the `complete` functions.
 ///
-/// The order of the fields is the drop order. The slot is freed before the credit, since a waiter woken by the credit
-/// checks the number of free slots.
+/// The order of the fields is the drop order. The slot is freed before the credit, since a waiter woken by
+/// the credit checks the number of free slots.
 pub(crate) struct InflightOp<G> {
     pub(in crate::fabric) slot: SlotGuard,
     pub(in crate::fabric) credit: ConnCredit,
@@ -145,8 +144,8 @@ pub(crate) struct InflightOp<G> {
 
 /// Segment whose QP failed, possibly because of the segment itself.
 ///
-/// The segment may be repeated only on `conn`. A new QP there guarantees that the first attempt delivers nothing
-/// more.
+/// The segment may be repeated only on `conn`. A new QP there guarantees that the first attempt delivers
+/// nothing more.
 #[derive(Clone)]
 pub(crate) struct FailedOp {
     pub(in crate::fabric) segment: Segment,
@@ -156,7 +155,8 @@ pub(crate) struct FailedOp {
 }
 
 impl FailedOp {
-    /// Waits until the failed QP is replaced: requests of the old QP can no longer reach the memory of the peer.
+    /// Waits until the failed QP is replaced: requests of the old QP can no longer reach the memory of the
+    /// peer.
     ///
     /// # Errors
     ///
@@ -167,8 +167,8 @@ impl FailedOp {
 }
 
 impl<G: InflightGuard> InflightOp<G> {
-    /// Waits until the local RNIC has completed the segment, and returns the status. On failure, reports the QP to the
-    /// connection and to the guard.
+    /// Waits until the local RNIC has completed the segment, and returns the status. On failure, reports the
+    /// QP to the connection and to the guard.
     pub(in crate::fabric) fn wait(&self) -> WcStatus {
         let status = self.slot.wait(|recovery| self.credit.recover(recovery));
         if status != WcStatus::Success {
@@ -179,7 +179,8 @@ impl<G: InflightGuard> InflightOp<G> {
         status
     }
 
-    /// Waits for the segment, and calls `on_complete` on success. Returns the failed operation if the QP failed.
+    /// Waits for the segment, and calls `on_complete` on success. Returns the failed operation if the QP
+    /// failed.
     ///
     /// # Errors
     ///
@@ -202,11 +203,11 @@ impl<G: InflightGuard> InflightOp<G> {
         }
     }
 
-    /// Waits for a batch, and passes the number of successful work requests to `on_complete`. Returns the failed
-    /// operation if the QP failed.
+    /// Waits for a batch, and passes the number of successful work requests to `on_complete`. Returns the
+    /// failed operation if the QP failed.
     ///
-    /// `on_complete` is also called if the QP failed. Work requests of a QP complete in order, so the successful ones
-    /// are the first ones.
+    /// `on_complete` is also called if the QP failed. Work requests of a QP complete in order, so the
+    /// successful ones are the first ones.
     ///
     /// # Errors
     ///
@@ -279,8 +280,8 @@ impl<G: InflightGuard> PolledOp<G> {
         op.is_none_or(|op| op.slot.is_done())
     }
 
-    /// Returns `true` if the operation is older than [`POLLED_STUCK_AFTER_MS`]. A thread must then wait for the
-    /// operation, since only a wait starts QP recovery.
+    /// Returns `true` if the operation is older than [`POLLED_STUCK_AFTER_MS`]. A thread must then wait for
+    /// the operation, since only a wait starts QP recovery.
     pub(crate) fn is_stuck(&self, now: Instant<Monotonic>) -> bool {
         (now - self.posted_at).as_millis() > POLLED_STUCK_AFTER_MS
     }
@@ -409,8 +410,8 @@ impl SegmentPoster<'_> {
         })
     }
 
-    /// Posts a long segment directly from or to the pages of the caller. Returns `EAGAIN` instead of waiting or
-    /// faulting.
+    /// Posts a long segment directly from or to the pages of the caller. Returns `EAGAIN` instead of waiting
+    /// or faulting.
     fn post_zero_copy<G: InflightGuard>(
         &self,
         conn: &Arc<Conn>,
@@ -460,8 +461,8 @@ impl SegmentPoster<'_> {
         }
     }
 
-    /// Returns the maximum bytes of a segment on `conn`. Without a byte limit, each page may need one SGE, and the first
-    /// page may be partial.
+    /// Returns the maximum bytes of a segment on `conn`. Without a byte limit, each page may need one SGE,
+    /// and the first page may be partial.
     pub(in crate::fabric) fn max_segment_bytes(&self, conn: &Conn) -> usize {
         let (limits, max_wrs) = (self.wr_limits(conn), MAX_WRS_PER_SLOT as usize);
         MAX_SEGMENT_BYTES.min(match limits.max_bytes {
@@ -489,7 +490,8 @@ impl SegmentPoster<'_> {
             if sges.is_empty() {
                 return;
             }
-            // SAFETY: The caller guarantees that `sges` names the buffer of `slot` or memory attached to `slot`.
+            // SAFETY: The caller guarantees that `sges` names the buffer of `slot` or memory attached to
+            // `slot`.
             let posted = unsafe {
                 match self.direction {
                     Direction::Write => credit.write(slot, sges, addr),
@@ -504,8 +506,8 @@ impl SegmentPoster<'_> {
     }
 }
 
-/// Copies the data of a bounced READ from `bounce_offset` in the buffer of `slot` to the memory of the caller.
-/// Does nothing for a WRITE or a long segment.
+/// Copies the data of a bounced READ from `bounce_offset` in the buffer of `slot` to the memory of the
+/// caller. Does nothing for a WRITE or a long segment.
 ///
 /// # Errors
 ///

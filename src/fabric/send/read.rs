@@ -4,13 +4,13 @@
 //!
 //! # Operation
 //!
-//! A READ uses a DCI if both nodes have DC, and an RC connection otherwise. The peer's processor is not involved.
-//! Each function posts one work request at a time and waits for its completion.
+//! A READ uses a DCI if both nodes have DC, and an RC connection otherwise. The peer's processor is not
+//! involved. Each function posts one work request at a time and waits for its completion.
 //!
 //! # Recovery
 //!
 //! A request that fails with its QP returns `EAGAIN`, and the caller may repeat the request.
-//! A request that does not complete although its QP was reset returns `EIO`.
+//! A request that does not complete, and whose QP cannot be moved to RESET, returns `EIO`.
 
 use super::{
     path::PostCredit,
@@ -184,8 +184,8 @@ impl Fabric {
         unsafe { self.post_and_wait_if(|| true, peer, slot, op, deadline) }
     }
 
-    /// Posts one operation if `is_admitted` returns `true` once a credit is available, and waits for the completion.
-    /// Returns `EAGAIN` if `is_admitted` returns `false`.
+    /// Posts one operation if `is_admitted` returns `true` once a credit is available, and waits for the
+    /// completion. Returns `EAGAIN` if `is_admitted` returns `false`.
     ///
     /// # Safety
     ///
@@ -203,8 +203,8 @@ impl Fabric {
         if !is_admitted() {
             return Err(EAGAIN);
         }
-        // SAFETY: The caller guarantees that the memory named by `op` stays mapped until the function returns, and
-        // the function returns only after `slot.wait`.
+        // SAFETY: The caller guarantees that the memory named by `op` stays mapped until the function
+        // returns, and the function returns only after `slot.wait`.
         unsafe { credit.post(slot, address.dc_address.as_ref(), &[op])? };
         let status = slot.wait(|recovery| credit.recover(recovery));
         if status != WcStatus::Success {
@@ -213,7 +213,8 @@ impl Fabric {
         Ok(status)
     }
 
-    /// Acquires credit for one work request of `bytes` bytes: on a DCI if both nodes have DC, else on a connection.
+    /// Acquires credit for one work request of `bytes` bytes: on a DCI if both nodes have DC, else on a
+    /// connection.
     fn acquire_post_credit(
         &self,
         (instance, address): (NodeInstance, &PeerAddress),

@@ -11,8 +11,8 @@ pub(crate) struct WrLimits {
     pub(crate) max_sges: usize,
     /// Maximum bytes, at least 1; `None` if unlimited.
     ///
-    /// The bytes must fit in `max_sges - 2` whole-page entries. The byte limit is then always reached before the
-    /// entry limit, also with partial first and last entries. [`Self::max_wrs`] relies on this order.
+    /// The bytes must fit in `max_sges - 2` whole-page entries. The byte limit is then always reached before
+    /// the entry limit, also with partial first and last entries. [`Self::max_wrs`] relies on this order.
     pub(crate) max_bytes: Option<usize>,
 }
 
@@ -45,7 +45,8 @@ impl<I: Iterator<Item = Sge>> SglSplitter<I> {
         }
     }
 
-    /// Stores the entries of the next request in `sgl`, and returns the used part. Returns an empty slice at the end.
+    /// Stores the entries of the next request in `sgl`, and returns the used part. Returns an empty slice at
+    /// the end.
     pub(crate) fn next_sgl<'r>(&mut self, sgl: &'r mut [Sge]) -> &'r [Sge] {
         let mut bytes_left = self.limits.max_bytes.unwrap_or(usize::MAX);
         let mut count = 0;

@@ -4,34 +4,34 @@
 //!
 //! # Operation
 //!
-//! A thread acquires a slot and posts up to [`MAX_WRS_PER_SLOT`] work requests. Each work request carries the index and
-//! the generation of the slot in its `wr_id`.
-//! The thread then waits ([`SlotGuard::wait`]) or polls ([`super::inflight::PolledOp`]).
-//! A waiting thread polls the send CQs itself and accounts the completions of all slots, so a short wait needs no
-//! context switch.
-//! After an adaptive spin the thread arms the CQs and sleeps. The interrupt wakes the poller thread, which polls for
-//! all sleepers.
+//! A thread acquires a slot and posts up to [`MAX_WRS_PER_SLOT`] work requests. Each work request carries the
+//! index and the generation of the slot in its `wr_id`. The thread then waits ([`SlotGuard::wait`]) or polls
+//! ([`super::inflight::PolledOp`]). A waiting thread polls the send CQs itself and accounts the completions
+//! of all slots, so a short wait needs no context switch. After an adaptive spin the thread arms the CQs and
+//! sleeps. The interrupt wakes the poller thread, which polls for all sleepers.
 //!
-//! A slot belongs to its [`SlotGuard`] until all its work requests have completed. The memory that they name (the
-//! buffer of the slot, or attached memory) therefore stays mapped.
+//! A slot belongs to its [`SlotGuard`] until all its work requests have completed. The memory that they name
+//! (the buffer of the slot, or attached memory) therefore stays mapped.
 //!
 //! # Recovery
 //!
-//! If completions are missing for 15 s, the QP is moved to ERR, which flushes its work requests.
-//! After another 15 s, or if the transition fails, the QP is moved to RESET. The RNIC then accesses no memory for the
-//! QP, and the remaining work requests are accounted as flushed.
-//! If RESET fails too, the slot and the attached memory are leaked, since the RNIC may still access them.
+//! If completions are missing for 15 s, the QP is moved to ERR, which flushes its work requests. After
+//! another 15 s, or if the transition fails, the QP is moved to RESET. The RNIC then accesses no memory for
+//! the QP, and the remaining work requests are accounted as flushed. If RESET fails too, the slot and the
+//! attached memory are leaked, since the RNIC may still access them.
 //!
 //! # Locking
 //!
-//! - `SendEngine::poll_lock` (spin lock) serializes polling of the send CQs and accounting of their completions.
-//! - `FreeList::free` (spin lock) protects the list of free slots. `Conn::state` may be held when it is taken.
+//! - `SendEngine::poll_lock` (spin lock) serializes polling of the send CQs and accounting of their
+//!   completions.
+//! - `FreeList::free` (spin lock) protects the list of free slots. `Conn::state` may be held when it is
+//!   taken.
 //! - No other lock is taken while one of the two is held, except inside completions and CQs.
 //! - Both locks are taken in thread context only: a CQ interrupt only wakes the poller thread.
-//! - `Slot::pending` is decremented with `Full` and loaded with `Acquire`. A reader of 0 sees `first_error` and
-//!   `failed_count` of all completions.
-//! - A sleeper sets `has_sleeper`, executes a full barrier, and then reads `pending`. The poller decrements `pending` with
-//!   a full barrier and then reads `has_sleeper`. One of the two sees the other's store.
+//! - `Slot::pending` is decremented with `Full` and loaded with `Acquire`. A reader of 0 sees `first_error`
+//!   and `failed_count` of all completions.
+//! - A sleeper sets `has_sleeper`, executes a full barrier, and then reads `pending`. The poller decrements
+//!   `pending` with a full barrier and then reads `has_sleeper`. One of the two sees the other's store.
 
 use crate::{
     fabric::recv::wake::ThreadWaker,
@@ -70,8 +70,8 @@ pub(crate) const SLOT_BUFFER_BYTES: usize = MAX_MESSAGE_BYTES.next_multiple_of(P
 /// Longest sleep of a waiter before it polls again, in ms, in case an interrupt or a wake-up was lost.
 const WAIT_SLICE_MS: u32 = 50;
 
-/// Number of wait slices without completion (15 s) before the QP is moved to ERR. After the same number of further
-/// slices, the QP is moved to RESET.
+/// Number of wait slices without completion (15 s) before the QP is moved to ERR. After the same number of
+/// further slices, the QP is moved to RESET.
 const STUCK_AFTER_SLICES: u32 = 300;
 
 /// [`STUCK_AFTER_SLICES`] in ms, for users that poll.
@@ -135,8 +135,8 @@ impl FreeList {
     fn push(&self, slot: u32) {
         // The list has capacity for all its slots, so the push does not allocate.
         let _ = self.free.lock().push(slot, GFP_ATOMIC);
-        // A thread in `wait_free` that took the lock before the push incremented `waiters` earlier, so the load sees
-        // the increment. A thread that takes the lock after the push finds the slot.
+        // A thread in `wait_free` that took the lock before the push incremented `waiters` earlier, so the
+        // load sees the increment. A thread that takes the lock after the push finds the slot.
         if self.waiters.load(Acquire) != 0 {
             self.freed.complete();
         }
@@ -164,7 +164,8 @@ impl FreeList {
 /// Accounting and buffer of the work requests of one slot.
 #[pin_data]
 struct Slot {
-    /// Incremented after each successful wait, so that a late completion of earlier work requests is not matched.
+    /// Incremented after each successful wait, so that a late completion of earlier work requests is not
+    /// matched.
     generation: Atomic<u32>,
     /// Number of work requests posted and not completed.
     pending: Atomic<u32>,
@@ -201,8 +202,8 @@ pub(crate) struct SendEngine {
 }
 
 impl SendEngine {
-    /// Creates `count` data slots, [`CONTROL_SLOTS`] control slots, and a CQ with an entry for each possible work
-    /// request. The CQ size of the RNIC may reduce `count`.
+    /// Creates `count` data slots, [`CONTROL_SLOTS`] control slots, and a CQ with an entry for each possible
+    /// work request. The CQ size of the RNIC may reduce `count`.
     ///
     /// # Errors
     ///
@@ -309,7 +310,8 @@ impl SendEngine {
         dc_count + self.cq.poll(|completion| self.on_completion(completion))
     }
 
-    /// Accounts a work request that the RNIC rejected as failed, after [`SlotGuard::account_post`] counted the request.
+    /// Accounts a work request that the RNIC rejected as failed, after [`SlotGuard::account_post`] counted
+    /// the request.
     pub(in crate::fabric) fn complete_unposted(&self, wr_id: u64) {
         if let Some(slot) = self.slots.get(WrId::from_u64(wr_id).slot as usize) {
             let _ = slot
@@ -326,7 +328,8 @@ impl SendEngine {
         self.sleepers.load(Acquire) != 0
     }
 
-    /// Arms the CQs. Returns `true` if completions may have been missed: the caller must poll before it sleeps.
+    /// Arms the CQs. Returns `true` if completions may have been missed: the caller must poll before it
+    /// sleeps.
     pub(crate) fn arm(&self) -> bool {
         let missed = self.dc_cq.as_ref().is_some_and(|cq| {
             cq.arm();
@@ -459,11 +462,11 @@ impl SlotGuard {
             .cmpxchg(0, WcStatus::Flushed.code(), Relaxed);
     }
 
-    /// Waits until all work requests have completed, and returns the first error or success. The slot can then be used
-    /// for further work requests.
+    /// Waits until all work requests have completed, and returns the first error or success. The slot can
+    /// then be used for further work requests.
     ///
-    /// `recover` is called if completions are missing. If recovery fails, returns [`WcStatus::TimedOut`], and dropping
-    /// the guard leaks the slot and the attached memory.
+    /// `recover` is called if completions are missing. If recovery fails, returns [`WcStatus::TimedOut`], and
+    /// dropping the guard leaks the slot and the attached memory.
     #[must_use]
     pub(crate) fn wait(&self, recover: impl Fn(Recovery) -> Result) -> WcStatus {
         let poll_done = || {
@@ -481,8 +484,8 @@ impl SlotGuard {
         WcStatus::from_code(slot.first_error.xchg(0, Relaxed))
     }
 
-    /// Accounts one work request that was not posted as failed. The caller calls this once for the rejected work
-    /// request and for each one after it.
+    /// Accounts one work request that was not posted as failed. The caller calls this once for the rejected
+    /// work request and for each one after it.
     pub(crate) fn complete_unposted(&self) {
         self.engine.complete_unposted(self.wr_id());
     }
@@ -532,7 +535,8 @@ impl SlotGuard {
         }
     }
 
-    /// Sleeps until all work requests have completed, for at most [`STUCK_AFTER_MS`]. Returns `true` on completion.
+    /// Sleeps until all work requests have completed, for at most [`STUCK_AFTER_MS`]. Returns `true` on
+    /// completion.
     fn sleep_slices(&self) -> bool {
         for _ in 0..STUCK_AFTER_SLICES {
             while self.engine.arm() && self.engine.poll_blocking() != 0 {}
@@ -548,8 +552,8 @@ impl SlotGuard {
         false
     }
 
-    /// Accounts the pending work requests of a reset QP as flushed. The CQ has the completions of all other work
-    /// requests, and receives no more.
+    /// Accounts the pending work requests of a reset QP as flushed. The CQ has the completions of all other
+    /// work requests, and receives no more.
     fn force_complete(&self) {
         let (engine, slot) = (&self.engine, self.slot());
         let _polling = engine.poll_lock.lock();

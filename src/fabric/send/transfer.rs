@@ -4,9 +4,9 @@
 //!
 //! # Operation
 //!
-//! A [`Transfer`] is a sequence of segments ([`super::inflight`]), of which up to 4 are in flight.
-//! A transfer stops ([`TransferStop`]) where it would wait for a page fault, a moving region or the rate limit.
-//! The caller waits with no segment in flight, and then starts a new transfer with the same [`ResumeState`].
+//! A [`Transfer`] is a sequence of segments ([`super::inflight`]), of which up to 4 are in flight. A transfer
+//! stops ([`TransferStop`]) where it would wait for a page fault, a moving region or the rate limit. The
+//! caller waits with no segment in flight, and then starts a new transfer with the same [`ResumeState`].
 //!
 //! # Recovery
 //!
@@ -37,8 +37,8 @@ const MAX_INFLIGHT_SEGMENTS: usize = 4;
 
 /// Maximum repetitions of a segment that the peer or the local RNIC rejected.
 ///
-/// On a shared QP, the request reported as failed need not be the invalid one. Soft-RoCE also rejects some requests
-/// whose packets arrived twice.
+/// On a shared QP, the request reported as failed need not be the invalid one. Soft-RoCE also rejects some
+/// requests whose packets arrived twice.
 const MAX_REJECTIONS: u32 = 3;
 
 /// Minimum bytes of a segment when memory is split to overlap pinning with transfers in flight.
@@ -92,7 +92,8 @@ impl FaultNeeded {
 pub(crate) enum TransferStop {
     /// The transfer failed.
     Failed(Error),
-    /// The region has moved or is moving. Resume once the new chunk locations are known. No segment is in flight.
+    /// The region has moved or is moving. Resume once the new chunk locations are known. No segment is in
+    /// flight.
     RegionMoved {
         /// Completed bytes, from the start of the buffer.
         completed: usize,
@@ -115,7 +116,8 @@ pub(crate) struct ResumeState {
     pub(crate) deferred: KVec<DeferredCopyOut>,
     /// Bytes that the tenant has admitted and that are not posted yet.
     pub(crate) admitted_bytes: u64,
-    /// Offset in the buffer up to which data is copied through slot buffers, since the memory cannot be pinned.
+    /// Offset in the buffer up to which data is copied through slot buffers, since the memory cannot be
+    /// pinned.
     pub(crate) bounced_until: usize,
 }
 
@@ -141,7 +143,8 @@ impl From<Error> for TransferStop {
 }
 
 impl TransferStop {
-    /// Converts an error at `offset`, before which all bytes are completed. `EINPROGRESS` means that the region moved.
+    /// Converts an error at `offset`, before which all bytes are completed. `EINPROGRESS` means that the
+    /// region moved.
     pub(crate) fn new(error: Error, offset: usize) -> Self {
         if error == errno::inprogress() {
             Self::RegionMoved { completed: offset }
@@ -165,13 +168,14 @@ impl TransferStop {
 
 /// Read or write in progress.
 ///
-/// `acquire_guard` is called before each segment is posted, and the guard is held until the segment has completed.
+/// `acquire_guard` is called before each segment is posted, and the guard is held until the segment has
+/// completed.
 ///
 /// # Deadlock avoidance
 ///
-/// While a transfer holds guards or credits, it waits only for the RNIC. Before the transfer waits for a QP or a slot,
-/// it drains its segments in flight. Where the transfer would wait for memory of the caller, it stops with
-/// [`TransferStop::FaultNeeded`].
+/// While a transfer holds guards or credits, it waits only for the RNIC. Before the transfer waits for a QP
+/// or a slot, it drains its segments in flight. Where the transfer would wait for memory of the caller, it
+/// stops with [`TransferStop::FaultNeeded`].
 pub(crate) struct Transfer<'a, G: InflightGuard, P: Fn() -> Result<G>> {
     poster: SegmentPoster<'a>,
     deadline: Deadline,
@@ -190,7 +194,8 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         acquire_guard: P,
         resume: &'a mut ResumeState,
     ) -> Self {
-        // List the elements: a repeated constant would zero the whole array, and most transfers have one segment.
+        // List the elements: a repeated constant would zero the whole array, and most transfers have one
+        // segment.
         let inflight: [_; MAX_INFLIGHT_SEGMENTS] = [None, None, None, None];
         Self {
             poster,
@@ -300,7 +305,8 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         Ok(())
     }
 
-    /// Posts a segment while no other one is in flight. Waits for a QP and a slot, but not for memory of the caller.
+    /// Posts a segment while no other one is in flight. Waits for a QP and a slot, but not for memory of the
+    /// caller.
     fn post_alone(
         &self,
         conn: &Arc<Conn>,
@@ -329,7 +335,8 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         posted.map_err(|error| TransferStop::new(error, segment.buffer_offset))
     }
 
-    /// Waits for an operation. If its QP failed, waits for the other operations too, and repeats the failed ones.
+    /// Waits for an operation. If its QP failed, waits for the other operations too, and repeats the failed
+    /// ones.
     ///
     /// The failed QP is replaced only after all its credits are returned.
     fn reap(&mut self, op: InflightOp<G>) -> Result<(), TransferStop> {
@@ -350,7 +357,8 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         failed_ops[MAX_INFLIGHT_SEGMENTS] = Some(first_failed);
         for failed in failed_ops.iter().flatten() {
             lowest_offset = lowest_offset.min(failed.segment.buffer_offset);
-            // After a stop, the transfer may resume on another connection. The failed QP must be replaced before.
+            // After a stop, the transfer may resume on another connection. The failed QP must be replaced
+            // before.
             failed.wait_qp_replaced(self.deadline)?;
         }
         for failed in failed_ops.into_iter().flatten() {
@@ -377,7 +385,8 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         Err(TransferStop::new(error, failed_op.segment.buffer_offset))
     }
 
-    /// Waits for an operation, and copies the data of a short READ. Returns the failed operation if the QP failed.
+    /// Waits for an operation, and copies the data of a short READ. Returns the failed operation if the QP
+    /// failed.
     fn complete_op(&mut self, op: InflightOp<G>) -> Result<Option<FailedOp>> {
         let (poster, deferred) = (&self.poster, &mut self.resume.deferred);
         op.complete(&poster.fabric.stats, |slot, segment| {
@@ -391,8 +400,8 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
 
 /// Saves the data of a short READ for a later copy.
 ///
-/// A page fault in the memory of the caller may block without bound, while the transfer holds a slot that other
-/// requests need.
+/// A page fault in the memory of the caller may block without bound, while the transfer holds a slot that
+/// other requests need.
 fn defer_copy_out(
     deferred: &mut KVec<DeferredCopyOut>,
     slot: &SlotGuard,

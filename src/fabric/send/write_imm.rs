@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! RDMA WRITE with immediate: a write to memory of a peer that also notifies the kernel of the peer (LITE, section 5.1).
+//! RDMA WRITE with immediate: a write to memory of a peer that also notifies the kernel of the peer (LITE,
+//! section 5.1).
 //!
 //! # Operation
 //!
-//! All writes through one [`OrderedConn`] use the same connection. Writes that follow each other's completion therefore
-//! arrive in order.
+//! All writes through one [`OrderedConn`] use the same connection. Writes that follow each other's completion
+//! therefore arrive in order.
 //!
 //! # Recovery
 //!
-//! A write whose QP failed is repeated on the same connection, where nothing of the first attempt can arrive later.
-//! The receiver may however receive the same write twice, and must detect duplicates.
+//! A write whose QP failed is repeated on the same connection, where nothing of the first attempt can arrive
+//! later. The receiver may however receive the same write twice, and must detect duplicates.
 
 use super::{
     inflight::{InflightGuard, InflightOp, Segment},
@@ -92,8 +93,8 @@ impl Fabric {
 
     /// Writes `payload`, and waits for the completion. Repeats the write if the QP fails.
     ///
-    /// After an error the data may have been written. The caller may then repeat the same write on the same connection,
-    /// also with other data. `acquire_guard` is called before each attempt.
+    /// After an error the data may have been written. The caller may then repeat the same write on the same
+    /// connection, also with other data. `acquire_guard` is called before each attempt.
     ///
     /// # Errors
     ///
@@ -191,7 +192,8 @@ impl Fabric {
         }))
     }
 
-    /// Posts the first `len` bytes of the buffer of `slot`. If the RNIC rejects the work request, `slot` fails.
+    /// Posts the first `len` bytes of the buffer of `slot`. If the RNIC rejects the work request, `slot`
+    /// fails.
     fn post_write_imm(
         &self,
         write: &ImmWrite,
