@@ -81,7 +81,7 @@ fn connections_are_made_again_after_the_network_went_while_they_were_made() -> R
         until("a datagram to be sent", SOON, || Ok(sent()? != before))?;
         let log = one.sh("ip link set eth0 down; sleep 0.2; dmesg")?;
         one.sh(&format!("ip link set eth0 up; {way}"))?;
-        Ok(log.contains("control queue pair"))
+        Ok(log.contains("control QP failed"))
     });
     two.resume()?;
     failed?;
