@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 # shellcheck shell=bash
 #
-# What the scripts share: where the cache is, how they speak, and how a command enters the root file
-# system. A private mount namespace holds the bind mounts, so nothing stays mounted after a crash.
+# Functions that scripts share: paths of the cache, messages, and commands in the root file system. A private
+# mount namespace holds the bind mounts, so no mount is left after a crash.
 
 top=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${KITE_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/kite}
@@ -17,27 +17,27 @@ fi
 
 say() { printf '%s\n' "${bold}kite:$plain $*" >&2; }
 
-# die WHAT REMEDY
+# die ERROR REMEDY: prints both and exits with 1.
 die() {
 	printf '%s\n' "${red}kite: $1$plain" >&2
 	printf '      %s\n' "$2" >&2
 	exit 1
 }
 
-# choose KNOWN WANTED…: what is to be done of what can be, all of it if nothing is named. A name that is
-# mistyped is refused: nothing would be done for it, and all be well.
+# choose KNOWN WANTED…: selects steps for is_chosen. Without WANTED all known steps are selected. An unknown
+# name is an error: a mistyped name would otherwise select no step, and the run would succeed.
 choose() {
 	local name
 	for name in "${@:2}"; do
-		[[ " $1 " = *" $name "* ]] || die "there is no \"$name\" here" "There are: $1"
+		[[ " $1 " = *" $name "* ]] || die "unknown step \"$name\"" "Known steps: $1"
 	done
 	chosen=" ${*:2} "
 }
 
 is_chosen() { [[ "$chosen" = "  " || "$chosen" = *" $1 "* ]]; }
 
-# Runs a command in the root, with the checkout at /kite and the host's /proc, /sys and /dev. Of the
-# environment only the terminal, proxies, and KITE_ENV ("A=b C=d") come along.
+# Runs a command in the root, with the checkout at /kite and the host's /proc, /sys and /dev. The environment
+# of the command has only TERM, the proxies and the variables of KITE_ENV ("A=b C=d").
 enter() {
 	unshare --mount --propagation private -- bash -c '
 		set -e
