@@ -6,6 +6,7 @@
 //! abstraction. Once the `kernel` crate has the abstraction, the file can be removed.
 
 pub(crate) mod adaptive_spin;
+mod atomic;
 pub(crate) mod buffer;
 pub(crate) mod bytes;
 pub(crate) mod compat;

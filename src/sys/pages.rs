@@ -9,16 +9,13 @@
 //! `kernel::page::Page` covers single pages only. The `kernel` crate has no `alloc_pages_exact`, no
 //! `copy_from_user_nofault` and no `si_meminfo`. With these abstractions this file can be removed.
 
-use super::pin::PinnedPages;
+use super::{atomic::apply_atomic, pin::PinnedPages};
 use crate::bindings::{self, inline};
 use core::ptr::NonNull;
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
-    sync::{
-        atomic::{Atomic, Full, Relaxed},
-        Arc,
-    },
+    sync::{atomic::Atomic, Arc},
 };
 use kite_core::atomic::AtomicOp as Change;
 
@@ -37,18 +34,6 @@ pub(crate) enum MemcgCharge {
     Caller,
     /// No cgroup.
     Kernel,
-}
-
-/// Applies an atomic operation to a word, atomically to all processors. Returns the old value.
-pub(super) fn apply_atomic(word: &Atomic<u64>, atomic: Change) -> u64 {
-    let mut old = word.load(Relaxed);
-    while let Some(new) = atomic.apply(old) {
-        match word.cmpxchg(old, new, Full) {
-            Ok(_) => break,
-            Err(now) => old = now,
-        }
-    }
-    old
 }
 
 /// Returns the size of the machine's RAM in bytes.

@@ -8,7 +8,10 @@
 //! The `kernel` crate wraps neither `pin_user_pages_fast` nor the accounting of pinned pages (`pinned_vm`,
 //! `locked_vm`). With these abstractions this file can be removed.
 
-use super::{deadline::fatal_signal_pending, pages::apply_atomic};
+mod memlock;
+
+use self::memlock::MemlockCharge;
+use super::{atomic::apply_atomic, deadline::fatal_signal_pending};
 use crate::bindings::{self, inline};
 use core::ptr::NonNull;
 use kernel::{
@@ -16,7 +19,7 @@ use kernel::{
         flags::{GFP_KERNEL_ACCOUNT, __GFP_NOWARN},
         Flags,
     },
-    error::{from_err_ptr, to_result},
+    error::to_result,
     mm::Mm,
     page::PAGE_SIZE,
     prelude::*,
@@ -42,39 +45,6 @@ impl PinMode {
             Self::Fault => 0,
             Self::LongTerm => bindings::FOLL_LONGTERM,
         }
-    }
-}
-
-/// Number of pages charged to the memory lock limit of a user.
-///
-/// # Invariants
-///
-/// This value holds a reference to `user` and has charged `pages` pages to that user. A null pointer stands
-/// for a user without limit.
-struct MemlockCharge {
-    user: *mut bindings::user_struct,
-    pages: usize,
-}
-
-impl MemlockCharge {
-    /// Charges `pages` pages to the current user.
-    ///
-    /// # Errors
-    ///
-    /// - `ENOMEM`: the limit of the user would be exceeded.
-    fn new(pages: usize) -> Result<Self> {
-        // SAFETY: The function has no preconditions.
-        let user = from_err_ptr(unsafe { inline::kite_account_long(pages) })?;
-        // INVARIANT: The pages were just charged, and the call took the reference.
-        Ok(Self { user, pages })
-    }
-}
-
-impl Drop for MemlockCharge {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariants, the pages are charged and the reference is held. Both are released
-        // once.
-        unsafe { inline::kite_unaccount_long(self.user, self.pages) };
     }
 }
 
