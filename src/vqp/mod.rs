@@ -58,7 +58,7 @@ use crate::{
     errno,
     fabric::{
         peer::PeerAddress,
-        qos::tenant::{RequestCost, Tenant},
+        qos::{cost::RequestCost, tenant::Tenant},
         recv::poller::{PollClient, PollHint},
         Fabric,
     },

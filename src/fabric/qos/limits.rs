@@ -14,7 +14,7 @@
 //! - Order: `entries`, then `state`. `Tenant::limits` is taken before both.
 //! - `generation` is stored with `Release` after a change of the table, and loaded with `Acquire`.
 
-use super::tenant::RequestCost;
+use super::cost::RequestCost;
 use crate::bindings::{self, inline};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,

@@ -16,10 +16,11 @@
 //! class. The lock also orders changes of `policy` with the reset of both. No other lock is taken while it is
 //! held.
 
+pub(crate) mod cost;
 pub(crate) mod limits;
 pub(crate) mod tenant;
 
-use self::{limits::TenantLimits, tenant::RequestCost};
+use self::{cost::RequestCost, limits::TenantLimits};
 use crate::{
     bindings,
     stats::Stats,
