@@ -26,8 +26,8 @@
 //! |     16 |    8 | epoch                                          |
 //! |     24 |    8 | low watermark                                  |
 
-mod call;
 mod codec;
+mod control;
 mod list;
 pub mod memory;
 pub mod packet;
@@ -35,7 +35,9 @@ pub mod ring;
 pub mod setup;
 pub mod targets;
 
-pub use call::{ControlReply, ControlRequest, InvalidateReason, LentChunkAddr, PUSH_SEQUENCE_FLAG};
+pub use control::{
+    ControlReply, ControlRequest, InvalidateReason, LentChunkAddr, PUSH_SEQUENCE_FLAG,
+};
 pub use list::{
     ChunkAddresses, ChunkLocation, ChunkLocations, ListItem, ListWriter, MovedChunks, RegionInfo,
     RegionInfos, RegionNames, U32List, WireList, MAX_MOVED_CHUNKS,

@@ -11,6 +11,7 @@ use crate::{
 };
 
 mod properties;
+mod strategies;
 
 const REQUEST: ControlHeader = ControlHeader {
     kind: ControlKind::Request,

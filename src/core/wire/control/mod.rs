@@ -11,15 +11,17 @@
 //!
 //! Identifiers are scoped to the node that allocated them.
 
+mod fields;
+mod format;
+
+pub use self::fields::{InvalidateReason, LentChunkAddr};
+
 use super::{
-    codec::{Field, Reader, Writer},
-    targets::DirectoryEntry,
-    ChunkAddresses, ChunkLocation, ChunkLocations, Malformed, MovedChunks, RegionInfos,
-    RegionNames, U32List,
+    targets::DirectoryEntry, ChunkAddresses, ChunkLocation, ChunkLocations, MovedChunks,
+    RegionInfos, RegionNames, U32List,
 };
 use crate::{
-    atomic::{AtomicOp, WORD_BYTES},
-    layout::{Layout, StripeShare},
+    atomic::AtomicOp,
     name::Name,
     rights::Rights,
     sync::{
@@ -28,65 +30,6 @@ use crate::{
     },
     view::NodeInstance,
 };
-
-/// Location in a chunk that the receiver lends to a region.
-///
-/// The region is part of the location, so that the lender can reject a request for a freed chunk. The memory
-/// of a freed chunk may belong to another region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LentChunkAddr {
-    /// Home of the region.
-    pub home: u32,
-    /// Region ID.
-    pub region: u64,
-    /// Address of the chunk.
-    pub chunk_addr: u64,
-    /// Offset in the chunk, in bytes.
-    pub offset: u32,
-}
-
-impl Field<'_> for LentChunkAddr {
-    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let ((home, region), (chunk, offset)) = Field::get(from)?;
-        Ok(Self {
-            home,
-            region,
-            chunk_addr: chunk,
-            offset,
-        })
-    }
-
-    fn put(&self, to: &mut Writer<'_>) {
-        ((self.home, self.region), (self.chunk_addr, self.offset)).put(to);
-    }
-}
-
-/// Reason for the invalidation of a mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InvalidateReason {
-    /// The region was freed.
-    Freed,
-    /// The user lost a right of the mapping.
-    Revoked,
-}
-
-impl Field<'_> for InvalidateReason {
-    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
-        match u8::get(from)? {
-            1 => Ok(Self::Freed),
-            2 => Ok(Self::Revoked),
-            _ => Err(Malformed),
-        }
-    }
-
-    fn put(&self, to: &mut Writer<'_>) {
-        let number: u8 = match self {
-            Self::Freed => 1,
-            Self::Revoked => 2,
-        };
-        number.put(to);
-    }
-}
 
 /// Flag in the sequence numbers of [`ControlRequest::PushCopy`].
 ///
@@ -219,7 +162,7 @@ pub enum ControlRequest<'a> {
         region: u64,
         /// Address of the chunk.
         chunk_addr: u64,
-        /// Offset in the chunk, in bytes; a multiple of [`WORD_BYTES`].
+        /// Offset in the chunk, in bytes; a multiple of [`WORD_BYTES`](crate::atomic::WORD_BYTES).
         offset: u32,
         /// Operation and operands.
         op: AtomicOp,
@@ -229,11 +172,11 @@ pub enum ControlRequest<'a> {
     MrAtomic {
         /// Sequence number in the space of [`ControlRequest::RegionAtomic`].
         sequence: u64,
-        /// Key of the MR ([`super::memory`]).
+        /// Key of the MR ([`crate::wire::memory`]).
         mr_key: u32,
         /// User that makes the request.
         uid: u32,
-        /// Address of the word in the address space of the MR's owner; a multiple of [`WORD_BYTES`].
+        /// Address of the word in the address space of the MR's owner; a multiple of [`WORD_BYTES`](crate::atomic::WORD_BYTES).
         addr: u64,
         /// Operation and operands.
         op: AtomicOp,
@@ -474,166 +417,3 @@ pub enum ControlReply<'a> {
         bucket_count: u32,
     },
 }
-
-impl ControlRequest<'_> {
-    /// Returns `true` if all fields are in range and consistent.
-    pub(super) fn is_valid(&self) -> bool {
-        match *self {
-            Self::AllocLoan {
-                shift,
-                chunk_count: chunks,
-                last_chunk_len: tail,
-                ..
-            } => StripeShare {
-                chunk_count: chunks,
-                last_chunk_len: tail,
-            }
-            .layout(shift)
-            .is_some(),
-            Self::RegionAtomic {
-                sequence: number,
-                offset,
-                ..
-            } => number != 0 && u64::from(offset) % WORD_BYTES == 0,
-            Self::MrAtomic {
-                sequence: number,
-                addr,
-                ..
-            } => number != 0 && addr % WORD_BYTES == 0,
-            Self::Fill {
-                sequence: number, ..
-            }
-            | Self::Copy {
-                sequence: number, ..
-            }
-            | Self::GrantRights {
-                sequence: number, ..
-            }
-            | Self::QuiesceRegion {
-                sequence: number, ..
-            }
-            | Self::ResumeRegion {
-                sequence: number, ..
-            }
-            | Self::CancelRequest { sequence: number } => number != 0,
-            Self::PushCopy {
-                sequence: number,
-                len,
-                ..
-            } => number & PUSH_SEQUENCE_FLAG != 0 && number != PUSH_SEQUENCE_FLAG && len != 0,
-            Self::MigrateRegion {
-                sequence: number,
-                ref nodes,
-                ..
-            } => number != 0 && nodes.len() != 0,
-            Self::EnqueueWaiter {
-                ticket, kind: wish, ..
-            }
-            | Self::RemoveWaiter {
-                ticket, kind: wish, ..
-            } => ticket != 0 && wish != (AcquireKind::Barrier { count: 0 }),
-            _ => true,
-        }
-    }
-}
-
-impl ControlReply<'_> {
-    /// Returns `true` if all fields are in range.
-    pub(super) fn is_valid(&self) -> bool {
-        match *self {
-            Self::Failed { errno } => (1..=4095).contains(&errno),
-            Self::Mapped { len, shift } => Layout::new(len, shift).is_some(),
-            Self::DirectoryAddr {
-                bucket_count: buckets,
-                ..
-            } => buckets.is_power_of_two(),
-            _ => true,
-        }
-    }
-}
-
-/// Generates encoder and decoder from one table: message numbers, and the fields in wire order.
-macro_rules! wire_format {
-    ($message:ident {
-        $($number:literal => $kind:ident $({ $($field:ident),* })? $(($list:ident))?,)*
-    }) => {
-        impl<'a> $message<'a> {
-            /// Returns the message number for the header.
-            pub(super) fn number(&self) -> u8 {
-                match self {
-                    $(Self::$kind { .. } => $number,)*
-                }
-            }
-
-            /// Decodes the body of message `number`.
-            pub(super) fn get(number: u8, from: &mut Reader<'a>) -> Result<Self, Malformed> {
-                match number {
-                    $($number => {
-                        $($(let $field = Field::get(from)?;)*)?
-                        $(let $list = Field::get(from)?;)?
-                        Ok(Self::$kind $({ $($field),* })? $(($list))?)
-                    })*
-                    _ => Err(Malformed),
-                }
-            }
-
-            /// Encodes the body.
-            pub(super) fn put(&self, to: &mut Writer<'_>) {
-                match self {
-                    $(Self::$kind $({ $($field),* })? $(($list))? => {
-                        $($($field.put(to);)*)?
-                        $($list.put(to);)?
-                    })*
-                }
-            }
-        }
-    };
-}
-
-wire_format!(ControlRequest {
-    1 => AllocLoan { loan, region, shift, chunk_count, last_chunk_len },
-    2 => GetLoanChunks { loan, first_chunk },
-    3 => ReleaseLoan { loan },
-    4 => RegisterName { name, region },
-    5 => UnregisterName { name, region },
-    6 => LookupName { name },
-    7 => MapRegion { region, mapping, uid, rights },
-    8 => LocateChunks { region, first_chunk },
-    9 => UnmapRegion { region, mapping },
-    10 => FreeRegion { region, mapping },
-    11 => InvalidateMapping { mapping, reason },
-    12 => ListRegions { cursor, max_entries },
-    13 => SyncNames { epoch, is_last, names },
-    14 => RegionAtomic { sequence, home, region, chunk_addr, offset, op },
-    15 => AttachRing { region, mapping, ring_region, ring_id },
-    16 => DetachRing { ring_region, ring_id },
-    17 => EnqueueWaiter { ticket, region, mapping, sync_id, kind, is_blocking },
-    18 => RemoveWaiter { ticket, region, sync_id, kind, reason },
-    19 => NotifyGranted { ticket, reply },
-    20 => Fill { sequence, destination, len, byte },
-    21 => Copy { sequence, source, destination, len },
-    22 => GrantRights { sequence, region, mapping, grantee, rights },
-    23 => RevokeStatus { region },
-    24 => CancelRequest { sequence },
-    25 => PushCopy { sequence, source, home, destination, len },
-    26 => MigrateRegion { sequence, region, mapping, token, timeout_ms, nodes },
-    27 => MigrationStatus { region, token },
-    28 => QuiesceRegion { sequence, region },
-    29 => ResumeRegion { sequence, region, moved },
-    30 => ShrinkLoan { loan, chunks },
-    31 => PublishAddress { entry },
-    32 => MrAtomic { sequence, mr_key, uid, addr, op },
-});
-
-wire_format!(ControlReply {
-    1 => Done,
-    2 => Failed { errno },
-    3 => Addresses(addresses),
-    4 => NameFound { home, region },
-    5 => Mapped { len, shift },
-    6 => Located(chunks),
-    7 => Listed { cursor, entries },
-    8 => OldValue { word },
-    9 => RingAttached { ring_region, ring_id },
-    10 => DirectoryAddr { addr, bucket_count },
-});
