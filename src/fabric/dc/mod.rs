@@ -26,17 +26,17 @@
 //! Lock order: `dct` → the receive buffer of the poller → the locks of the message handlers; `dct` →
 //! `port_state`; `Dci::state` → `port_state`. The connector only tries to lock `dct`.
 
-use super::{
-    recv::wake::ThreadWaker,
-    send::slots::{Recovery, SlotGuard},
-};
+mod credit;
+
+pub(crate) use self::credit::DciCredit;
+
+use super::recv::wake::ThreadWaker;
 use crate::{
     mlx5::{
         cq::Mlx5Cq,
         dct::{Dct, DctId},
         qp::Mlx5Qp,
         rmp::Rmp,
-        wr::Mlx5SendWr,
         Mlx5Device, PortConfig,
     },
     stats::Stats,
@@ -436,85 +436,4 @@ fn destroy_dct(mut dct: Dct<ThreadWaker>, drain_recv: impl Fn()) {
     let _ = dct.drain();
     drain_recv();
     drop(dct);
-}
-
-/// The right to post a number of work requests on a DCI. Dropping the credit returns them.
-pub(crate) struct DciCredit {
-    transport: Arc<DcTransport>,
-    dci: Arc<Dci>,
-    /// Index of the DCI.
-    pub(crate) dci_index: usize,
-    wr_count: u32,
-    bytes: u64,
-}
-
-impl DciCredit {
-    /// Posts work requests of this credit with one doorbell. Requests that the hardware rejects complete as
-    /// flushed, and fail the slot.
-    ///
-    /// # Safety
-    ///
-    /// The local memory that `wrs` address must stay mapped while `slot` has requests in flight.
-    pub(crate) unsafe fn post(&self, slot: &SlotGuard, wrs: &[Mlx5SendWr<'_>]) {
-        slot.account_post(wrs.len() as u32);
-        // SAFETY: By the safety requirements of this function.
-        let posted = unsafe { self.dci.qp.post(wrs) };
-        if posted == wrs.len() {
-            return;
-        }
-        // The hardware has failed: the credit guarantees capacity, and the requests are well formed.
-        self.transport.fail_dci(&self.dci);
-        (posted..wrs.len()).for_each(|_| slot.complete_unposted());
-    }
-
-    /// Marks the DCI as failed, because a request to `peer` completed with `status`. `Flushed` does not
-    /// identify the cause, so `peer` is not recorded then.
-    pub(crate) fn report_failure(&self, status: WcStatus, peer: NodeInstance) {
-        let mut state = self.dci.state.lock();
-        let was_healthy = state.mark_failed();
-        if status != WcStatus::Flushed {
-            state.failed_by = Some((peer, status));
-        }
-        drop(state);
-        self.transport.stats.dci_errors.add(was_healthy.into());
-        self.transport.stats.dcis.sub(was_healthy.into());
-    }
-
-    /// Returns the peer whose request failed the DCI, and the status. `None` until the cause is known.
-    pub(crate) fn failed_by(&self) -> Option<(NodeInstance, WcStatus)> {
-        self.dci.state.lock().failed_by
-    }
-
-    /// Returns the time of the last progress on the DCI, and the bytes in flight.
-    pub(super) fn last_progress(&self) -> (Instant<Monotonic>, u64) {
-        let state = self.dci.state.lock();
-        (state.last_progress, state.inflight_bytes)
-    }
-
-    /// Fails the DCI, because completions are missing.
-    ///
-    /// # Errors
-    ///
-    /// - `EIO`: the hardware rejected the change of state.
-    pub(crate) fn recover(&self, recovery: Recovery) -> Result {
-        self.transport.fail_dci(&self.dci);
-        match recovery {
-            Recovery::ToError => self.dci.qp.fail(),
-            Recovery::ToReset => self.dci.qp.reset(),
-        }
-    }
-}
-
-impl Drop for DciCredit {
-    fn drop(&mut self) {
-        let mut state = self.dci.state.lock();
-        state.inflight_wrs -= self.wr_count;
-        state.inflight_bytes -= self.bytes;
-        state.last_progress = Instant::now();
-        let drained = state.failed && state.is_idle();
-        drop(state);
-        if drained {
-            self.transport.connector_waker.event.complete();
-        }
-    }
 }
