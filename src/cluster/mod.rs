@@ -34,7 +34,10 @@ pub(crate) use self::directory::DIRECTORY_REPLICAS;
 use crate::{
     bindings, errno,
     fabric::{
-        peer::{ControlAddress, LocalIdentity, Peer, PeerIdentity},
+        peer::{
+            identity::{LocalIdentity, PeerIdentity},
+            ControlAddress, Peer,
+        },
         Fabric,
     },
     verbs::address::PortAddress,

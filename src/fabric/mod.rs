@@ -48,7 +48,7 @@ use self::{
     dc::DcTransport,
     endpoint::{Endpoint, EndpointResources, RecvCqBudget},
     mr::{atomics::AtomicEngine, registrar::MrRegistrar, table::MrTable},
-    peer::{suspicion::SuspectListener, LocalIdentity, Peer},
+    peer::{identity::LocalIdentity, suspicion::SuspectListener, Peer},
     qos::Qos,
     recv::{
         poller::{PollClients, RecvEngine},

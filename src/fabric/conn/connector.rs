@@ -10,7 +10,7 @@ use crate::{
     errno,
     fabric::{
         endpoint::{Endpoint, RecvCqReservation},
-        peer::{Peer, PeerIdentity, RouteState},
+        peer::{identity::PeerIdentity, Peer, RouteState},
         Fabric,
     },
     sys::{deadline::Deadline, thread::ThreadBody, workqueue::OwnedQueue},

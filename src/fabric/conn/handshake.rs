@@ -7,7 +7,7 @@ use super::Conn;
 use crate::{
     fabric::{
         endpoint::{Endpoint, RecvCqReservation},
-        peer::PeerIdentity,
+        peer::identity::PeerIdentity,
     },
     trace,
     verbs::qp::RemoteQp,

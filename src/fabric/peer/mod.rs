@@ -3,19 +3,14 @@
 //! Another node of the view: who it is, and how it is reached. Of a node with which this one has nothing to do no
 //! more is there (KRCORE, section 4.1): its [`Contact`] is made when it is first talked to.
 
+pub(crate) mod identity;
 pub(crate) mod session;
 pub(crate) mod suspicion;
 pub(crate) mod view_announce;
 
-use self::{
-    session::PeerSession,
-    suspicion::{SuspectListener, Suspicion},
-};
-use super::recv::wake::ThreadWaker;
+use self::{identity::PeerIdentity, session::PeerSession, suspicion::Suspicion};
 use crate::{
-    bindings,
     mlx5::wr::DcAddress,
-    stats::Stats,
     verbs::address::{AddressHandle, PortAddress},
 };
 use kernel::{
@@ -24,111 +19,8 @@ use kernel::{
     sync::{atomic::AtomicFlag, Arc, SetOnce, SpinLock},
 };
 use kite_core::{
-    policy::promotion::DecayingCounter,
-    proto::view_announce::ViewAnnouncer,
-    view::NodeInstance,
-    wire::setup::{SetupDatagram, SetupKind},
+    policy::promotion::DecayingCounter, proto::view_announce::ViewAnnouncer, view::NodeInstance,
 };
-
-/// What all peers have of this node.
-pub(crate) struct LocalIdentity {
-    pub(crate) instance: NodeInstance,
-    /// What the kernels of the cluster know each other by.
-    pub(crate) secret: [u8; 16],
-    /// Key to our memory; datagrams go to the peer's kernel alone.
-    pub(crate) rkey: u32,
-    /// Largest packet of our port, in bytes.
-    pub(crate) mtu: u32,
-    pub(crate) rd_atomic: u8,
-    /// Connections that we are willing to have.
-    pub(crate) max_conns: u8,
-    pub(super) connector_waker: Arc<ThreadWaker>,
-    pub(super) suspect_listener: Arc<SuspectListener>,
-    pub(super) stats: Arc<Stats>,
-}
-
-/// The two ends of a connection, as the datagrams that set it up name them.
-pub(crate) struct PeerIdentity {
-    pub(crate) local: Arc<LocalIdentity>,
-    pub(crate) peer: NodeInstance,
-}
-
-impl PeerIdentity {
-    /// Connections that we are willing to have: nothing is ever connected to oneself.
-    pub(super) fn max_conns(&self) -> u8 {
-        if self.peer == self.local.instance {
-            0
-        } else {
-            self.local.max_conns
-        }
-    }
-
-    /// A first packet sequence number that cannot be guessed.
-    pub(crate) fn random_psn(&self) -> u32 {
-        // SAFETY: The function has no preconditions.
-        unsafe { bindings::get_random_u32() & 0xff_ffff }
-    }
-
-    /// A datagram to the peer.
-    pub(crate) fn conn_setup(
-        &self,
-        kind: SetupKind,
-        index: u8,
-        generation: u32,
-        qpn: u32,
-        psn: u32,
-    ) -> SetupDatagram {
-        SetupDatagram {
-            conn_index: index,
-            generation,
-            qpn,
-            psn,
-            ..self.base_setup(kind)
-        }
-    }
-
-    /// A datagram to the peer that tells it of a view.
-    pub(super) fn view_setup(&self, kind: SetupKind, epoch: u64) -> SetupDatagram {
-        SetupDatagram {
-            epoch,
-            ..self.base_setup(kind)
-        }
-    }
-
-    fn base_setup(&self, kind: SetupKind) -> SetupDatagram {
-        let local = &*self.local;
-        SetupDatagram {
-            kind,
-            secret: local.secret,
-            from_node: local.instance.node,
-            to_node: self.peer.node,
-            from_incarnation: local.instance.incarnation,
-            to_incarnation: self.peer.incarnation,
-            conn_index: 0,
-            conns_per_peer: local.max_conns,
-            generation: 0,
-            qpn: 0,
-            psn: 0,
-            rkey: local.rkey,
-            mtu: local.mtu as u16,
-            rd_atomic: local.rd_atomic,
-            epoch: 0,
-        }
-    }
-
-    /// Whether a datagram is from the peer, in its present life, to us in ours.
-    pub(crate) fn accepts(&self, setup: &SetupDatagram) -> bool {
-        let from = NodeInstance {
-            node: setup.from_node,
-            incarnation: setup.from_incarnation,
-        };
-        let to = NodeInstance {
-            node: setup.to_node,
-            incarnation: setup.to_incarnation,
-        };
-        setup.secret == self.local.secret && from == self.peer && to == self.local.instance
-    }
-}
 
 /// Where a node's control queue pair is.
 #[derive(Clone, Copy)]

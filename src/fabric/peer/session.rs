@@ -3,7 +3,7 @@
 //! What there is between this node and another that talk: the K connections shared by all who do (LITE, section 6.1),
 //! and what is remembered of requests, each way, so that none is done twice.
 
-use super::{suspicion::Suspicion, Peer, PeerIdentity};
+use super::{identity::PeerIdentity, suspicion::Suspicion, Peer};
 use crate::{
     errno,
     fabric::{conn::Conn, qos::ConnSubset},
