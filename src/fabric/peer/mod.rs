@@ -6,6 +6,7 @@
 pub(crate) mod identity;
 pub(crate) mod session;
 pub(crate) mod suspicion;
+mod table;
 pub(crate) mod view_announce;
 
 use self::{identity::PeerIdentity, session::PeerSession, suspicion::Suspicion};

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Local port, and routes from the port to peers.
+//!
+//! # Operation
+//!
+//! The view advertises one address of each node: the number of the control QP, and the GID or LID of the
+//! port. The address of the local node is pinned ([`Fabric::pin_address`]) while the first view with the node
+//! is prepared. The control QP, the DCT and the RC QPs then all use the pinned GID, also if the port gets
+//! other GIDs.
+//!
+//! # Locking
+//!
+//! `Fabric::advertised_gid` (spin lock) protects the pinned GID. `Fabric::gid` holds the lock while it reads
+//! the GID cache of the device, which does not sleep.
+
+use super::{peer::Peer, Fabric};
+use crate::{
+    bindings,
+    mlx5::PortConfig,
+    verbs::{
+        address::{AddressHandle, PortAddress},
+        device::{Gid, LinkLayer},
+    },
+};
+use kernel::{prelude::*, sync::Arc};
+
+impl Fabric {
+    /// Returns the index and the value of the GID at which peers reach this node: the pinned GID, else the
+    /// preferred one.
+    fn gid(&self, link: LinkLayer) -> Result<(u8, Gid)> {
+        let port = self.resources.port;
+        match *self.advertised_gid.lock() {
+            Some(gid) => self.device().find_gid(port, link, &gid),
+            None => self.device().preferred_gid(port, link),
+        }
+    }
+
+    /// Pins the advertised address: this node uses its GID until [`Self::unpin_address`], even if the port
+    /// gets other GIDs meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: `address` does not name the control QP, or the port lacks the GID (on InfiniBand: the
+    ///   LID).
+    /// - Any error of the port query.
+    pub(crate) fn pin_address(&self, address: &bindings::kite_address) -> Result {
+        if address.qpn != self.control_endpoint.qp().qpn() {
+            return Err(EINVAL);
+        }
+        let state = self.device().query_port(self.resources.port)?;
+        if state.link_layer == LinkLayer::InfiniBand {
+            return (address.lid == state.lid).then_some(()).ok_or(EINVAL);
+        }
+        if self.advertised_gid.lock().is_some() {
+            return Ok(());
+        }
+        let result = self
+            .device()
+            .find_gid(self.resources.port, state.link_layer, &address.gid);
+        result.map_err(|_| EINVAL)?;
+        *self.advertised_gid.lock() = Some(address.gid);
+        Ok(())
+    }
+
+    /// Allows another GID to be chosen, and closes the DCT.
+    pub(crate) fn unpin_address(&self) {
+        *self.advertised_gid.lock() = None;
+        if let Some(dc) = &self.dc {
+            dc.close_dct(|| self.drain_recv_cq());
+        }
+    }
+
+    /// Opens the DCT at the local port. Does nothing if the RNIC has no DC.
+    ///
+    /// # Errors
+    ///
+    /// - `EIO`: the hardware rejected the DCT.
+    /// - `ENOMEM`: out of memory.
+    /// - Any error of the port and GID queries.
+    pub(crate) fn open_dct(&self) -> Result {
+        match &self.dc {
+            Some(dc) => dc.open_dct(self.local_port()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the port, GID index and MTU of this node.
+    pub(super) fn local_port(&self) -> Result<PortConfig> {
+        let state = self.device().query_port(self.resources.port)?;
+        Ok(PortConfig {
+            port: self.resources.port,
+            gid_index: self.gid(state.link_layer)?.0,
+            mtu: state.mtu,
+        })
+    }
+
+    /// Returns a route from the local port to itself.
+    pub(super) fn loopback_route(&self) -> Result<AddressHandle> {
+        let (pd, port) = (self.resources.pd.clone(), self.resources.port);
+        let state = self.device().query_port(port)?;
+        let (gid_index, gid) = self.gid(state.link_layer)?;
+        let destination = PortAddress {
+            gid,
+            lid: state.lid,
+        };
+        AddressHandle::new(pd, port, state.link_layer, gid_index, destination)
+    }
+
+    /// Resolves the route to a peer. Sleeps while the network resolves the neighbor.
+    pub(super) fn resolve_route(&self, peer: &Peer) -> Result<AddressHandle> {
+        let (pd, port) = (self.resources.pd.clone(), self.resources.port);
+        let link = self.device().query_port(port)?.link_layer;
+        let (gid_index, _) = self.gid(link)?;
+        AddressHandle::new(pd, port, link, gid_index, peer.control_address.destination)
+    }
+
+    /// Returns the cached route to a peer, or resolves one. Sleeps while the network resolves the neighbor.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
+    /// - Any error of the port query, or of [`AddressHandle::new`].
+    pub(crate) fn route_or_resolve(&self, peer: &Peer) -> Result<Arc<AddressHandle>> {
+        match peer.route() {
+            Some(route) => Ok(route),
+            None => Ok(Arc::new(self.resolve_route(peer)?, GFP_KERNEL)?),
+        }
+    }
+
+    /// Returns the address of the control QP for the view, and `true` if the port is active.
+    pub(crate) fn control_address(&self) -> Result<(bindings::kite_address, bool)> {
+        let state = self.device().query_port(self.resources.port)?;
+        let gid = self.gid(state.link_layer).map_or([0; 16], |(_, gid)| gid);
+        let address = bindings::kite_address {
+            gid,
+            qpn: self.control_endpoint.qp().qpn(),
+            lid: state.lid,
+            link_layer: if state.link_layer == LinkLayer::InfiniBand {
+                1
+            } else {
+                2
+            },
+            mtu: state.mtu,
+            ..Default::default()
+        };
+        Ok((address, state.active))
+    }
+
+    /// Returns `true` if the port is active.
+    pub(crate) fn is_port_active(&self) -> bool {
+        self.device().is_port_active(self.resources.port)
+    }
+}
