@@ -52,10 +52,7 @@ use self::{
     mr::{atomics::AtomicEngine, registrar::MrRegistrar, table::MrTable},
     peer::{suspicion::SuspectListener, Peer},
     qos::Qos,
-    recv::{
-        poller::{PollClients, RecvEngine},
-        wake::ThreadWaker,
-    },
+    recv::{engine::RecvEngine, poll_client::PollClients, wake::ThreadWaker},
     send::slots::{SendEngine, SlotClass, SlotGuard},
 };
 use crate::{

@@ -7,7 +7,7 @@
 
 use crate::{
     errno,
-    fabric::{peer::Peer, recv::poller::RecvHandler, Fabric},
+    fabric::{peer::Peer, recv::handler::RecvHandler, Fabric},
     region::MemoryService,
     rpc::Rpc,
     sys::revocable::RevocableGuard,

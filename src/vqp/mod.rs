@@ -59,7 +59,7 @@ use crate::{
     fabric::{
         peer::PeerAddress,
         qos::{cost::RequestCost, tenant::Tenant},
-        recv::poller::{PollClient, PollHint},
+        recv::poll_client::{PollClient, PollHint},
         Fabric,
     },
     sys::{

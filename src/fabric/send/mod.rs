@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Send side: slots, work requests in flight, and the transfers that consist of them.
+
 pub(crate) mod batch;
 pub(crate) mod inflight;
 pub(crate) mod path;

@@ -61,7 +61,7 @@ use super::{
 use crate::{
     bindings, errno,
     fabric::{
-        recv::poller::{PollClient, PollHint},
+        recv::poll_client::{PollClient, PollHint},
         Fabric,
     },
     rnic::Rnic,

@@ -20,7 +20,7 @@ use crate::{
     bindings,
     fabric::{
         qos::tenant::{AdmissionTicket, Tenant},
-        recv::poller::PollHint,
+        recv::poll_client::PollHint,
         Fabric,
     },
     session::args,
