@@ -33,6 +33,15 @@
 //! - A sleeper sets `has_sleeper`, executes a full barrier, and then reads `pending`. The poller decrements
 //!   `pending` with a full barrier and then reads `has_sleeper`. One of the two sees the other's store.
 
+mod guard;
+mod pool;
+
+pub(crate) use self::{
+    guard::{AttachedMemory, SlotGuard},
+    pool::SlotClass,
+};
+
+use self::pool::FreeList;
 use crate::{
     fabric::recv::wake::ThreadWaker,
     mlx5,
@@ -46,8 +55,7 @@ use crate::{
     verbs::{
         cq::{Cq, WcStatus, WorkCompletion},
         device::IbDevice,
-        dma::{DmaPages, LongTermDmaMap, RequestDmaMap},
-        work::Sge,
+        dma::DmaPages,
     },
 };
 use kernel::{
@@ -55,7 +63,7 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, Full, Relaxed, Release},
+        atomic::{Acquire, Atomic, Full, Relaxed},
         Arc, SpinLock,
     },
 };
@@ -87,78 +95,6 @@ pub(crate) enum Recovery {
     ToError,
     /// Move the QP to RESET. The RNIC then no longer processes its work requests, completed or not.
     ToReset,
-}
-
-/// Class of a slot, by purpose.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SlotClass {
-    /// Reads and writes.
-    Data,
-    /// Control messages between kernels.
-    Control,
-}
-
-/// Free slots of one class.
-#[pin_data]
-struct FreeList {
-    /// Indices of the free slots.
-    #[pin]
-    free: SpinLock<KVec<u32>>,
-    /// Completed when a slot is freed while a thread waits.
-    #[pin]
-    freed: CountingCompletion,
-    /// Number of threads that wait for `freed`.
-    waiters: Atomic<u32>,
-}
-
-impl FreeList {
-    /// Creates the list with all `slots` free.
-    fn new(slots: core::ops::Range<u32>) -> Result<Pin<KBox<Self>>> {
-        let mut free = KVec::with_capacity(slots.len(), GFP_KERNEL)?;
-        for slot in slots {
-            free.push(slot, GFP_KERNEL)?;
-        }
-        KBox::pin_init(
-            pin_init!(Self {
-                free <- new_spinlock!(free),
-                freed <- CountingCompletion::new(),
-                waiters: Atomic::new(0u32),
-            }),
-            GFP_KERNEL,
-        )
-    }
-
-    fn pop(&self) -> Option<u32> {
-        self.free.lock().pop()
-    }
-
-    fn push(&self, slot: u32) {
-        // The list has capacity for all its slots, so the push does not allocate.
-        let _ = self.free.lock().push(slot, GFP_ATOMIC);
-        // A thread in `wait_free` that took the lock before the push incremented `waiters` earlier, so the
-        // load sees the increment. A thread that takes the lock after the push finds the slot.
-        if self.waiters.load(Acquire) != 0 {
-            self.freed.complete();
-        }
-    }
-
-    /// Waits for at most [`WAIT_SLICE_MS`] until a slot is free.
-    ///
-    /// # Errors
-    ///
-    /// - `EINTR`: a signal arrived that ends the wait according to the deadline.
-    fn wait_free(&self, deadline: Deadline) -> Result {
-        self.waiters.fetch_add(1u32, Full);
-        if !self.free.lock().is_empty() {
-            // A slot was freed before `waiters` was incremented, so no wake-up was sent.
-            self.freed.complete();
-        }
-        let result = self
-            .freed
-            .wait_interruptible_timeout_ms(deadline.remaining_ms().min(WAIT_SLICE_MS));
-        self.waiters.fetch_sub(1u32, Full);
-        result.map(|_| ()).or_else(|_| deadline.handle_signal())
-    }
 }
 
 /// Accounting and buffer of the work requests of one slot.
@@ -379,202 +315,5 @@ impl Slot {
             }),
             GFP_KERNEL,
         )
-    }
-}
-
-/// User memory that work requests of a slot name.
-pub(crate) enum AttachedMemory {
-    /// Pages pinned for one request. Boxed, since guards are moved and few have such a mapping.
-    User(KBox<RequestDmaMap>),
-    /// Memory that stays mapped for its owner.
-    Arena(Arc<LongTermDmaMap>),
-}
-
-/// Slot in use. Dropping frees the slot, or leaks it if work requests are still pending.
-pub(crate) struct SlotGuard {
-    engine: Arc<SendEngine>,
-    class: SlotClass,
-    index: u32,
-    attached: Option<AttachedMemory>,
-}
-
-impl SlotGuard {
-    fn slot(&self) -> &Slot {
-        // The index is in bounds, since it comes from the list of free slots.
-        &self.engine.slots[self.index as usize]
-    }
-
-    /// Returns the `wr_id` for work requests of the slot.
-    pub(crate) fn wr_id(&self) -> u64 {
-        let generation = self.slot().generation.load(Relaxed);
-        WrId {
-            slot: self.index,
-            generation,
-        }
-        .to_u64()
-    }
-
-    /// Returns the buffer of the slot, which is mapped for the RNIC.
-    pub(crate) fn buffer(&self) -> &DmaPages {
-        &self.slot().buffer
-    }
-
-    /// Attaches user memory, which stays mapped until the slot is freed.
-    pub(crate) fn attach(&mut self, memory: AttachedMemory) {
-        self.attached = Some(memory);
-    }
-
-    /// Returns the SGEs of attached [`AttachedMemory::User`] memory; none if there is none.
-    pub(crate) fn attached_sges(&self, key: u32) -> impl Iterator<Item = Sge> + '_ {
-        let memory = match &self.attached {
-            Some(AttachedMemory::User(memory)) => Some(memory),
-            _ => None,
-        };
-        memory.into_iter().flat_map(move |memory| memory.sges(key))
-    }
-
-    /// Returns the attached arena.
-    pub(crate) fn arena(&self) -> Option<&LongTermDmaMap> {
-        match &self.attached {
-            Some(AttachedMemory::Arena(arena)) => Some(arena),
-            _ => None,
-        }
-    }
-
-    /// Accounts `count` work requests that are about to be posted.
-    pub(crate) fn account_post(&self, count: u32) {
-        self.slot().pending.fetch_add(count, Full);
-        self.engine.stats.inflight.add(count.into());
-        self.engine.stats.work_requests.add(count.into());
-    }
-
-    /// Reverts [`Self::account_post`] for one work request that the RNIC rejected.
-    pub(crate) fn unaccount_post(&self) {
-        self.slot().pending.fetch_sub(1u32, Full);
-        self.engine.stats.inflight.sub(1);
-    }
-
-    /// Makes [`Self::wait`] return [`WcStatus::Flushed`] unless an earlier error is recorded: posting failed.
-    pub(crate) fn mark_failed(&self) {
-        let _ = self
-            .slot()
-            .first_error
-            .cmpxchg(0, WcStatus::Flushed.code(), Relaxed);
-    }
-
-    /// Waits until all work requests have completed, and returns the first error or success. The slot can
-    /// then be used for further work requests.
-    ///
-    /// `recover` is called if completions are missing. If recovery fails, returns [`WcStatus::TimedOut`], and
-    /// dropping the guard leaks the slot and the attached memory.
-    #[must_use]
-    pub(crate) fn wait(&self, recover: impl Fn(Recovery) -> Result) -> WcStatus {
-        let poll_done = || {
-            while !self.is_done() && self.engine.poll() != 0 {}
-            self.is_done()
-        };
-        if let Some(_spin_sample) = self.engine.adaptive_spin.spin_until(poll_done) {
-            self.sleep_until_done(recover);
-        }
-        let slot = self.slot();
-        if !self.is_done() {
-            return WcStatus::TimedOut;
-        }
-        slot.generation.fetch_add(1u32, Relaxed);
-        WcStatus::from_code(slot.first_error.xchg(0, Relaxed))
-    }
-
-    /// Accounts one work request that was not posted as failed. The caller calls this once for the rejected
-    /// work request and for each one after it.
-    pub(crate) fn complete_unposted(&self) {
-        self.engine.complete_unposted(self.wr_id());
-    }
-
-    /// Returns the first error of the completed work requests, or success.
-    pub(crate) fn first_error(&self) -> WcStatus {
-        WcStatus::from_code(self.slot().first_error.load(Relaxed))
-    }
-
-    /// Returns the number of work requests that completed with an error.
-    pub(crate) fn failed_count(&self) -> u32 {
-        self.slot().failed_count.load(Relaxed)
-    }
-
-    /// Polls the CQs. Processes completions of all slots.
-    pub(crate) fn poll_cq(&self) {
-        self.engine.poll();
-    }
-
-    /// Returns `true` if all work requests have completed.
-    pub(crate) fn is_done(&self) -> bool {
-        self.slot().pending.load(Acquire) == 0
-    }
-
-    /// Sleeps until all work requests have completed, and recovers the QP if completions are missing.
-    fn sleep_until_done(&self, recover: impl Fn(Recovery) -> Result) {
-        let (engine, slot) = (&self.engine, self.slot());
-        engine.stats.blocked_waits.add(1);
-        slot.has_sleeper.store(1, Release);
-        engine.sleepers.fetch_add(1u32, Full);
-        if !self.sleep_slices() {
-            pr_warn!("work requests do not complete: moving their QP to ERR\n");
-            if recover(Recovery::ToError).is_err() || !self.sleep_slices() {
-                self.force_reset(recover);
-            }
-        }
-        engine.sleepers.fetch_sub(1u32, Full);
-        slot.has_sleeper.store(0, Release);
-    }
-
-    /// Resets a QP in ERR that does not flush, and completes the work requests of the slot.
-    pub(crate) fn force_reset(&self, recover: impl Fn(Recovery) -> Result) {
-        pr_err!("failed QP does not flush: moving to RESET\n");
-        match recover(Recovery::ToReset) {
-            Ok(()) => self.force_complete(),
-            Err(error) => pr_err!("QP cannot be moved to RESET: {error:?}\n"),
-        }
-    }
-
-    /// Sleeps until all work requests have completed, for at most [`STUCK_AFTER_MS`]. Returns `true` on
-    /// completion.
-    fn sleep_slices(&self) -> bool {
-        for _ in 0..STUCK_AFTER_SLICES {
-            while self.engine.arm() && self.engine.poll_blocking() != 0 {}
-            if self.is_done() {
-                return true;
-            }
-            self.slot().done.wait_timeout_ms(WAIT_SLICE_MS);
-            self.engine.poll();
-            if self.is_done() {
-                return true;
-            }
-        }
-        false
-    }
-
-    /// Accounts the pending work requests of a reset QP as flushed. The CQ has the completions of all other
-    /// work requests, and receives no more.
-    fn force_complete(&self) {
-        let (engine, slot) = (&self.engine, self.slot());
-        let _polling = engine.poll_lock.lock();
-        while engine.process_completions() != 0 {}
-        let flushed = slot.pending.xchg(0, Full);
-        slot.failed_count.fetch_add(flushed, Relaxed);
-        engine.stats.inflight.sub(flushed.into());
-        self.mark_failed();
-    }
-}
-
-impl Drop for SlotGuard {
-    fn drop(&mut self) {
-        if self.is_done() {
-            // The next owner must not see errors of this one.
-            self.slot().first_error.store(0, Relaxed);
-            self.slot().failed_count.store(0, Relaxed);
-            return self.engine.free_list(self.class).push(self.index);
-        }
-        // Leak the slot and its memory: the RNIC may still access both.
-        pr_err!("slot released with work requests in flight: slot lost\n");
-        core::mem::forget(self.attached.take());
     }
 }
