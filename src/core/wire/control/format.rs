@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Format of the bodies of control messages: message numbers, order of the fields, and ranges of their values.
+//! Format of the bodies of control messages: message numbers, order of the fields, and ranges of their
+//! values.
 
 use super::{ControlReply, ControlRequest, PUSH_SEQUENCE_FLAG};
 use crate::{

@@ -162,7 +162,7 @@ pub enum ControlRequest<'a> {
         region: u64,
         /// Address of the chunk.
         chunk_addr: u64,
-        /// Offset in the chunk, in bytes; a multiple of [`WORD_BYTES`](crate::atomic::WORD_BYTES).
+        /// Offset in the chunk, in bytes; a multiple of [`crate::atomic::WORD_BYTES`].
         offset: u32,
         /// Operation and operands.
         op: AtomicOp,
@@ -176,7 +176,8 @@ pub enum ControlRequest<'a> {
         mr_key: u32,
         /// User that makes the request.
         uid: u32,
-        /// Address of the word in the address space of the MR's owner; a multiple of [`WORD_BYTES`](crate::atomic::WORD_BYTES).
+        /// Address of the word in the address space of the MR's owner; a multiple of
+        /// [`crate::atomic::WORD_BYTES`].
         addr: u64,
         /// Operation and operands.
         op: AtomicOp,
