@@ -1,9 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The thread that makes, connects and drops queue pairs, so that nobody else has to sleep for it.
+//! Connector thread: creates, connects and destroys QPs, so that no other thread sleeps for a QP transition.
 //!
-//! It runs when a connection asks for it, or when a peer is to be told something, and every few tens of milliseconds
-//! while that is unsettled, to repeat datagrams that may have been lost.
+//! # Operation
+//!
+//! `Fabric::connector_waker` wakes the thread: a connection was requested, a QP failed or lost its last user,
+//! a datagram arrived, or an announcement is due. In each round the thread sends the announcements to each
+//! peer and executes one step of each connection ([`super::handshake`]). While work remains, a round follows
+//! every [`TICK_MS`], in which datagrams are retransmitted that may have been lost. Each such tick also
+//! selects idle connections for eviction ([`super::evict`]).
+//!
+//! Routes are resolved on a workqueue. The resolution for an unreachable neighbor takes about 1 s, which
+//! would delay the connections to other peers.
+//!
+//! # Recovery
+//!
+//! The thread restarts the control QP and failed DCIs, replaces failed RC QPs, and deregisters retired MRs. A
+//! step that fails is repeated at the next tick. A peer without a route is suspected.
+//!
+//! # Locking
+//!
+//! The thread calls peers and connections without a lock held. They take their own locks, and no spin lock is
+//! held during a QP transition.
 
 use super::ConnOps;
 use crate::{
@@ -25,22 +43,27 @@ use kernel::{
 };
 use kite_core::wire::setup::SetupDatagram;
 
-/// Time between repetitions.
+/// Interval in ms between retransmissions.
 const TICK_MS: u32 = 50;
 
-/// Neighbours whose addresses are sought at a time.
+/// Maximum number of routes that are resolved at a time.
 const MAX_ROUTE_RESOLVERS: c_int = 32;
 
 /// The connector thread of one RNIC.
 pub(crate) struct Connector {
     fabric: Arc<Fabric>,
-    /// Finds the ways to peers: a dead one takes a second each time, which others shall not wait for.
+    /// Workqueue that resolves routes.
     route_wq: OwnedQueue,
+    /// 1 once the thread must end. Stored with `Release`, loaded with `Acquire`.
     stopping: Atomic<u32>,
 }
 
 impl Connector {
-    /// Makes the body of the thread.
+    /// Creates the body of the thread.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory for the workqueue.
     pub(crate) fn new(fabric: Arc<Fabric>) -> Result<Arc<Self>> {
         Ok(Arc::new(
             Self {
@@ -52,7 +75,8 @@ impl Connector {
         )?)
     }
 
-    /// Tells every peer what it is to be told, and steps every connection. Returns whether one is unsettled.
+    /// Executes one round. `tick` is `true` in a round for retransmissions. Returns `true` if another tick is
+    /// needed.
     fn step_all(&self, tick: bool) -> bool {
         self.fabric.restart_control_qp();
         if tick {
@@ -105,7 +129,7 @@ impl ThreadBody for Connector {
     }
 }
 
-/// What a connection to `peer` is made with.
+/// [`ConnOps`] for the connections to `peer`.
 struct PeerConnOps<'a> {
     connector: &'a Connector,
     peer: &'a Arc<Peer>,
@@ -117,7 +141,8 @@ impl PeerConnOps<'_> {
     }
 }
 
-/// Finds the way to `peer`. One to which there is none is suspected; it is tried again at the next tick.
+/// Resolves the route to `peer`. If the resolution fails, the peer is suspected, and the next tick resolves
+/// the route again.
 fn resolve_route(fabric: &Fabric, peer: &Peer) {
     if peer.has_left() {
         return;
@@ -131,7 +156,10 @@ fn resolve_route(fabric: &Fabric, peer: &Peer) {
             fabric.connector_waker.event.complete();
         }
         Err(error) => {
-            pr_debug!("node {}: no way there: {error:?}\n", peer.node());
+            pr_debug!(
+                "node {}: route cannot be resolved: {error:?}\n",
+                peer.node()
+            );
             peer.set_route(RouteState::Unresolved);
             peer.suspect();
         }

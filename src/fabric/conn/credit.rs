@@ -1,8 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The use of a connection for one thing: requests are posted by it, and its end makes room for others.
+//! Credit of a connection: the right to post work requests on its current QP.
 //!
-//! A queue pair that failed is dropped when the last use of it has ended ([`crate::fabric::conn`]).
+//! # Operation
+//!
+//! A user acquires a [`ConnCredit`] ([`super::acquire`]), posts with it, and drops it when its work requests
+//! have completed. The drop returns the capacity to other users.
+//!
+//! # Recovery
+//!
+//! A user reports a failed QP ([`ConnCredit::report_failure`]), and keeps a [`StaleQp`] while late packets of
+//! the QP could change memory that is reused. The connector destroys the failed QP after all its credits are
+//! dropped.
 
 use super::Conn;
 use crate::{
@@ -18,41 +27,48 @@ use crate::{
 use kernel::{prelude::*, sync::Arc};
 use kite_core::view::NodeInstance;
 
-/// A queue pair that failed. What was sent by it may still reach the peer's memory, late, until another takes
-/// its place.
+/// QP that failed. Its packets may still arrive late at the memory of the peer, until another QP is connected
+/// in its place.
 #[derive(Clone)]
 pub(crate) struct StaleQp {
     pub(in crate::fabric) conn: Arc<Conn>,
     pub(in crate::fabric) generation: u32,
-    /// The peer.
+    /// Peer of the QP.
     pub(crate) instance: NodeInstance,
 }
 
 impl StaleQp {
-    /// Whether another has taken its place. If the peer leaves the view, none ever does.
+    /// Returns `true` if another QP was connected in its place, so that no packet of the QP can arrive. Stays
+    /// `false` if the peer leaves the view first.
     pub(crate) fn is_fenced(&self) -> bool {
         self.conn.is_stale_generation(self.generation)
     }
 }
 
-/// The right to post a number of requests on a ready connection.
+/// Right to post a number of work requests on the QP of a connection.
 pub(crate) struct ConnCredit {
     pub(in crate::fabric) conn: Arc<Conn>,
     pub(in crate::fabric) endpoint: Arc<Endpoint>,
+    /// Generation of the QP of `endpoint`.
     pub(in crate::fabric) generation: u32,
+    /// Key to the memory of the peer.
     pub(in crate::fabric) rkey: u32,
+    /// Work requests that are not returned yet.
     pub(in crate::fabric) wr_count: u32,
+    /// Control requests whose replies arrive on the QP.
     pub(in crate::fabric) control_requests: u32,
+    /// 1 for a segment of a read or write, otherwise 0.
     pub(in crate::fabric) segments: u32,
+    /// Bytes of a virtual queue pair.
     pub(in crate::fabric) vqp_bytes: u64,
 }
 
 impl ConnCredit {
-    /// Posts a write of `sges` to `addr` in the peer's memory.
+    /// Posts an RDMA WRITE of `sges` to `addr` in the memory of the peer.
     ///
     /// # Safety
     ///
-    /// `sges` must name the buffer of `claim`, or memory that it holds.
+    /// `sges` must name the buffer of `slot`, or memory that is attached to `slot`.
     pub(crate) unsafe fn write(&self, slot: &SlotGuard, sges: &[Sge], addr: u64) -> Result {
         let remote = RemoteAddr {
             addr,
@@ -62,18 +78,18 @@ impl ConnCredit {
         unsafe { self.post(slot, &SendWr::write(slot.wr_id(), sges, remote)) }
     }
 
-    /// Posts a write of at most [`crate::verbs::work::INLINE_MAX`] bytes that are copied now: `sges` has
-    /// kernel addresses.
+    /// Posts an RDMA WRITE of at most [`crate::verbs::work::INLINE_MAX`] bytes. `sges` has kernel addresses,
+    /// from which the call copies the bytes.
     ///
     /// # Safety
     ///
-    /// `sges` must name kernel memory that may be read.
+    /// `sges` must name kernel memory that is valid for reads.
     pub(crate) unsafe fn write_inline(&self, slot: &SlotGuard, sges: &[Sge], addr: u64) -> Result {
         let remote = RemoteAddr {
             addr,
             rkey: self.rkey,
         };
-        // SAFETY: By the safety requirements; the bytes are copied before the call returns.
+        // SAFETY: By the safety requirements. The call copies the bytes before it returns.
         unsafe {
             self.post(
                 slot,
@@ -82,11 +98,11 @@ impl ConnCredit {
         }
     }
 
-    /// As [`Self::write`], and the peer gets `immediate` when the bytes are there.
+    /// Posts an RDMA WRITE like [`Self::write`]. The kernel of the peer receives `immediate` after the bytes.
     ///
     /// # Safety
     ///
-    /// As there.
+    /// See [`Self::write`].
     pub(crate) unsafe fn write_imm(
         &self,
         slot: &SlotGuard,
@@ -103,11 +119,11 @@ impl ConnCredit {
         unsafe { self.post(slot, &wr) }
     }
 
-    /// Posts a read of `addr` in the peer's memory to `sges`.
+    /// Posts an RDMA READ of `addr` in the memory of the peer to `sges`.
     ///
     /// # Safety
     ///
-    /// As for [`Self::write`].
+    /// See [`Self::write`].
     pub(crate) unsafe fn read(&self, slot: &SlotGuard, sges: &[Sge], addr: u64) -> Result {
         let remote = RemoteAddr {
             addr,
@@ -117,26 +133,30 @@ impl ConnCredit {
         unsafe { self.post(slot, &SendWr::read(slot.wr_id(), sges, remote)) }
     }
 
-    /// Posts a message.
+    /// Posts a SEND of `sges`.
     ///
     /// # Safety
     ///
-    /// As for [`Self::write`].
+    /// See [`Self::write`].
     pub(crate) unsafe fn send(&self, slot: &SlotGuard, sges: &[Sge]) -> Result {
         // SAFETY: By the safety requirements.
         unsafe { self.post(slot, &SendWr::send(slot.wr_id(), sges)) }
     }
 
+    /// Posts `wr`, and accounts it to `slot`.
+    ///
     /// # Safety
     ///
-    /// As for [`Self::write`], of what `work` names.
+    /// `wr` must name the buffer of `slot`, or memory that is attached to `slot`. An inline `wr` must name
+    /// kernel memory that is valid for reads.
     unsafe fn post(&self, slot: &SlotGuard, wr: &SendWr<'_>) -> Result {
         slot.account_post(1);
-        // SAFETY: The claim keeps the memory mapped until the request completes.
+        // SAFETY: `slot` keeps the memory mapped until the work request completes. By the safety
+        // requirements, inline data is valid during the call.
         unsafe { self.endpoint.qp().post(wr) }.inspect_err(|_| slot.unaccount_post())
     }
 
-    /// Reports how a request failed, and with it the queue pair.
+    /// Reports that a work request failed with `status`, and with it the QP.
     pub(crate) fn report_failure(&self, status: WcStatus) {
         if status == WcStatus::RetryExceeded {
             self.conn.report_no_response(self.generation);
@@ -145,7 +165,7 @@ impl ConnCredit {
         }
     }
 
-    /// The failure of its queue pair, to the peer in this life.
+    /// Returns the QP as a failed QP to the peer `instance`.
     pub(crate) fn stale_qp(&self, instance: NodeInstance) -> StaleQp {
         StaleQp {
             conn: self.conn.clone(),
@@ -154,30 +174,35 @@ impl ConnCredit {
         }
     }
 
-    /// Bytes that a request can carry itself.
+    /// Returns the maximum bytes of an inline work request.
     pub(crate) fn inline_max(&self) -> usize {
         self.endpoint.qp().max_inline_data()
     }
 
-    /// Gives back the room of all but so many requests, which are posted now.
+    /// Returns the capacity of all work requests but `wr_count`, which are posted now.
     pub(in crate::fabric) fn release_unused(&mut self, wr_count: u32) {
         let unused = self.wr_count.saturating_sub(wr_count);
         self.wr_count -= unused;
         self.conn.release_unused(wr_count, unused);
     }
 
-    /// Gives back the room of what was posted, all of which has completed; a call stays announced.
+    /// Returns the capacity of all work requests, which must have completed. Control requests keep waiting
+    /// for their replies.
     pub(crate) fn release_wrs(&mut self) {
         let wr_count = core::mem::take(&mut self.wr_count);
         self.conn.release_credits(wr_count, 0, (0, 0));
     }
 
-    /// Whether an answer may still come on the queue pair that the request went by.
+    /// Returns `true` if a reply can still arrive on the QP.
     pub(crate) fn is_current(&self) -> bool {
         self.conn.is_current(self.generation)
     }
 
-    /// Gives up the queue pair, for want of completions.
+    /// Fails the QP, because completions are missing.
+    ///
+    /// # Errors
+    ///
+    /// - The error of the RNIC if it rejects the QP transition.
     pub(crate) fn recover(&self, recovery: Recovery) -> Result {
         self.conn.report_failure(self.generation);
         match recovery {

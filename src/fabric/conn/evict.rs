@@ -1,32 +1,41 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Connections beyond a bound, which are given up if nobody uses them (KRCORE, section 4.6): so a node of a large
-//! cluster has queue pairs for those that it talks to, and not for all that it ever did.
+//! Eviction of idle connections beyond `max_idle_conns` (KRCORE, section 4.6).
 //!
-//! Those go first that nobody has used for longest. `kite_core::proto::conn` has both sides agree to it.
+//! A node of a large cluster thus has QPs for the peers that it uses, not for all peers that it ever used.
+//!
+//! # Operation
+//!
+//! At each tick, the connector marks the surplus connections that have been idle for the longest time. The
+//! next step of such a connection starts the eviction if the connection is still idle. Both sides must agree
+//! (`kite_core::proto::conn`), so a connection that the peer uses stays.
+//!
+//! # Locking
+//!
+//! `Conn::state` is held for one connection at a time. The selection is therefore a snapshot.
 
 use super::Conn;
 use crate::{fabric::Fabric, stats::Stats};
 use kernel::{prelude::*, sync::Arc};
 
-/// Connections that are given up at a time.
+/// Maximum number of connections that one tick marks.
 const MAX_EVICTIONS_PER_ROUND: u64 = 16;
 
-/// One that nobody has used for so many milliseconds.
+/// Idle time in ms, and the connection.
 type IdleConn = (i64, Arc<Conn>);
 
-/// Connections that are kept though nobody uses them.
+/// Returns the number of connected QPs that are kept, idle or not.
 fn max_idle_conns() -> u64 {
     crate::params::max_idle_conns().into()
 }
 
-/// Whether there is room for connections that nobody needs yet.
+/// Returns `true` if a connection may be set up before a user needs it.
 pub(in crate::fabric) fn has_conn_budget(stats: &Stats) -> bool {
     stats.connected_qps.get() < max_idle_conns()
 }
 
 impl Fabric {
-    /// How many connections there are too many.
+    /// Returns the number of connected QPs above the maximum.
     fn surplus_conns(&self) -> u64 {
         self.stats
             .connected_qps
@@ -34,17 +43,18 @@ impl Fabric {
             .saturating_sub(max_idle_conns())
     }
 
-    /// Whether there are too many connections.
+    /// Returns `true` if more QPs are connected than the maximum.
     pub(in crate::fabric) fn is_over_conn_budget(&self) -> bool {
         self.surplus_conns() != 0
     }
 
-    /// Begins to give up as many connections as there are too many, if nobody uses so many.
+    /// Marks idle connections for eviction, at most as many as exceed the maximum. Evictions in progress
+    /// count.
     pub(in crate::fabric) fn evict_idle_conns(&self) {
         if !self.is_over_conn_budget() {
             return;
         }
-        // Without memory it is tried again at the next tick.
+        // Without memory, the next tick repeats the selection.
         let Ok((evicting, mut idle)) = self.evictable_conns() else {
             return;
         };
@@ -58,7 +68,11 @@ impl Fabric {
         }
     }
 
-    /// How many are being given up, and all that may be.
+    /// Returns the number of evictions in progress, and the connections that may be evicted.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: no memory for the list.
     fn evictable_conns(&self) -> Result<(u64, KVec<IdleConn>)> {
         let (mut evicting, mut idle) = (0, KVec::new());
         for conn in self.all_peers()?.iter().flat_map(|peer| peer.conns()) {

@@ -1,7 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the connector thread does with a connection: makes, connects and drops its queue pairs, as
-//! `kite_core::proto::conn` decides, and tells the peer.
+//! Handshake of a connection with its peer: creates, connects and destroys QPs, as `kite_core::proto::conn`
+//! decides.
+//!
+//! # Operation
+//!
+//! The connector thread calls [`Conn::step`]. A step passes the pending events of the connection to the state
+//! machine: a requested QP, a failed QP, a datagram of the peer, an eviction, a tick. Then the step executes
+//! the actions that the state machine returned, by [`ConnOps`]. A requested QP and a datagram of the peer
+//! stay pending until the route to the peer is resolved.
+//!
+//! # Recovery
+//!
+//! The state machine repeats datagrams at each tick until the peer responds. After every
+//! [`SUSPECT_AFTER_RETRANSMITS`] repetitions the peer is suspected, and its route is resolved again. A failed
+//! QP is moved to ERR at once, which flushes its work requests, and destroyed after its last credit is
+//! returned.
+//!
+//! # Locking
+//!
+//! `Conn::state` is taken for each access to the state, and never held during a QP transition or a send. The
+//! connection may therefore be closed between two accesses. A new QP is stored only if the connection is
+//! still open under the lock.
 
 use super::Conn;
 use crate::{
@@ -18,37 +38,52 @@ use kite_core::{
     wire::setup::{SetupDatagram, SetupKind},
 };
 
-/// Repetitions without an answer after which the peer is suspected: about half a second.
+/// Number of repetitions without a response after which the peer is suspected: 500 ms at 50 ms per tick.
 const SUSPECT_AFTER_RETRANSMITS: u32 = 10;
 
-/// What the connector lends a connection to act with.
+/// Operations by which a connection acts on the fabric and on its peer.
 pub(crate) trait ConnOps {
-    /// Whether the way to the peer is known; if not it is sought.
+    /// Returns `true` if the route to the peer is resolved. Otherwise starts the resolution.
     fn try_resolve_route(&self) -> bool;
 
-    /// Has the way to the peer sought anew: the peer may have moved.
+    /// Discards the route to the peer, which is then resolved again: the peer may have another address.
     fn invalidate_route(&self);
 
-    /// Takes a place for channels, of which there is one at a time.
+    /// Reserves receive CQ entries for one endpoint at a time.
+    ///
+    /// # Errors
+    ///
+    /// - The error of the receive CQ budget if too few entries are free.
     fn reserve_recv_cq(&self) -> Result<RecvCqReservation>;
 
-    /// Makes an RC channel and makes it findable by its number.
+    /// Creates an RC endpoint, and registers it by its ID.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
+    /// - The error of the RNIC if it rejects the QP.
     fn create_endpoint(&self) -> Result<Arc<Endpoint>>;
 
-    /// Forgets a channel.
+    /// Destroys the QP of an endpoint, and unregisters the endpoint.
     fn destroy_endpoint(&self, endpoint: Arc<Endpoint>);
 
-    /// Connects a channel to the peer's queue pair.
+    /// Connects an endpoint to the QP of the peer. The first packet of the local side has number `psn`.
+    ///
+    /// # Errors
+    ///
+    /// - `EHOSTUNREACH`: the route is not resolved.
+    /// - The error of the RNIC if it rejects the QP transition.
     fn connect_endpoint(&self, endpoint: &Endpoint, remote: RemoteQp, psn: u32) -> Result;
 
-    /// Sends a datagram to the peer.
+    /// Sends a datagram to the peer, which may get lost.
     fn send_setup(&self, setup: &SetupDatagram);
 
-    /// Who we are, and who the peer is.
+    /// Returns the identities of the local node and of the peer.
     fn identity(&self) -> &PeerIdentity;
 }
 
-/// What a datagram means; `idle` says that nobody here uses the connection.
+/// Converts a datagram to an event. `idle` is `true` if the connection has no local users. Returns `None` for
+/// a datagram about a view.
 fn conn_event(message: &SetupDatagram, idle: bool) -> Option<ConnEvent> {
     let generation = message.generation;
     Some(match message.kind {
@@ -62,13 +97,14 @@ fn conn_event(message: &SetupDatagram, idle: bool) -> Option<ConnEvent> {
         },
         SetupKind::Evicted => ConnEvent::Evicted(generation),
         SetupKind::EvictRefused => ConnEvent::EvictRefused(message.psn),
-        // They are about no connection.
+        // Announcements of views concern no connection.
         SetupKind::ViewAnnounce | SetupKind::ViewAck => return None,
     })
 }
 
 impl Conn {
-    /// Does what is to be done, if anything. Returns whether to come again soon.
+    /// Processes the pending events of the connection. `tick` is `true` in a round for retransmissions.
+    /// Returns `true` if another tick is needed.
     pub(crate) fn step(&self, ops: &impl ConnOps, tick: bool) -> bool {
         let needs_route = self.needs_route();
         let has_route = needs_route && ops.try_resolve_route();
@@ -112,14 +148,14 @@ impl Conn {
         (needs_route && !has_route) || self.state.lock().fsm.needs_tick()
     }
 
-    /// Whether there is something to do for which the way to the peer has to be known.
+    /// Returns `true` if an event is pending that needs a route to the peer.
     fn needs_route(&self) -> bool {
         let state = self.state.lock();
         state.close_error.is_none()
             && (state.connect_requested || state.pending_setup.is_some() || state.fsm.needs_tick())
     }
 
-    /// Lets go of a failed queue pair when its last user has left.
+    /// Destroys a draining QP if its last credit was returned.
     fn reap_failed_qp(&self, ops: &impl ConnOps) {
         let endpoint = {
             let mut state = self.state.lock();
@@ -136,7 +172,7 @@ impl Conn {
         self.release_recv_reservation();
     }
 
-    /// Leaves room for others if there is to be no other queue pair soon.
+    /// Releases the receive CQ entries after an eviction, unless another QP is requested.
     fn release_recv_reservation(&self) {
         let mut state = self.state.lock();
         let is_idle = state.fsm.phase() == ConnPhase::Idle && !state.fsm.needs_tick();
@@ -178,13 +214,18 @@ impl Conn {
             _ => Err(EINVAL),
         };
         if let Err(error) = result {
-            // It is tried again every few milliseconds.
-            pr_warn_once!("node {}: not connected: {error:?}\n", self.node);
-            pr_debug!("node {}: not connected: {error:?}\n", self.node);
+            // The next tick repeats the action.
+            pr_warn_once!("node {}: connection step failed: {error:?}\n", self.node);
+            pr_debug!("node {}: connection step failed: {error:?}\n", self.node);
         }
     }
 
-    /// Stores a new channel, unless the connection was closed meanwhile.
+    /// Creates and stores an endpoint, unless the connection was closed meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// - The error passed to [`Self::close`], if the connection is closed.
+    /// - The error of [`ConnOps::reserve_recv_cq`] or [`ConnOps::create_endpoint`]. The creation is deferred.
     fn install_endpoint(&self, ops: &impl ConnOps, psn: u32) -> Result<Arc<Endpoint>> {
         let endpoint = self
             .create_endpoint(ops)
@@ -208,7 +249,8 @@ impl Conn {
         ops.create_endpoint()
     }
 
-    /// Puts off making a channel. That says nothing of the peer.
+    /// Defers the creation of an endpoint, for which this node lacks resources. The peer must not be
+    /// suspected for this delay.
     fn defer_creation(&self) {
         let mut state = self.state.lock();
         state.fsm.on_create_failed();
@@ -277,7 +319,7 @@ impl Conn {
         self.fail_qp()
     }
 
-    /// Gives up a queue pair that nobody uses.
+    /// Evicts an idle QP. Both sides have agreed that no packet of the QP can arrive late.
     fn evict(&self) -> Result {
         self.state.lock().last_generation = 0;
         self.stats.qp_evictions.add(1);
@@ -285,20 +327,24 @@ impl Conn {
         self.fail_qp()
     }
 
-    /// The peer uses the queue pair, so both keep it.
+    /// Keeps the QP, because the peer uses it.
     fn cancel_eviction(&self) -> Result {
         self.note_peer_response();
         self.state_changed.notify_all();
         Ok(())
     }
 
-    /// The peer has answered.
+    /// Records that the peer responded.
     fn note_peer_response(&self) {
         self.state.lock().retransmits = 0;
         self.suspicion.clear();
     }
 
-    /// Nothing new is posted to the queue pair, and what is posted ends.
+    /// Excludes the QP from use, and moves it to ERR, which flushes its work requests.
+    ///
+    /// # Errors
+    ///
+    /// - The error of the RNIC if it rejects the QP transition.
     fn fail_qp(&self) -> Result {
         let mut state = self.state.lock();
         if core::mem::take(&mut state.connected) {
@@ -311,7 +357,7 @@ impl Conn {
         endpoint.map_or(Ok(()), |endpoint| endpoint.qp().modify_to_err())
     }
 
-    /// Tells the peer of our queue pair.
+    /// Sends a datagram about the local QP.
     fn send_handshake(&self, ops: &impl ConnOps, kind: SetupKind) -> Result {
         let (generation, qpn, psn) = {
             let state = self.state.lock();
@@ -322,7 +368,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Tells the peer something for which no queue pair is needed.
+    /// Sends a datagram that names no QP.
     fn send_without_qp(
         &self,
         ops: &impl ConnOps,

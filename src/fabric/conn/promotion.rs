@@ -1,7 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Peers that get so many requests of virtual queue pairs that these go by connections (KRCORE, section 4.6):
-//! `kite_core::policy::promotion` decides.
+//! Promotion of peers from DC to RC connections, by the rate of virtual queue pair requests (KRCORE, section
+//! 4.6).
+//!
+//! # Operation
+//!
+//! `kite_core::policy::promotion` decides. Each request to a peer adds to its request rate. A peer above the
+//! threshold is promoted while the set has room, or replaces a promoted peer with at most half its
+//! rate. Requests then use an RC connection once it is ready, and DC until then.
+//!
+//! # Locking
+//!
+//! - `Fabric::promoted_peers` (spin lock) protects the set. The lock is held until `Peer::promoted` of all
+//!   affected peers is stored, since another thread may replace the new peer at once.
+//! - Order: `Fabric::promoted_peers`, then `Fabric::peers` and `Peer::request_rate` of other peers.
+//! - `Peer::promoted` is stored with `Release` and loaded with `Acquire`.
 
 use super::Conn;
 use crate::{
@@ -19,7 +32,7 @@ fn now_ms() -> u64 {
 }
 
 impl Fabric {
-    /// So many more requests go to a peer.
+    /// Records requests of virtual queue pairs to a peer, and promotes the peer if its rate suffices.
     pub(crate) fn record_requests(&self, peer: &Peer, requests: u32) {
         if peer.identity.max_conns() == 0 {
             return;
@@ -36,9 +49,9 @@ impl Fabric {
             let other = self.peer_by_instance(instance);
             other.map_or(0, |other| other.request_rate.lock().value_at(now))
         };
-        // Held until all know: another may be promoted in place of this one at once.
+        // Hold the lock until both `promoted` flags are stored: another thread may replace this peer at once.
         let mut promoted = self.promoted_peers.lock();
-        // Another may have been faster, and the peer may have left.
+        // Another thread may have promoted the peer first, or the peer may have left the view.
         if peer.is_promoted() || self.peer_by_instance(peer.instance()).is_err() {
             return;
         }
@@ -55,7 +68,7 @@ impl Fabric {
         }
     }
 
-    /// A connection to a peer, once it is ready.
+    /// Returns a connection to a peer if one is ready. Otherwise requests one.
     pub(crate) fn ready_conn(&self, peer: &Peer) -> Option<Arc<Conn>> {
         let conn = peer.select_conn(self.qos.conn_subset(false)).ok()?;
         if conn.is_ready() {
@@ -65,7 +78,7 @@ impl Fabric {
         None
     }
 
-    /// Peers have left.
+    /// Removes peers that left the view from the promoted peers.
     pub(in crate::fabric) fn demote_peers(&self, peers: &[Arc<Peer>]) {
         let mut promoted = self.promoted_peers.lock();
         let old_count = promoted.count();
@@ -79,7 +92,7 @@ impl Fabric {
 }
 
 impl Peer {
-    /// Whether what virtual queue pairs ask of it is to go by connections.
+    /// Returns `true` if requests of virtual queue pairs use RC connections to the peer.
     pub(crate) fn is_promoted(&self) -> bool {
         self.promoted.load(Acquire)
     }

@@ -135,7 +135,7 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// - `ENXIO`: the RNIC cannot register so many bytes.
+    /// - `ENXIO`: the RNIC cannot register this number of bytes.
     /// - `EIO`: the registration failed.
     /// - `ETIMEDOUT`: the registration did not complete.
     /// - `ENOMEM`: out of memory.

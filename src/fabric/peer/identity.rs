@@ -16,31 +16,33 @@ use kite_core::{
     wire::setup::{SetupDatagram, SetupKind},
 };
 
-/// What all peers have of this node.
+/// Identity of the local node, and what all its peers use of it.
 pub(crate) struct LocalIdentity {
     pub(crate) instance: NodeInstance,
-    /// What the kernels of the cluster know each other by.
+    /// Secret of the cluster, which authenticates the datagrams between its kernels.
     pub(crate) secret: [u8; 16],
-    /// Key to our memory; datagrams go to the peer's kernel alone.
+    /// Key to local memory. Only the kernels of peers receive datagrams.
     pub(crate) rkey: u32,
-    /// Largest packet of our port, in bytes.
+    /// MTU of the local port, in bytes.
     pub(crate) mtu: u32,
+    /// Maximum RDMA READs in flight on one QP that the local RNIC supports, as requester and as responder.
     pub(crate) rd_atomic: u8,
-    /// Connections that we are willing to have.
+    /// RC connections per peer that the local node accepts.
     pub(crate) max_conns: u8,
     pub(in crate::fabric) connector_waker: Arc<ThreadWaker>,
     pub(in crate::fabric) suspect_listener: Arc<SuspectListener>,
     pub(in crate::fabric) stats: Arc<Stats>,
 }
 
-/// The two ends of a connection, as the datagrams that set it up name them.
+/// Local node and one peer, as the datagrams between them identify both.
 pub(crate) struct PeerIdentity {
     pub(crate) local: Arc<LocalIdentity>,
     pub(crate) peer: NodeInstance,
 }
 
 impl PeerIdentity {
-    /// Connections that we are willing to have: nothing is ever connected to oneself.
+    /// Returns the number of RC connections to the peer that the local node accepts. Returns 0 for the local
+    /// node itself, which is reached by DC only.
     pub(in crate::fabric) fn max_conns(&self) -> u8 {
         if self.peer == self.local.instance {
             0
@@ -49,13 +51,13 @@ impl PeerIdentity {
         }
     }
 
-    /// A first packet sequence number that cannot be guessed.
+    /// Returns a random first packet sequence number, which other nodes cannot guess.
     pub(crate) fn random_psn(&self) -> u32 {
         // SAFETY: The function has no preconditions.
         unsafe { bindings::get_random_u32() & 0xff_ffff }
     }
 
-    /// A datagram to the peer.
+    /// Creates a datagram to the peer about connection number `index`.
     pub(crate) fn conn_setup(
         &self,
         kind: SetupKind,
@@ -73,7 +75,7 @@ impl PeerIdentity {
         }
     }
 
-    /// A datagram to the peer that tells it of a view.
+    /// Creates a datagram to the peer about the view of `epoch`.
     pub(super) fn view_setup(&self, kind: SetupKind, epoch: u64) -> SetupDatagram {
         SetupDatagram {
             epoch,
@@ -102,7 +104,8 @@ impl PeerIdentity {
         }
     }
 
-    /// Whether a datagram is from the peer, in its present life, to us in ours.
+    /// Returns `true` if a datagram has the secret, comes from the peer in its current incarnation, and is
+    /// for the local node in its current incarnation.
     pub(crate) fn accepts(&self, setup: &SetupDatagram) -> bool {
         let from = NodeInstance {
             node: setup.from_node,

@@ -1,7 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Another node of the view: who it is, and how it is reached. Of a node with which this one has nothing to do no
-//! more is there (KRCORE, section 4.1): its [`Contact`] is made when it is first talked to.
+//! Peers: the other nodes of the view, each in one incarnation.
+//!
+//! # Operation
+//!
+//! A new peer holds its identity and the address of its control QP only. The [`PeerSession`] and the
+//! [`Suspicion`] are created at first use, because a node of a large cluster communicates with few of the
+//! others (KRCORE, section 4.1). The connector thread resolves the route. The address of a peer, with its DCT
+//! and its keys, is cached after the first read of the directory.
+//!
+//! # Recovery
+//!
+//! The route is discarded when the peer does not respond, and resolved again. When the peer leaves the view,
+//! [`Peer::close`] closes its connections, and users receive the error of the close. A node that joins again
+//! in another incarnation is another peer.
+//!
+//! # Locking
+//!
+//! - `Peer::state` (spin lock) protects the route, the address and the error of the close. The lock is held
+//!   while a session or a suspicion is stored. Either [`Peer::close`] then finds the stored object, or the
+//!   storing thread finds the error.
+//! - `Peer::request_rate` and `Peer::view_announcer` are spin locks, each for the value that the lock
+//!   contains.
+//! - Order: `Peer::state`, then `Conn::state`.
 
 pub(crate) mod identity;
 pub(crate) mod session;
@@ -23,54 +44,54 @@ use kite_core::{
     policy::promotion::DecayingCounter, proto::view_announce::ViewAnnouncer, view::NodeInstance,
 };
 
-/// Where a node's control queue pair is.
+/// Address of the control QP of a node.
 #[derive(Clone, Copy)]
 pub(crate) struct ControlAddress {
     pub(crate) destination: PortAddress,
     pub(crate) qpn: u32,
 }
 
-/// What is known of the way to a peer.
+/// Resolution of the route to a peer.
 pub(super) enum RouteState {
     Unresolved,
-    /// Somebody is finding it.
+    /// A worker resolves the route.
     Resolving,
     Resolved(Arc<AddressHandle>),
 }
 
-/// By what a peer is reached.
+/// Address of a peer for RDMA, from its directory entry.
 pub(crate) struct PeerAddress {
-    /// By DC, if we both have it.
+    /// DC address. `None` unless both nodes have DC.
     pub(crate) dc_address: Option<DcAddress>,
-    /// Whether it takes atomic operations, and we have them.
+    /// `true` if RDMA atomics to the peer are possible: by DC, or because both RNICs have kernel atomics.
     pub(crate) has_atomics: bool,
-    /// Epoch as of which that was told.
+    /// Epoch of the view for which the peer published the entry.
     pub(crate) epoch: u64,
-    /// Key to its memory.
+    /// Key to the memory of the peer.
     pub(crate) rkey: u32,
-    /// Address of its table of memory regions.
+    /// Address of the MR table of the peer.
     pub(crate) mr_table_addr: u64,
 }
 
-/// What is found out about a node.
+/// State of a peer, protected by `Peer::state`.
 struct PeerState {
     route: RouteState,
     address: Option<Arc<PeerAddress>>,
-    /// It left the view: who is late gets this error.
+    /// Error that users receive after the peer left the view.
     close_error: Option<Error>,
 }
 
-/// A node of the view.
+/// Node of the view, in one incarnation.
 #[pin_data]
 pub(crate) struct Peer {
     pub(crate) identity: PeerIdentity,
     pub(crate) control_address: ControlAddress,
     #[pin]
     state: SpinLock<PeerState>,
-    /// Of virtual queue pairs.
+    /// Rate of virtual queue pair requests to the peer.
     #[pin]
     pub(super) request_rate: SpinLock<DecayingCounter>,
-    /// They are to go by a connection.
+    /// `true` if requests of virtual queue pairs use RC connections.
     pub(super) promoted: AtomicFlag,
     #[pin]
     pub(super) view_announcer: SpinLock<ViewAnnouncer>,
@@ -79,7 +100,11 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Makes a peer with which there is no contact.
+    /// Creates a peer without a session.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn new(
         identity: PeerIdentity,
         control_address: ControlAddress,
@@ -104,17 +129,17 @@ impl Peer {
         )
     }
 
-    /// Its number.
+    /// Returns the node number.
     pub(crate) fn node(&self) -> u32 {
         self.identity.peer.node
     }
 
-    /// Its number, and which life of it this is.
+    /// Returns the node number and the incarnation.
     pub(crate) fn instance(&self) -> NodeInstance {
         self.identity.peer
     }
 
-    /// The way there, if it is known.
+    /// Returns the route if it is resolved.
     pub(super) fn route(&self) -> Option<Arc<AddressHandle>> {
         match &self.state.lock().route {
             RouteState::Resolved(route) => Some(route.clone()),
@@ -122,13 +147,13 @@ impl Peer {
         }
     }
 
-    /// The way there, or that it was not found.
+    /// Stores the result of a resolution.
     pub(super) fn set_route(&self, route: RouteState) {
         let old = core::mem::replace(&mut self.state.lock().route, route);
         drop(old);
     }
 
-    /// The way there may be another by now.
+    /// Discards a resolved route, which may have changed.
     pub(super) fn invalidate_route(&self) {
         let mut state = self.state.lock();
         let old = match state.route {
@@ -139,7 +164,7 @@ impl Peer {
         drop(old);
     }
 
-    /// Whether the way there is to be sought by the caller.
+    /// Returns `true` if the caller must resolve the route, and marks the resolution as started.
     pub(super) fn try_claim_resolution(&self) -> bool {
         let mut state = self.state.lock();
         let is_unresolved = matches!(state.route, RouteState::Unresolved);
@@ -149,12 +174,12 @@ impl Peer {
         is_unresolved
     }
 
-    /// Whether it left the view.
+    /// Returns `true` if the peer left the view.
     pub(super) fn has_left(&self) -> bool {
         self.state.lock().close_error.is_some()
     }
 
-    /// By what it is reached, if that is known as of `since` or later.
+    /// Returns the cached address if it is of `min_epoch` or later.
     pub(crate) fn cached_address(&self, min_epoch: u64) -> Option<Arc<PeerAddress>> {
         let state = self.state.lock();
         let address = state.address.as_ref();
@@ -163,32 +188,33 @@ impl Peer {
             .cloned()
     }
 
-    /// It is reached by this.
+    /// Caches the address, and returns it.
     pub(crate) fn cache_address(&self, address: Arc<PeerAddress>) -> Arc<PeerAddress> {
         let old = self.state.lock().address.replace(address.clone());
         drop(old);
         address
     }
 
-    /// What there is between us, if we have talked.
+    /// Returns the session if one was created.
     pub(super) fn session(&self) -> Option<&PeerSession> {
         self.session.as_ref().map(|session| &**session)
     }
 
-    /// What there is between us from now on.
+    /// Returns the session. Creates it at the first call.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
+    /// - `ENOMEM`: out of memory.
     pub(super) fn ensure_session(&self) -> Result<&PeerSession> {
         if self.session().is_none() {
             let session = PeerSession::new(&self.identity, self.ensure_suspicion()?)?;
-            // Held so that no connection is made after all were shut.
+            // Hold the lock until the session is stored. Otherwise a concurrent `close` could miss the
+            // session, whose connections would stay open.
             let state = self.state.lock();
             if let Some(error) = state.close_error {
                 session.close(error);
             }
-            // Somebody else may have been first.
+            // Has no effect if another thread stored a session first.
             self.session.populate(session);
         }
         self.session().ok_or(ENOMEM)
@@ -208,35 +234,35 @@ impl Peer {
         self.suspicion.as_ref().ok_or(ENOMEM)
     }
 
-    /// It does not answer.
+    /// Suspects the peer, because it does not respond.
     pub(super) fn suspect(&self) {
-        // Without memory it is suspected the next time.
+        // Without memory, the next failure suspects the peer.
         if let Ok(suspicion) = self.ensure_suspicion() {
             suspicion.raise();
         }
     }
 
-    /// It answers.
+    /// Clears an unreported suspicion, because the peer responded.
     pub(super) fn clear_suspicion(&self) {
         if let Some(suspicion) = self.suspicion.as_ref() {
             suspicion.clear();
         }
     }
 
-    /// Takes the suspicion, if there is one to report.
+    /// Returns `true` if a suspicion of the peer must be reported, and marks it as reported.
     pub(super) fn consume_suspicion(&self) -> bool {
         let suspicion = self.suspicion.as_ref();
         suspicion.is_some_and(|suspicion| suspicion.consume())
     }
 
-    /// Nothing more is said of it.
+    /// Clears the suspicion permanently.
     fn close_suspicion(&self) {
         if let Some(suspicion) = self.suspicion.as_ref() {
             suspicion.close();
         }
     }
 
-    /// It left: nobody can use a connection to it any more, and gets `error`.
+    /// Closes all connections to the peer, because it left the view: users receive `error`.
     pub(super) fn close(&self, error: Error) {
         self.state.lock().close_error = Some(error);
         if let Some(session) = self.session() {

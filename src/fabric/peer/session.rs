@@ -1,7 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What there is between this node and another that talk: the K connections shared by all who do (LITE, section 6.1),
-//! and what is remembered of requests, each way, so that none is done twice.
+//! Session with a peer: the RC connections to it, and the records of control requests in both directions.
+//!
+//! # Operation
+//!
+//! All users share the K connections of a session (LITE, section 6.1). A control request of the peer is
+//! admitted ([`Peer::admit_request`]) unless a copy of it is in progress or it has ended at the peer. A
+//! request that must be executed at most once has a sequence number ([`Peer::assign_sequence`]). The receiver
+//! executes it through [`Peer::execute_once`], which returns the recorded reply for a copy. Pushes have a
+//! sequence space of their own, because their duration depends on a third node.
+//!
+//! # Recovery
+//!
+//! The sender repeats a request until it receives a reply. The records last as long as the [`Peer`]: a node
+//! that joins again in another incarnation starts with new sequence spaces.
+//!
+//! # Locking
+//!
+//! - `PeerSession::served_requests` and `SequenceSpace::sent` are spin locks, each for the value that the
+//!   lock contains.
+//! - `SequenceSpace::replies` (mutex) protects the recorded replies of one sequence space.
+//!   [`Peer::execute_once`] holds the mutex while it executes the request, so the locks of the request are
+//!   taken after it.
 
 use super::{identity::PeerIdentity, suspicion::Suspicion, Peer};
 use crate::{
@@ -25,25 +45,29 @@ use kite_core::{
     wire::{setup::SetupDatagram, ControlHeader, ControlRequest, PUSH_SEQUENCE_FLAG},
 };
 
-/// Two nodes that talk.
+/// Session of this node with one peer.
 #[pin_data]
 pub(crate) struct PeerSession {
     conns: KVec<Arc<Conn>>,
-    /// How many of them the peer is willing to have; 1 until a datagram of its has told.
+    /// Number of connections that the peer accepts. 1 until the first datagram of the peer arrives.
     peer_max_conns: Atomic<u32>,
-    /// Its calls that we answer.
+    /// Requests of the peer that this node executes.
     #[pin]
     served_requests: SpinLock<InflightRequests>,
-    /// Numbers of our requests that it must not do twice.
+    /// Sequence space of all requests but pushes.
     #[pin]
     request_sequences: SequenceSpace,
-    /// Of pushes.
+    /// Sequence space of pushes.
     #[pin]
     push_sequences: SequenceSpace,
 }
 
 impl PeerSession {
-    /// Nothing is connected, and nobody has asked for anything.
+    /// Creates a session with idle connections.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
     pub(in crate::fabric) fn new(
         identity: &PeerIdentity,
         suspicion: &Arc<Suspicion>,
@@ -80,7 +104,7 @@ impl PeerSession {
         Ok(conns)
     }
 
-    /// Nobody can use a connection any more, and gets `error`.
+    /// Closes all connections permanently: users receive `error`.
     pub(in crate::fabric) fn close(&self, error: Error) {
         self.conns.iter().for_each(|conn| conn.close(error));
     }
@@ -93,7 +117,7 @@ impl PeerSession {
         }
     }
 
-    /// Takes a datagram from the peer to the connection that it is about. Returns whether there is one.
+    /// Passes a datagram of the peer to its connection. Returns `false` if there is no such connection.
     fn on_setup(&self, setup: SetupDatagram) -> bool {
         self.peer_max_conns
             .store(setup.conns_per_peer.into(), Release);
@@ -101,9 +125,13 @@ impl PeerSession {
         conn.map(|conn| conn.on_setup(setup)).is_some()
     }
 
-    /// Chooses a connection, of the share of those that both nodes have: that of this processor if it is
-    /// ready, else any that is, of the share if possible, so that one failed queue pair stops nobody. That of this
-    /// processor is then made ready for later.
+    /// Selects one of the connections that both nodes accept. The order of preference is: the connection of
+    /// this CPU in `subset`, a ready connection of `subset`, any ready connection. A failed QP therefore
+    /// blocks no user. If the connection of this CPU is not ready, requests it for later, within the budget.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: the peer is this node, which has no connections.
     fn select_conn(&self, subset: ConnSubset) -> Result<Arc<Conn>> {
         let usable = self
             .conns
@@ -128,13 +156,13 @@ impl PeerSession {
     }
 }
 
-/// Requests that must not be done twice, each way.
+/// Sequence numbers of at-most-once requests, in both directions.
 #[pin_data]
 struct SequenceSpace {
-    /// Numbers of ours.
+    /// Numbers of the requests of this node.
     #[pin]
     sent: SpinLock<SequenceWindow>,
-    /// Our answers to those of the peer.
+    /// Replies of this node to the requests of the peer.
     #[pin]
     replies: Mutex<ReplyCache>,
 }
@@ -148,7 +176,8 @@ impl SequenceSpace {
     }
 }
 
-/// The number of a request that the peer must not do twice, for as long as its answer is waited for.
+/// Sequence number of an at-most-once request. Dropping the guard frees the number: no thread waits for the
+/// reply any longer.
 pub(crate) struct SequenceGuard {
     pub(crate) peer: Arc<Peer>,
     pub(crate) sequence: u64,
@@ -166,7 +195,12 @@ impl Drop for SequenceGuard {
     }
 }
 
-/// The answer to a request that was begun before.
+/// Returns the recorded result of a request that was admitted before.
+///
+/// # Errors
+///
+/// - `EINPROGRESS`: the request is being executed.
+/// - `ETIMEDOUT`: the outcome is unknown.
 fn recorded_result(state: RequestState) -> Result<u64> {
     match state {
         RequestState::Done(reply) => Ok(reply),
@@ -175,17 +209,18 @@ fn recorded_result(state: RequestState) -> Result<u64> {
     }
 }
 
-/// Of requests.
+/// Control requests.
 impl Peer {
-    /// Whether to answer a request that came by the channel of number `by`; if so, [`Self::end_answer`] is
-    /// to follow.
+    /// Returns `true` if a request that arrived on endpoint `endpoint_id` must be executed. The caller must
+    /// then call [`Self::complete_request`]. Copies of a request in progress, and requests that have ended at
+    /// the peer, are rejected.
     pub(crate) fn admit_request(
         &self,
         header: &ControlHeader,
         request: &ControlRequest<'_>,
         endpoint_id: u32,
     ) -> bool {
-        // Without memory the request is asked for again.
+        // Without memory the request is dropped, and the peer repeats it.
         self.ensure_session().is_ok_and(|session| {
             let mut served = session.served_requests.lock();
             served.admit(
@@ -197,14 +232,14 @@ impl Peer {
         })
     }
 
-    /// Whether the peer still wants an answer to its call of that number.
+    /// Returns `true` while the peer waits for the reply to its request `id`.
     pub(crate) fn is_request_live(&self, id: u64) -> bool {
         self.session()
             .is_some_and(|session| session.served_requests.lock().is_live(id))
     }
 
-    /// What the call asked for is done. To be told before the peer can know. Returns the number of the
-    /// channel by which to answer.
+    /// Records that a request has been executed. Must be called before the reply is sent. Returns the ID of
+    /// the endpoint on which the reply must be sent.
     pub(crate) fn complete_request(&self, header: &ControlHeader) -> Option<u32> {
         self.session()?
             .served_requests
@@ -212,11 +247,12 @@ impl Peer {
             .complete(header.request_id)
     }
 
-    /// Numbers a request that must not be done twice; `kind` is 0, or [`PUSH`].
+    /// Assigns a sequence number to an at-most-once request. `kind` is 0, or [`PUSH_SEQUENCE_FLAG`].
     ///
     /// # Errors
     ///
-    /// `EAGAIN` while too many are under way; `ENOMEM`.
+    /// - `EAGAIN`: the window of numbers is full.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn assign_sequence(self: &Arc<Self>, kind: u64) -> Result<SequenceGuard> {
         let space = self.ensure_session()?.sequence_space(kind);
         let sequence = space.sent.lock().allocate().ok_or(EAGAIN)?;
@@ -226,12 +262,16 @@ impl Peer {
         })
     }
 
-    /// Does what the peer's request of this number asks for, unless it was done; other such requests of its
-    /// wait for `act`.
+    /// Executes the request of the peer with this number, or returns the recorded reply. Other at-most-once
+    /// requests of the peer in the same sequence space wait for `execute`. If `execute` fails, a copy of the
+    /// request may execute it again.
     ///
     /// # Errors
     ///
-    /// Those of `act`; `EINPROGRESS` if it is being done; `ETIMEDOUT` if nobody waits for the answer any more; `ENOMEM`.
+    /// - The error of `execute`.
+    /// - `EINPROGRESS`: the request is being executed.
+    /// - `ETIMEDOUT`: the number is too old, so the peer waits for no reply, or the outcome is unknown.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn execute_once(
         &self,
         sequence: u64,
@@ -253,8 +293,12 @@ impl Peer {
         }
     }
 
-    /// As [`Self::once`], but others do not wait for `act`, and `ETIMEDOUT` of it says that nobody knows whether it was
-    /// done: then it never is again.
+    /// Like [`Self::execute_once`], but other requests do not wait for `execute`. If `execute` returns
+    /// `ETIMEDOUT`, the outcome is unknown, and the request is never executed again.
+    ///
+    /// # Errors
+    ///
+    /// See [`Self::execute_once`].
     pub(crate) fn execute_once_unordered(
         &self,
         sequence: u64,
@@ -278,7 +322,13 @@ impl Peer {
         result
     }
 
-    /// As [`Self::once`], but what is begun is done by and by: [`Self::finish`] is to be told what came of it.
+    /// Admits the request of the peer with this number for asynchronous execution. After
+    /// [`RequestState::New`], the caller must call [`Self::complete_once`].
+    ///
+    /// # Errors
+    ///
+    /// - `ETIMEDOUT`: the number is too old, so the peer waits for no reply.
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn admit_once(&self, sequence: u64) -> Result<RequestState> {
         let mut cache = self
             .ensure_session()?
@@ -288,7 +338,8 @@ impl Peer {
         cache.admit(sequence & !PUSH_SEQUENCE_FLAG).ok_or(ETIMEDOUT)
     }
 
-    /// What the peer's request of this number has as its answer; without one nothing was done.
+    /// Records the reply to the request of the peer with this number. `None` if the request was not executed:
+    /// a copy may then be executed.
     pub(crate) fn complete_once(&self, sequence: u64, reply: Option<u64>) {
         if let Some(session) = self.session() {
             let mut cache = session.sequence_space(sequence).replies.lock();
@@ -297,32 +348,33 @@ impl Peer {
     }
 }
 
-/// Of connections.
+/// Connections.
 impl Peer {
-    /// All there are, ready or not.
+    /// Returns all connections, ready or not. Empty without a session.
     pub(in crate::fabric) fn conns(&self) -> &[Arc<Conn>] {
         self.session().map_or(&[], |session| &session.conns)
     }
 
-    /// Takes a datagram from the peer to the connection that it is about. Returns whether there is one.
+    /// Passes a datagram of the peer to its connection. Returns `false` if there is no such connection.
     pub(in crate::fabric) fn on_setup(&self, setup: SetupDatagram) -> bool {
-        // Without memory it is as if it were lost.
+        // Without memory, drop the datagram as if it was lost.
         self.ensure_session()
             .map_or(true, |session| session.on_setup(setup))
     }
 
-    /// The connection that has the channel of number `by`.
+    /// Returns the connection whose current endpoint has this ID.
     pub(in crate::fabric) fn conn_of_endpoint(&self, endpoint_id: u32) -> Option<&Arc<Conn>> {
         self.conns()
             .iter()
             .find(|conn| conn.has_endpoint(endpoint_id))
     }
 
-    /// Chooses a connection of that share, which there may have to be made.
+    /// Selects a connection of `subset`, which may have no QP yet. See [`PeerSession::select_conn`].
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINVAL` if it is this node.
+    /// - `ENOMEM`: out of memory.
+    /// - `EINVAL`: the peer is this node, which has no connections.
     pub(crate) fn select_conn(&self, subset: ConnSubset) -> Result<Arc<Conn>> {
         self.ensure_session()?.select_conn(subset)
     }

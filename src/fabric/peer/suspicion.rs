@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Evidence that a peer is dead, on its way up to the daemon.
+//! Suspicion of unresponsive peers, as input of the failure detector of the daemon.
 //!
-//! The kernel does not decide who is in the cluster, but it is often the first to notice that a node no
-//! longer answers. It says so each second for as long as it tries the peer in vain: the daemon tells by
-//! that a peer that is dead from one that only this way does not lead to.
+//! # Operation
+//!
+//! The daemon decides the membership of the cluster, but the kernel is often the first to detect that a node
+//! does not respond. The kernel reports a suspected peer at most once per [`REPORT_INTERVAL_MS`], for as long
+//! as requests to the peer fail. The repeated reports let the daemon distinguish a dead node from a node
+//! that only this path does not reach.
+//!
+//! # Locking
+//!
+//! - `Suspicion::state` and `SuspectListener::counter` are spin locks. Neither is held while the other is
+//!   taken, or while the counter is changed.
+//! - `Fabric::peers` may be held when they are taken.
 
 use crate::sys::{deadline::Deadline, event_counter::EventCounter};
 use kernel::{
@@ -13,7 +22,7 @@ use kernel::{
     sync::{Arc, SpinLock},
 };
 
-/// Who hears of suspicions: the daemon's session, if there is one.
+/// Receiver of suspicions: the event counter of the daemon's session.
 #[pin_data]
 pub(crate) struct SuspectListener {
     #[pin]
@@ -21,7 +30,11 @@ pub(crate) struct SuspectListener {
 }
 
 impl SuspectListener {
-    /// Nobody listens yet.
+    /// Creates a listener without a counter.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self { counter <- new_spinlock!(None) }),
@@ -29,7 +42,7 @@ impl SuspectListener {
         )
     }
 
-    /// From now on `watch` is raised, or nobody's.
+    /// Sets the counter that later suspicions raise. With `None`, they raise none.
     pub(crate) fn set_counter(&self, counter: Option<Arc<EventCounter>>) {
         let old = core::mem::replace(&mut *self.counter.lock(), counter);
         drop(old);
@@ -40,19 +53,19 @@ impl SuspectListener {
     }
 }
 
-/// Milliseconds after a report in which the peer is not reported again.
+/// Time in ms after a report in which the peer is not reported again.
 const REPORT_INTERVAL_MS: u32 = 1000;
 
 struct SuspicionState {
-    /// Suspected, and not reported yet.
+    /// The peer is suspected, and the suspicion is not reported yet.
     pending: bool,
-    /// Since the last report.
+    /// End of the interval after the last report.
     quiet_until: Option<Deadline>,
-    /// The peer left: nothing more is said of it.
+    /// The peer left the view, and is not suspected again.
     closed: bool,
 }
 
-/// Whether a peer is suspected.
+/// Suspicion of one peer.
 #[pin_data]
 pub(crate) struct Suspicion {
     #[pin]
@@ -61,7 +74,11 @@ pub(crate) struct Suspicion {
 }
 
 impl Suspicion {
-    /// None so far.
+    /// Creates the state of a peer that is not suspected.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
     pub(crate) fn new(listener: Arc<SuspectListener>) -> Result<Arc<Self>> {
         let state = SuspicionState {
             pending: false,
@@ -72,7 +89,7 @@ impl Suspicion {
         Arc::pin_init(init, GFP_KERNEL)
     }
 
-    /// The peer does not answer.
+    /// Suspects the peer, because it does not respond.
     pub(crate) fn raise(&self) {
         let mut state = self.state.lock();
         let is_quiet = state.quiet_until.is_some_and(|until| !until.has_expired());
@@ -85,17 +102,17 @@ impl Suspicion {
         }
     }
 
-    /// The peer answers.
+    /// Clears an unreported suspicion, because the peer responded.
     pub(crate) fn clear(&self) {
         self.update_and_clear(|_| {});
     }
 
-    /// The peer left the view.
+    /// Clears the suspicion permanently, because the peer left the view.
     pub(crate) fn close(&self) {
         self.update_and_clear(|state| state.closed = true);
     }
 
-    /// Takes the suspicion, if there is one to report.
+    /// Returns `true` if a suspicion must be reported, and marks it as reported.
     pub(crate) fn consume(&self) -> bool {
         self.update_and_clear(|state| {
             if state.pending {
@@ -104,7 +121,7 @@ impl Suspicion {
         })
     }
 
-    /// Does `change`, then takes back what was raised; says whether anything was.
+    /// Applies `update` and clears an unreported suspicion. Returns `true` if there was one.
     fn update_and_clear(&self, update: impl FnOnce(&mut SuspicionState)) -> bool {
         let mut state = self.state.lock();
         update(&mut state);

@@ -1,15 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Telling nodes that this one acts on a view, by datagrams: `kite_core::proto::view_announce` says when. So nodes that have nothing
-//! else to tell each other need no connection for it.
+//! Announcement of views to peers, by datagrams.
+//!
+//! # Operation
+//!
+//! `kite_core::proto::view_announce` decides when an announcement is sent, and the connector thread sends it.
+//! Datagrams need no connection, so nodes without other communication need none either.
+//!
+//! # Recovery
+//!
+//! An announcement is repeated until the peer acknowledges it. A peer without acknowledgements is suspected,
+//! and its route is resolved again.
+//!
+//! # Locking
+//!
+//! `Peer::view_announcer` (spin lock) is held for single calls of the state machine, and not during a send.
 
 use super::Peer;
 use crate::fabric::{conn::ConnOps, Fabric};
 use kite_core::{proto::view_announce::TickActions, view::NodeInstance, wire::setup::SetupKind};
 
 impl Fabric {
-    /// Has a node told that this one acts on the view of `epoch`, until it does, too, or is to be told of another, or of
-    /// none, which is 0. Of a node that is not in the view that is not wanted.
+    /// Announces to a node that this node acts on the view of `epoch`. The announcement is repeated until the
+    /// node acknowledges the same or a later epoch, or until another call replaces it. An `epoch` of 0 stops
+    /// the announcements. Does nothing if the node is not in the view.
     pub(crate) fn announce_view(&self, instance: NodeInstance, epoch: u64) {
         if let Ok(peer) = self.peer_by_instance(instance) {
             peer.view_announcer.lock().announce(epoch);
@@ -17,8 +31,8 @@ impl Fabric {
         }
     }
 
-    /// Has a peer that told of the view of `epoch` answered, which was taken note of if this node acted on that of
-    /// `acting` before.
+    /// Acknowledges the announcement of `epoch` by a peer. `acting_epoch` is the epoch on which this node
+    /// acts.
     pub(crate) fn ack_view(&self, peer: &Peer, epoch: u64, acting_epoch: u64) {
         peer.view_announcer
             .lock()
@@ -28,13 +42,14 @@ impl Fabric {
 }
 
 impl Peer {
-    /// The peer answers.
+    /// Processes an acknowledgement of `epoch` by the peer.
     pub(in crate::fabric) fn on_view_ack(&self, epoch: u64) {
         self.clear_suspicion();
         self.view_announcer.lock().on_ack(epoch);
     }
 
-    /// Sends what is to be told. Returns whether to come again soon. Only the connector calls this.
+    /// Sends the announcements and acknowledgements that are due. `tick` is `true` in a round for
+    /// retransmissions. Returns `true` if another tick is needed. Called by the connector only.
     pub(in crate::fabric) fn flush_announcements(&self, ops: &impl ConnOps, tick: bool) -> bool {
         if !self.view_announcer.lock().has_pending() {
             return false;
