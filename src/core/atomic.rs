@@ -28,7 +28,7 @@ pub enum AtomicOp {
 pub const WORD_BYTES: u64 = 8;
 
 impl AtomicOp {
-    /// Returns the new value of a word whose value was `old`, or `None` if the word stays unchanged.
+    /// Returns the new value of a word with the value `old`, or `None` if the word stays unchanged.
     #[inline]
     pub const fn apply(self, old: u64) -> Option<u64> {
         match self {

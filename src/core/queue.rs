@@ -18,7 +18,7 @@ pub const fn is_valid_size(entries: u32, max: u32) -> bool {
     entries.is_power_of_two() && entries <= max
 }
 
-/// Kernel side of a queue whose entries the kernel consumes.
+/// Kernel side of a queue from which the kernel consumes entries.
 #[derive(Clone, Copy, Debug)]
 pub struct IoQueueConsumer {
     entries: u32,

@@ -177,8 +177,8 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Restarts the failed UD endpoint. A buffer whose completion the poller has not processed yet may end up
-    /// posted twice. Two datagrams can then corrupt each other, and their senders retransmit.
+    /// Restarts the failed UD endpoint. A buffer may end up posted twice if the poller has not processed
+    /// its completion yet. Two datagrams can then corrupt each other, and their senders retransmit.
     pub(crate) fn restart_ud(&self, qkey: u32) -> Result {
         self.qp.modify_to_reset()?;
         self.qp.modify_ud_to_rts(qkey)?;

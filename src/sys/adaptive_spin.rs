@@ -30,7 +30,7 @@ pub(crate) struct AdaptiveSpin {
     spin_ns: Atomic<i64>,
 }
 
-/// Wait whose spin time is over. Dropping the sample ends the wait and adapts the spin time.
+/// Wait after the end of its spin time. Dropping the sample ends the wait and adapts the spin time.
 #[must_use]
 pub(crate) struct SpinSample<'a> {
     spin: &'a AdaptiveSpin,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Revocable value whose guards may sleep.
+//! Revocable value with guards that may be held while sleeping.
 //!
 //! Users of an RNIC or of a mapped region hold a guard for the length of one operation.
 //! `kernel::revocable::Revocable` gives access in an RCU read-side section, in which users must not sleep,

@@ -23,7 +23,7 @@ pub(crate) fn cond_resched() -> bool {
     need_resched
 }
 
-/// Returns `true` if the current thread is a workqueue worker, whose queue other items share.
+/// Returns `true` if the current thread is a workqueue worker. Other items share its queue.
 pub(crate) fn is_wq_worker() -> bool {
     // SAFETY: The function has no preconditions.
     unsafe { inline::kite_is_wq_worker() }

@@ -39,7 +39,7 @@ unsafe impl Send for AddressHandle {}
 unsafe impl Sync for AddressHandle {}
 
 impl AddressHandle {
-    /// Creates an address handle from `port`, whose GID has index `sgid_index`, to `dest`. May sleep until
+    /// Creates an address handle from GID `sgid_index` of `port` to `dest`. May sleep until
     /// the network has resolved the neighbor.
     ///
     /// # Errors

@@ -348,8 +348,8 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
         reg_wr.mr = mr.as_raw();
         reg_wr.key = mr.rkey();
         reg_wr.access = self._pd.device().access_flags();
-        // SAFETY: The request has a type of RC QPs. The registration ends with the region, whose pages stay
-        // mapped until then.
+        // SAFETY: The request has a type of RC QPs. The registration ends with the region. The pages of the
+        // region stay mapped until then.
         unsafe { self.post_raw(&reg_wr.wr) }
     }
 

@@ -297,7 +297,7 @@ pub(crate) struct UdSendWr<'a> {
 }
 
 impl<'a> UdSendWr<'a> {
-    /// Creates a datagram to QP `qpn` at `ah`, whose queue key must be `qkey`.
+    /// Creates a datagram to QP `qpn` at `ah`. `qkey` must be the queue key of the QP.
     pub(crate) fn new(
         wr_id: u64,
         sges: &'a [Sge],

@@ -131,7 +131,7 @@ fn is_same_or_earlier_attempt(a: u32, b: u32) -> bool {
 }
 
 impl ConnStateMachine {
-    /// Creates an idle connection whose local side has the given role.
+    /// Creates an idle connection with the local role `role`.
     pub const fn new(role: ConnRole) -> Self {
         Self {
             role,

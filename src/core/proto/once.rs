@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! At-most-once execution of requests whose copies may arrive at any time.
+//! At-most-once execution of requests. Copies of a request may arrive at any time.
 //!
 //! # Operation
 //!
@@ -11,8 +11,7 @@
 //!
 //! # Recovery
 //!
-//! A copy of a request whose reply is cached gets the same reply. A copy whose reply was evicted is too late
-//! and is dropped.
+//! A copy of a request gets the cached reply. If the reply was evicted, the copy is too late and is dropped.
 
 /// Maximum span of sequence numbers in use, and number of cached replies.
 pub const MAX_OUTSTANDING_REQUESTS: usize = 64;
@@ -20,7 +19,7 @@ pub const MAX_OUTSTANDING_REQUESTS: usize = 64;
 /// Sender side: sequence numbers of the requests to one receiver.
 #[derive(Clone, Debug)]
 pub struct SequenceWindow {
-    /// Lowest number whose request is incomplete.
+    /// Lowest number of an incomplete request.
     first_incomplete: u64,
     /// Next number to allocate.
     next: u64,

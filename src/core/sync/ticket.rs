@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tickets: requests of a node for a lock or a barrier whose home is another node.
+//! Tickets: requests of a node for a lock or a barrier with its home on another node.
 //!
 //! A ticket is the sequence number of its request ([`crate::proto::once`]), so the home creates each ticket
 //! at most once. The reply of the home is encoded in 64 bits, the size of a cached reply.

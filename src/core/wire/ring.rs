@@ -33,7 +33,7 @@ pub enum MsgType {
     Oneway,
     /// Reply to a call (`LT_replyRPC`).
     Reply,
-    /// Filler for a slot whose writer gave up after reserving the slot.
+    /// Filler for a slot that its writer reserved and then gave up.
     #[default]
     Void,
 }

@@ -2,7 +2,7 @@
 
 //! UD datagrams that set up RC connections and announce views.
 //!
-//! Each node has one UD QP, whose address is in the view. Two nodes use the UD QPs to set up the RC QPs that
+//! Each node has one UD QP, with its address in the view. Two nodes use the UD QPs to set up the RC QPs that
 //! all their processes share (LITE, section 4: a few for each pair of nodes). Datagrams can be lost,
 //! duplicated or forged. So each datagram carries the incarnations of both nodes, the connection generation
 //! and the cluster secret.

@@ -12,7 +12,7 @@
 //! - the incarnation of its node;
 //! - the epoch of publication, since all nodes replace their DCTs when a node is removed from the view.
 //!
-//! A node whose bucket is full has no entry, and lookups do not find the node. An overflow needs six node IDs
+//! A node with a full bucket has no entry, and lookups do not find the node. An overflow needs six node IDs
 //! that are equal modulo the number of buckets. The daemon assigns the lowest free IDs, so overflows are
 //! unlikely.
 

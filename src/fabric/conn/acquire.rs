@@ -48,7 +48,7 @@ struct ConnCreditRequest<'a> {
     control_requests: u32,
     /// Bytes of a virtual queue pair. 0 for other users.
     vqp_bytes: u64,
-    /// Fabric whose slot quota applies. `Some` only for segments of reads and writes.
+    /// Fabric with the slot quota that applies. `Some` only for segments of reads and writes.
     quota_fabric: Option<&'a Fabric>,
     /// ID of the only acceptable endpoint. `None` if any is acceptable.
     endpoint_id: Option<u32>,
@@ -298,7 +298,7 @@ impl Conn {
         Ok(has_credits)
     }
 
-    /// Returns the `unused` work requests of a credit whose other `wr_count` requests are posted now.
+    /// Returns the `unused` work requests of a credit. Its other `wr_count` requests are posted now.
     pub(super) fn release_unused(&self, wr_count: u32, unused: u32) {
         let mut state = self.state.lock();
         state.inflight_wrs -= unused;

@@ -55,7 +55,7 @@ pub(crate) struct ConnCredit {
     pub(in crate::fabric) rkey: u32,
     /// Work requests that are not returned yet.
     pub(in crate::fabric) wr_count: u32,
-    /// Control requests whose replies arrive on the QP.
+    /// Control requests that receive their replies on the QP.
     pub(in crate::fabric) control_requests: u32,
     /// 1 for a segment of a read or write, otherwise 0.
     pub(in crate::fabric) segments: u32,

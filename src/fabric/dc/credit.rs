@@ -57,7 +57,7 @@ impl DciCredit {
         self.transport.stats.dcis.sub(was_healthy.into());
     }
 
-    /// Returns the peer whose request failed the DCI, and the status. `None` until the cause is known.
+    /// Returns the peer of the request that failed the DCI, and the status. `None` until the cause is found.
     pub(crate) fn failed_by(&self) -> Option<(NodeInstance, WcStatus)> {
         self.dci.state.lock().failed_by
     }

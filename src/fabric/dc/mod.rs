@@ -81,8 +81,8 @@ struct DciState {
     last_progress: Instant<Monotonic>,
     /// The DCI must be started, or restarted, before use.
     failed: bool,
-    /// Peer whose request moved the DCI to the error state, and the status. `None` if unknown. The default
-    /// instance and `Flushed` if no peer caused the failure.
+    /// Peer of the request that moved the DCI to the error state, and the status. `None` if unknown. The
+    /// default instance and `Flushed` if no peer caused the failure.
     failed_by: Option<(NodeInstance, WcStatus)>,
 }
 

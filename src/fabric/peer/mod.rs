@@ -209,7 +209,7 @@ impl Peer {
         if self.session().is_none() {
             let session = PeerSession::new(&self.identity, self.ensure_suspicion()?)?;
             // Hold the lock until the session is stored. Otherwise a concurrent `close` could miss the
-            // session, whose connections would stay open.
+            // session, and its connections would stay open.
             let state = self.state.lock();
             if let Some(error) = state.close_error {
                 session.close(error);

@@ -362,7 +362,7 @@ impl Peer {
             .map_or(true, |session| session.on_setup(setup))
     }
 
-    /// Returns the connection whose current endpoint has this ID.
+    /// Returns the connection that currently uses the endpoint with this ID.
     pub(in crate::fabric) fn conn_of_endpoint(&self, endpoint_id: u32) -> Option<&Arc<Conn>> {
         self.conns()
             .iter()

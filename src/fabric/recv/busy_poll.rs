@@ -9,7 +9,7 @@
 //! The waiter processes every message found, including messages for other threads.
 //! While waiters poll, the poller thread sleeps for 100 µs to 1 ms at a time, with interrupts disarmed
 //! ([`AdaptiveInterval`]). The thread also does so if waiters polled for at least half of its last interval.
-//! A waiter whose spin time ends without a result wakes the poller thread and then sleeps.
+//! A waiter that gets no result within its spin time wakes the poller thread and then sleeps.
 //!
 //! # Locking
 //!

@@ -9,7 +9,8 @@ use kite_core::{view::NodeInstance, wire::ControlHeader};
 /// Handler of received messages. The polling thread waits for each call, so no method may wait for anything
 /// but memory.
 pub(crate) trait RecvHandler: Send + Sync + 'static {
-    /// Processes a control request of a peer. `bytes` is the whole message, whose format has been checked.
+    /// Processes a control request of a peer. `bytes` is the whole message, in a format that has been
+    /// checked.
     ///
     /// The handler must call [`Peer::complete_request`] when the request has been executed.
     fn on_request(&self, from: Arc<Peer>, header: ControlHeader, bytes: &[u8]);

@@ -10,7 +10,7 @@
 //! # Recovery
 //!
 //! A request that fails with its QP returns `EAGAIN`, and the caller may repeat the request.
-//! A request that does not complete, and whose QP cannot be moved to RESET, returns `EIO`.
+//! A request that does not complete returns `EIO` if its QP cannot be moved to RESET.
 
 use super::{
     path::PostCredit,

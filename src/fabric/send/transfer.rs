@@ -10,7 +10,7 @@
 //!
 //! # Recovery
 //!
-//! A segment whose QP failed is repeated, since a read or write of the same bytes is idempotent.
+//! A segment that failed with its QP is repeated, since a read or write of the same bytes is idempotent.
 //! A new QP exists only when the old QP can no longer deliver (`kite_core::proto::conn`).
 //! A segment that the peer or the local RNIC rejects more than 3 times fails with `EIO`.
 //!
@@ -38,13 +38,13 @@ const MAX_INFLIGHT_SEGMENTS: usize = 4;
 /// Maximum repetitions of a segment that the peer or the local RNIC rejected.
 ///
 /// On a shared QP, the request reported as failed need not be the invalid one. Soft-RoCE also rejects some
-/// requests whose packets arrived twice.
+/// requests with packets that arrived twice.
 const MAX_REJECTIONS: u32 = 3;
 
 /// Minimum bytes of a segment when memory is split to overlap pinning with transfers in flight.
 const MIN_SEGMENT_BYTES: usize = 1 << 18;
 
-/// Data of a short READ whose destination memory was not present.
+/// Data of a short READ to memory that was not present.
 pub(crate) struct DeferredCopyOut {
     buffer_offset: usize,
     bytes: KVec<u8>,

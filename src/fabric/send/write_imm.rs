@@ -10,8 +10,8 @@
 //!
 //! # Recovery
 //!
-//! A write whose QP failed is repeated on the same connection, where nothing of the first attempt can arrive
-//! later. The receiver may however receive the same write twice, and must detect duplicates.
+//! A write that failed with its QP is repeated on the same connection. There, nothing of the first attempt
+//! can arrive later. The receiver may however receive the same write twice, and must detect duplicates.
 
 use super::{
     inflight::{InflightGuard, InflightOp, Segment},

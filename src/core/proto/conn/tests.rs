@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of the parent module: single scenarios, and properties of two sides whose datagrams are lost,
-//! duplicated and late.
+//! Tests of the parent module: single scenarios, and properties of two sides with datagrams that are
+//! lost, duplicated and late.
 
 use super::*;
 use proptest::prelude::*;
@@ -378,7 +378,7 @@ proptest! {
             simulation.run_step(side, step, pick);
         }
         let generation = simulation.sides[0].generation();
-        // A side whose peer QP is gone detects the failure by using its QP.
+        // A side detects that the peer QP is gone when it uses its own QP.
         if simulation.sides[0].phase() == ConnPhase::Ready && simulation.qp_generations[1] != Some(generation) {
             simulation.deliver(0, ConnEvent::QpFailed(generation));
         }

@@ -140,7 +140,7 @@ pub enum ControlRequest<'a> {
         /// Maximum entries in the reply.
         max_entries: u32,
     },
-    /// To a name owner: names of regions whose home is the sender. Reply: [`ControlReply::Done`].
+    /// To a name owner: names of regions with the sender as their home. Reply: [`ControlReply::Done`].
     ///
     /// The message with `is_last` guarantees that no access which the sender posted in an earlier view can
     /// still arrive at the receiver.

@@ -138,7 +138,7 @@ pub(crate) struct InflightOp<G> {
     pub(in crate::fabric) probe: Option<LatencyProbe>,
 }
 
-/// Segment whose QP failed, possibly because of the segment itself.
+/// Segment that failed with its QP. The segment itself may be the cause.
 ///
 /// The segment may be repeated only on `conn`. A new QP there guarantees that the first attempt delivers
 /// nothing more.
