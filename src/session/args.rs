@@ -4,7 +4,7 @@
 //!
 //! Each parser checks flags and reserved fields. The session checks handles, rights, offsets and lengths.
 
-use super::{call::RpcRequest, source::Requester, uapi, Session};
+use super::{call_args::RpcRequest, source::Requester, uapi, Session};
 use crate::{
     bindings,
     fabric::send::inflight::Direction,

@@ -16,66 +16,28 @@
 //! The channel is attached with `Handle::rpc_state` unlocked. Of concurrent attachments one is kept.
 
 use super::{
-    rendezvous::{exceeds_max_data, CallBuffers, PendingCall},
-    Handle, HandleRpcState, Session,
+    call_args::RpcRequest,
+    handles::Handle,
+    rendezvous::{CallBuffers, PendingCall},
+    Session,
 };
 use crate::{
-    bindings, errno,
     fabric::qos::tenant::AdmissionTicket,
     rpc::{
         channel::RpcChannel,
         client::{call::stale_to_connreset, send_op::RpcSendOp},
         Rpc, RpcMessage,
     },
-    sys::{buffer::Buffer, deadline::Deadline, memcg::gfp_nowait_account},
+    sys::{deadline::Deadline, memcg::gfp_nowait_account},
 };
 use kernel::{
     alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
     prelude::*,
     sync::Arc,
 };
-use kite_core::{
-    rights::Rights,
-    wire::ring::{MsgHeader, MsgType},
-};
-
-/// RPC or one-way message to send.
-pub(crate) struct RpcRequest {
-    pub(crate) function: u32,
-    pub(crate) uid: u32,
-    pub(crate) data: Buffer,
-    pub(crate) len: u64,
-    pub(crate) reply_buffer: Buffer,
-    pub(crate) max_reply_len: u64,
-    pub(crate) wants_reply: bool,
-    pub(crate) deadline: Deadline,
-}
+use kite_core::{rights::Rights, wire::ring::MsgHeader};
 
 impl RpcRequest {
-    /// Returns the header of the message.
-    ///
-    /// # Errors
-    ///
-    /// - `EMSGSIZE`: the data exceed `KITE_DATA_MAX`.
-    fn header(&self) -> Result<MsgHeader> {
-        if exceeds_max_data(self.len) {
-            return Err(errno::msgsize());
-        }
-        let msg_type = if self.wants_reply {
-            MsgType::Call
-        } else {
-            MsgType::Oneway
-        };
-        Ok(MsgHeader {
-            msg_type,
-            code: self.function,
-            uid: self.uid,
-            len: self.len,
-            max_reply_len: self.max_reply_len.min(bindings::KITE_DATA_MAX.into()),
-            ..MsgHeader::default()
-        })
-    }
-
     /// Returns the message with its data, in memory allocated with `flags`.
     ///
     /// # Errors
@@ -134,7 +96,7 @@ impl Session {
     /// # Errors
     ///
     /// See `struct kite_call` in `include/uapi/kite.h`.
-    pub(crate) fn call(&self, handle_id: u64, request: &RpcRequest) -> Result<u64> {
+    pub(super) fn call(&self, handle_id: u64, request: &RpcRequest) -> Result<u64> {
         let result = self.do_call(handle_id, request);
         self.count_call_result(&result);
         result
@@ -274,33 +236,5 @@ impl Session {
             rpc.detach(surplus);
         }
         channel
-    }
-}
-
-impl HandleRpcState {
-    /// Returns the channel to the server if the channel is open.
-    fn live_channel(&self) -> Option<Arc<RpcChannel>> {
-        let channel = self.channel.as_ref();
-        channel
-            .filter(|channel| channel.check_open().is_ok())
-            .cloned()
-    }
-}
-
-impl Handle {
-    /// Locks and returns the RPC state.
-    ///
-    /// # Errors
-    ///
-    /// - `EBADF`: the handle was closed.
-    pub(super) fn lock_rpc_state(
-        &self,
-    ) -> Result<impl core::ops::DerefMut<Target = HandleRpcState> + '_> {
-        let rpc_state = self.rpc_state.lock();
-        if rpc_state.closed {
-            Err(EBADF)
-        } else {
-            Ok(rpc_state)
-        }
     }
 }

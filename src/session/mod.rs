@@ -7,7 +7,7 @@
 //! [`Session::new`] creates an unbound session. [`Session::bind`] ties the session to one RNIC, once.
 //! Requests name objects by numbers: handles, accepted calls, locks, I/O queues, virtual queue pairs (VQPs).
 //! [`device`] holds the file operations and [`ioctl`] the system calls. [`export`] holds the functions for
-//! other kernel modules. [`call`] makes RPCs and [`serve`] receives and answers RPCs. [`rendezvous`]
+//! other kernel modules. [`handles`] holds the handle table. [`call`] makes RPCs and [`serve`] receives and answers RPCs. [`rendezvous`]
 //! transfers data that do not fit into a ring. [`lock`] handles locks and barriers, [`qos`] priorities and
 //! limits, [`vqp`] VQPs. [`queue`] submits requests through I/O queues in shared memory, without system
 //! calls.
@@ -35,22 +35,24 @@
 //! `next_id` only has to yield unique numbers, so its increments are relaxed. The full-barrier store to
 //! `is_daemon` pairs with the acquire load in [`Session::is_daemon`].
 
-pub(crate) mod args;
-pub(crate) mod call;
+mod args;
+mod call;
+mod call_args;
 pub(crate) mod device;
 mod export;
+mod handles;
 mod ioctl;
-pub(crate) mod iovec;
+mod iovec;
 mod lock;
 mod qos;
 mod queue;
-pub(crate) mod rendezvous;
+mod rendezvous;
 mod serve;
-pub(crate) mod source;
-pub(crate) mod uapi;
+mod source;
+mod uapi;
 mod vqp;
 
-use self::{iovec::IoVec, lock::HeldLock};
+use self::{handles::Handle, iovec::IoVec, lock::HeldLock, rendezvous::pool::RendezvousBufferPool};
 use crate::{
     bindings, errno,
     fabric::{
@@ -73,7 +75,6 @@ use crate::{
         Rnic,
     },
     rpc::{
-        channel::RpcChannel,
         server::{reply::PendingReply, RpcService},
         Rpc,
     },
@@ -86,36 +87,13 @@ use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     new_mutex,
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
+    rbtree::RBTree,
     sync::{
         atomic::{Acquire, Atomic, Full, Relaxed},
         Arc, Mutex, SetOnce,
     },
 };
 use kite_core::{atomic::WORD_BYTES, name::Name, rights::Rights};
-
-/// Handle of a session. The number of handles is limited only by the memory limit of the user's cgroup.
-#[pin_data]
-struct Handle {
-    id: u64,
-    mapping: Arc<Mapping>,
-    rights: Rights,
-    /// `true` if closing the handle frees the region.
-    anonymous: bool,
-    #[pin]
-    rpc_state: Mutex<HandleRpcState>,
-}
-
-/// RPC state of a handle.
-#[derive(Default)]
-struct HandleRpcState {
-    /// Channel to the server of the region, once attached.
-    channel: Option<Arc<RpcChannel>>,
-    /// RPC service of the region, if this session serves the region.
-    service: Option<Arc<RpcService>>,
-    /// `true` once the handle is unmapped or its region is freed.
-    closed: bool,
-}
 
 /// Received call without a reply.
 struct AcceptedCall {
@@ -124,22 +102,6 @@ struct AcceptedCall {
     handle_id: u64,
     /// `true` while a thread sends the reply.
     is_being_answered: bool,
-}
-
-impl Handle {
-    /// Returns the mapping for reads or writes.
-    ///
-    /// # Errors
-    ///
-    /// - `EACCES`: the handle was mapped without the right to read or to write.
-    fn mapping_for(&self, direction: Direction) -> Result<Arc<Mapping>> {
-        let required = match direction {
-            Direction::Read => Rights::READ,
-            Direction::Write => Rights::WRITE,
-        };
-        let is_allowed = self.rights.contains(required);
-        is_allowed.then(|| self.mapping.clone()).ok_or(EACCES)
-    }
 }
 
 /// Converts `ESTALE` to `ENOENT`, for callers without a handle: a region freed during the lookup counts as
@@ -170,7 +132,7 @@ pub(crate) struct Session {
     #[pin]
     accepted_calls: Mutex<RBTree<u64, AcceptedCall>>,
     #[pin]
-    buffer_pool: crate::session::rendezvous::pool::RendezvousBufferPool,
+    buffer_pool: RendezvousBufferPool,
     /// Services of the regions that this session serves, with the numbers of their handles.
     #[pin]
     served_regions: Mutex<KVec<(u64, Arc<RpcService>)>>,
@@ -198,7 +160,7 @@ impl Session {
                 last_reported: Atomic::new(0u64),
                 next_id: Atomic::new(1u64),
                 accepted_calls <- new_mutex!(RBTree::new()),
-                buffer_pool <- crate::session::rendezvous::pool::RendezvousBufferPool::new(),
+                buffer_pool <- RendezvousBufferPool::new(),
                 served_regions <- new_mutex!(KVec::new()),
                 held_locks <- new_mutex!(RBTree::new()),
                 io_queues <- new_mutex!(KVec::new()),
@@ -269,40 +231,6 @@ impl Session {
     /// Returns a new number for a handle, call, lock, I/O queue, VQP, or listener.
     fn alloc_id(&self) -> u64 {
         self.next_id.fetch_add(1u64, Relaxed)
-    }
-
-    fn insert_handle(&self, mapping: Arc<Mapping>, rights: Rights, anonymous: bool) -> Result<u64> {
-        let handle_id = self.alloc_id();
-        let handle = Arc::pin_init(
-            pin_init!(Handle {
-                id: handle_id,
-                mapping,
-                rights,
-                anonymous,
-                rpc_state <- new_mutex!(HandleRpcState::default()),
-            }),
-            GFP_KERNEL_ACCOUNT,
-        )?;
-        let node = RBTreeNode::new(handle_id, handle, GFP_KERNEL_ACCOUNT)?;
-        self.handles.lock().insert(node);
-        Ok(handle_id)
-    }
-
-    fn get(&self, handle_id: u64) -> Result<Arc<Handle>> {
-        self.rnic()?;
-        self.handles.lock().get(&handle_id).cloned().ok_or(EBADF)
-    }
-
-    /// Like [`Self::get`], but does not wait for a scan of the table: fails with `EAGAIN` instead.
-    fn try_get(&self, handle_id: u64) -> Result<Arc<Handle>> {
-        let handles = self.handles.try_lock().ok_or(EAGAIN)?;
-        handles.get(&handle_id).cloned().ok_or(EBADF)
-    }
-
-    fn remove_handle(&self, handle_id: u64) -> Result<Arc<Handle>> {
-        let node = self.handles.lock().remove_node(&handle_id).ok_or(EBADF)?;
-        let (_, handle) = node.to_key_value();
-        Ok(handle)
     }
 
     /// Allocates a region. Returns a handle with all rights.
@@ -530,18 +458,6 @@ impl Session {
         self.tenant().map(|tenant| tenant.set_low_priority(is_low))
     }
 
-    /// Returns the length of a region in bytes, without blocking.
-    fn region_len(&self, handle_id: u64) -> Result<u64> {
-        let mapping = self.try_get(handle_id)?.mapping.clone();
-        mapping.layout().map(|layout| layout.len())
-    }
-
-    /// Returns the mapping and the rights of a handle.
-    fn mapping_and_rights(&self, handle_id: u64) -> Result<(Arc<Mapping>, Rights)> {
-        self.get(handle_id)
-            .map(|handle| (handle.mapping.clone(), handle.rights))
-    }
-
     /// Returns the kind and the value of the next event, as in `struct kite_event`.
     pub(crate) fn next_event(&self) -> Option<(u32, u64)> {
         if let Some(handle) = self.next_stale_handle() {
@@ -553,34 +469,6 @@ impl Session {
             .flatten()?;
         let suspect = memory_service.cluster.fabric.next_suspect()?;
         Some((bindings::KITE_EVENT_PEER_UNREACHABLE, suspect.into()))
-    }
-
-    /// Returns a handle whose mapping became stale, and which was not reported before. Many mappings can
-    /// become stale at once, so a search resumes behind the last reported handle instead of restarting.
-    fn next_stale_handle(&self) -> Option<u64> {
-        if !self.events.has_pending() {
-            return None;
-        }
-        let mut handles = self.handles.lock();
-        let last = self.last_reported.load(Relaxed);
-        let stale = Self::next_stale_handle_after(&mut handles, last)
-            .or_else(|| Self::next_stale_handle_after(&mut handles, 0))?;
-        self.last_reported.store(stale, Relaxed);
-        Some(stale)
-    }
-
-    /// Returns the first stale, unreported handle with a number above `last`.
-    fn next_stale_handle_after(handles: &mut RBTree<u64, Arc<Handle>>, last: u64) -> Option<u64> {
-        let mut cursor = handles.cursor_lower_bound_mut(&(last + 1))?;
-        while !cursor.current().1.mapping.report_event() {
-            cursor = cursor.move_next()?;
-        }
-        Some(*cursor.current().0)
-    }
-
-    /// Returns the number of handles.
-    pub(crate) fn handle_count(&self) -> usize {
-        self.handles.lock().keys().count()
     }
 
     /// Marks the session as the daemon's: closing the session leaves the cluster.

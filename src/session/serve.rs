@@ -19,7 +19,12 @@
 //! `Handle::rpc_state` nests outside `served_regions`, which nests outside the locks of [`RpcService`].
 //! `accepted_calls` is taken alone. Non-blocking receives find their handle and service with `try_lock`.
 
-use super::{rendezvous::exceeds_max_data, AcceptedCall, Handle, HandleRpcState, Session};
+use super::{
+    call_args::exceeds_max_data,
+    handles::{Handle, HandleRpcState},
+    rendezvous::is_caller_gone,
+    AcceptedCall, Session,
+};
 use crate::{
     bindings, errno,
     rpc::{
@@ -85,11 +90,6 @@ impl CallReservation {
             node: RBTreeNodeReservation::new(flags)?,
         })
     }
-}
-
-/// Returns `true` if a reply failed because the caller is gone, which counts as success.
-pub(super) fn is_caller_gone(error: Error) -> bool {
-    error == errno::hostdown() || error == errno::stale()
 }
 
 impl Session {

@@ -5,7 +5,7 @@
 use super::{borrow_session, check};
 use crate::{
     bindings,
-    session::{args::deadline, call::RpcRequest, source::ROOT_UID},
+    session::{args::deadline, call_args::RpcRequest, source::ROOT_UID},
     sys::buffer::Buffer,
 };
 use core::ptr;

@@ -25,7 +25,8 @@ use crate::{
         send_op::{RpcSendOp, RpcSendState},
     },
     session::{
-        call::{CallStartResult, RpcRequest},
+        call::CallStartResult,
+        call_args::RpcRequest,
         rendezvous::{CallBuffers, PendingCall},
     },
     sys::deadline::Deadline,

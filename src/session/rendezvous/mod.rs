@@ -7,8 +7,8 @@
 //! The caller's node allocates a region for long data, and another region if the reply may be long: the
 //! rendezvous buffers. The message carries their region IDs. The server's node reads the data from one buffer
 //! and writes the reply to the other, directly to and from the server's memory. After the reply both nodes
-//! keep their side for the next call. The caller's node uses the [`pool`], and the server's node the mapping
-//! cache of the channel.
+//! keep their side for the next call. The caller's node uses the [`pool`] of [buffers](buffer), and the
+//! server's node the mapping cache of the channel ([`mapped`]).
 //!
 //! # Recovery
 //!
@@ -19,37 +19,29 @@
 //!
 //! Transfers may block, and run without session locks held. The lock of the pool is described in [`pool`].
 
-pub(crate) mod pool;
+mod buffer;
+mod mapped;
+pub(super) mod pool;
 
-use self::pool::{size_class, MAX_POOLED_BUFFER_BYTES};
-use super::{call::RpcRequest, serve::is_caller_gone, Session};
+use self::{
+    buffer::{transfer, RendezvousBuffer},
+    mapped::MappedRendezvousBuffer,
+    pool::size_class,
+};
+use super::{call_args::RpcRequest, Session};
 use crate::{
-    bindings,
+    errno,
     fabric::send::inflight::Direction,
-    region::{
-        alloc::AllocRequest,
-        map::{io::AccessRequest, Mapping},
-        CONTROL_TIMEOUT_MS,
-    },
-    rnic::Rnic,
+    region::CONTROL_TIMEOUT_MS,
     rpc::{
-        channel::RpcChannel,
         client::call::{ReplyData, ReplyWaiter},
         rendezvous::queue::RendezvousCall,
         server::{reply::PendingReply, ReceivedCall},
-        ROOT_UID,
     },
     sys::{buffer::Buffer, deadline::Deadline},
 };
-use kernel::{prelude::*, sync::Arc};
-use kite_core::{
-    rights::Rights,
-    wire::ring::{MsgHeader, RendezvousBufs},
-};
-
-/// Maximum time in milliseconds that a server waits until the caller's node has processed an unmap of a
-/// buffer.
-const UNMAP_TIMEOUT_MS: u32 = 1000;
+use kernel::prelude::*;
+use kite_core::wire::ring::{MsgHeader, RendezvousBufs};
 
 /// Lowest assumed transfer rate between two nodes, in bytes per millisecond.
 const MIN_BYTES_PER_MS: u64 = 4096;
@@ -60,180 +52,9 @@ fn transfer_deadline(len: u64) -> Deadline {
     Deadline::after_ms(CONTROL_TIMEOUT_MS.saturating_add(ms))
 }
 
-/// Transfers the first `len` bytes between a rendezvous buffer and `memory`.
-///
-/// # Errors
-///
-/// See [`AccessRequest::transfer`].
-fn transfer(
-    session: &Session,
-    mapping: &Mapping,
-    (direction, len): (Direction, u64),
-    memory: &Buffer,
-    deadline: Deadline,
-) -> Result {
-    let request = AccessRequest {
-        direction,
-        offset: 0,
-        len,
-        deadline,
-    };
-    request.transfer(
-        || session.enter_memory_service(),
-        mapping,
-        memory,
-        session.tenant()?,
-    )
-}
-
-/// Rendezvous buffer at the caller's node. The drop frees the region in the background.
-pub(super) struct RendezvousBuffer {
-    rnic: Arc<Rnic>,
-    mapping: Arc<Mapping>,
-    len: u64,
-}
-
-impl RendezvousBuffer {
-    /// Returns the length in bytes.
-    pub(super) fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Returns `true` if the region still exists.
-    pub(super) fn is_valid(&self) -> bool {
-        self.mapping.access().is_ok()
-    }
-
-    /// Allocates a buffer of `len` bytes.
-    ///
-    /// # Errors
-    ///
-    /// - `EHOSTDOWN`: this node left the cluster meanwhile.
-    /// - `EHOSTUNREACH`: this node is in no cluster.
-    /// - `ENODEV`: the RNIC was removed.
-    /// - `ENOMEM`: out of memory.
-    fn new(session: &Session, len: u64) -> Result<Self> {
-        let request = AllocRequest {
-            len,
-            nodes: &[],
-            name: None,
-            owner: ROOT_UID,
-            other_rights: Rights::NONE,
-        };
-        let rpc = session.enter_rpc()?;
-        Ok(Self {
-            rnic: session.rnic()?.clone(),
-            mapping: rpc
-                .memory_service
-                .alloc(&request, rpc.ignored_events.clone())?,
-            len,
-        })
-    }
-}
-
-impl Drop for RendezvousBuffer {
-    fn drop(&mut self) {
-        // RNIC removal has already freed the region otherwise.
-        if let Ok(rpc) = self.rnic.enter_rpc() {
-            rpc.memory_service.release_anonymous(&self.mapping);
-        }
-    }
-}
-
-/// Rendezvous buffer of a caller, mapped at the server's node for one call.
-struct MappedRendezvousBuffer<'a> {
-    rnic: Arc<Rnic>,
-    channel: &'a RpcChannel,
-    /// `None` once the mapping is cached or unmapped.
-    mapping: Option<Arc<Mapping>>,
-}
-
-impl<'a> MappedRendezvousBuffer<'a> {
-    /// Maps the buffer of a caller, unless the mapping is cached from an earlier call.
-    ///
-    /// # Errors
-    ///
-    /// - `ENOENT`, `ESTALE`: the call has ended.
-    /// - `EHOSTDOWN`: the caller's node died.
-    /// - `EIO`: invalid reply of the caller's node.
-    /// - `ENODEV`: the RNIC was removed.
-    /// - `ENOMEM`: out of memory.
-    /// - `ETIMEDOUT`: the caller's node did not reply before the deadline.
-    fn new(
-        session: &Session,
-        channel: &'a RpcChannel,
-        region: u64,
-        deadline: Deadline,
-    ) -> Result<Self> {
-        let mut buffer = Self {
-            rnic: session.rnic()?.clone(),
-            channel,
-            mapping: channel.mapping_cache.remove(region),
-        };
-        if buffer
-            .mapping
-            .as_ref()
-            .is_some_and(|cached| cached.access().is_ok())
-        {
-            return Ok(buffer);
-        }
-        let rpc = session.enter_rpc()?;
-        if let Some(stale) = buffer.mapping.take() {
-            rpc.memory_service.unmap(&stale);
-        }
-        let (node, events) = (channel.peer.node, rpc.ignored_events.clone());
-        // A buffer can hold data in one call and a reply in the next.
-        let rights = Rights::READ | Rights::WRITE;
-        let mapped = rpc
-            .memory_service
-            .map_region(node, region, ROOT_UID, rights, events, deadline)?;
-        buffer.mapping = Some(mapped);
-        Ok(buffer)
-    }
-
-    /// Transfers data between the buffer and `memory`. See [`transfer`].
-    fn transfer(
-        &self,
-        session: &Session,
-        direction_and_len: (Direction, u64),
-        memory: &Buffer,
-        deadline: Deadline,
-    ) -> Result {
-        let mapping = self.mapping.as_ref().ok_or(EIO)?;
-        transfer(session, mapping, direction_and_len, memory, deadline)
-    }
-
-    /// Caches the mapping for the caller's next call, if the caller may pool the buffer. Otherwise unmaps at
-    /// once, and waits for the caller's node. Without this wait unmap requests could accumulate faster than
-    /// the background processes them.
-    fn cache_or_unmap(mut self) {
-        let (Ok(rpc), Some(mapping)) = (self.rnic.enter_rpc(), self.mapping.take()) else {
-            return;
-        };
-        let is_cacheable = mapping
-            .layout()
-            .is_ok_and(|layout| layout.len() <= MAX_POOLED_BUFFER_BYTES);
-        let uncached = match is_cacheable {
-            true => self.channel.mapping_cache.insert(mapping),
-            false => Some(mapping),
-        };
-        match uncached {
-            // The home has freed the region.
-            Some(uncached) if uncached.access().is_err() => rpc.memory_service.unmap(&uncached),
-            Some(uncached) => rpc
-                .memory_service
-                .unmap_within(&uncached, Deadline::after_ms(UNMAP_TIMEOUT_MS)),
-            None => {}
-        }
-    }
-}
-
-impl Drop for MappedRendezvousBuffer<'_> {
-    fn drop(&mut self) {
-        if let (Ok(rpc), Some(mapping)) = (self.rnic.enter_rpc(), self.mapping.take()) {
-            rpc.memory_service.unmap(&mapping);
-        }
-    }
+/// Returns `true` if a reply failed because the caller is gone, which counts as success.
+pub(super) fn is_caller_gone(error: Error) -> bool {
+    error == errno::hostdown() || error == errno::stale()
 }
 
 /// Rendezvous buffers of a call or message of this node.
@@ -452,9 +273,4 @@ impl Session {
             result => result.map(|()| true),
         }
     }
-}
-
-/// Returns `true` if `len` exceeds the maximum length of data.
-pub(super) fn exceeds_max_data(len: u64) -> bool {
-    len > bindings::KITE_DATA_MAX.into()
 }

@@ -5,7 +5,7 @@
 //! The pool holds only buffers of calls with a reply, which the server no longer accesses. The mutex
 //! `buffers` protects the list. Buffers are freed with the mutex unlocked, because freeing is slow.
 
-use super::RendezvousBuffer;
+use super::buffer::RendezvousBuffer;
 use crate::sys::memcg::gfp_nowait_account;
 use kernel::{new_mutex, prelude::*, sync::Mutex};
 
@@ -13,10 +13,10 @@ use kernel::{new_mutex, prelude::*, sync::Mutex};
 /// allocation is fast compared with the transfer.
 const MAX_POOLED_BUFFERS: usize = 4;
 const MIN_POOLED_BUFFER_BYTES: u64 = 16 << 10;
-pub(in crate::session) const MAX_POOLED_BUFFER_BYTES: u64 = 256 << 10;
+pub(super) const MAX_POOLED_BUFFER_BYTES: u64 = 256 << 10;
 
 /// Returns the length of a buffer to allocate for `len` bytes, such that the pool can keep the buffer.
-pub(in crate::session) fn size_class(len: u64) -> u64 {
+pub(super) fn size_class(len: u64) -> u64 {
     if len > MAX_POOLED_BUFFER_BYTES {
         len
     } else {
@@ -39,7 +39,7 @@ impl RendezvousBufferPool {
 
     /// Takes the shortest valid buffer of at least `len` bytes. Prefers the most recently used of equal
     /// length, which the server's node has most likely mapped.
-    pub(in crate::session) fn pop_valid(&self, len: u64) -> Option<RendezvousBuffer> {
+    pub(super) fn pop_valid(&self, len: u64) -> Option<RendezvousBuffer> {
         loop {
             let buffer = self.pop_smallest_fitting(len)?;
             // A buffer is invalid if this node left the cluster meanwhile.
@@ -59,7 +59,7 @@ impl RendezvousBufferPool {
 
     /// Adds a buffer, and evicts the oldest if the pool is full. Frees the buffer if the pool is locked or
     /// the buffer is too long. Does not wait for the lock.
-    pub(in crate::session) fn recycle(&self, buffer: RendezvousBuffer) {
+    pub(super) fn recycle(&self, buffer: RendezvousBuffer) {
         let Some(mut all) = self
             .buffers
             .try_lock()
