@@ -28,11 +28,11 @@ pub(super) struct HeldLock {
 }
 
 /// Result of acquiring a lock.
-pub(crate) struct AcquiredLock {
+pub(super) struct AcquiredLock {
     /// Number of the lock, for [`Session::unlock`].
-    pub(crate) lock_id: u64,
+    pub(super) lock_id: u64,
     /// `true` if the previous owner died while holding the lock.
-    pub(crate) owner_died: bool,
+    pub(super) owner_died: bool,
 }
 
 /// Returns the request that `struct kite_lock` describes.
@@ -76,7 +76,7 @@ impl Session {
     /// # Errors
     ///
     /// See `struct kite_lock` in `include/uapi/kite.h`.
-    pub(crate) fn lock(&self, handle_id: u64, request: &SyncRequest) -> Result<AcquiredLock> {
+    pub(super) fn lock(&self, handle_id: u64, request: &SyncRequest) -> Result<AcquiredLock> {
         let node = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?;
         let (ticket, reply) = self.acquire_sync(handle_id, request)?;
         let lock_id = self.alloc_id();
@@ -103,7 +103,7 @@ impl Session {
     /// # Errors
     ///
     /// See `struct kite_barrier` in `include/uapi/kite.h`.
-    pub(crate) fn barrier(
+    pub(super) fn barrier(
         &self,
         handle_id: u64,
         sync_id: u64,
@@ -155,7 +155,7 @@ impl Session {
     /// # Errors
     ///
     /// See `struct kite_unlock` in `include/uapi/kite.h`.
-    pub(crate) fn unlock(&self, lock_id: u64, reason: ReleaseReason, deadline: Deadline) -> Result {
+    pub(super) fn unlock(&self, lock_id: u64, reason: ReleaseReason, deadline: Deadline) -> Result {
         let memory_service = self.enter_memory_service()?;
         let held = self.held_locks.lock().remove(&lock_id).ok_or(EBADF)?;
         let handle = self.get(held.handle_id)?;

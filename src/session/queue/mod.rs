@@ -37,13 +37,13 @@
 //! wakeup.
 
 mod batch;
-pub(crate) mod blocking;
+mod blocking;
 mod call;
 mod completions;
 mod module;
 mod push;
 mod receive;
-pub(crate) mod small;
+mod small;
 pub(super) mod table;
 mod task;
 mod wait;

@@ -15,7 +15,7 @@ use crate::{
     rpc::{rendezvous::queue::RendezvousCall, server::PolledReceiver},
     session::{
         args::ReceiveArgs,
-        serve::{CallReservation, IncomingCall, TryReceiveResult},
+        serve::{accepted::CallReservation, IncomingCall, TryReceiveResult},
         uapi,
     },
     sys::deadline::Deadline,

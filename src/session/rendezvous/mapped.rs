@@ -4,7 +4,7 @@
 //!
 //! # Operation
 //!
-//! The mapping of a short buffer is cached in the channel for the caller's next call, because the caller
+//! The mapping of a short buffer can be cached in the channel for the caller's next call, because the caller
 //! keeps such a buffer in its [`pool`](super::pool). Other mappings end with their call.
 //!
 //! # Recovery

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Virtual queue pairs (VQPs) of a session, its listeners, and its registered memory regions (MRs).
+//! Virtual queue pairs (VQPs) of a session, and its listeners.
 //!
 //! # Operation
 //!
 //! [`Session::connect`] and [`Session::accept`] create a VQP and register a poll client, so the poller thread
 //! drives the VQP. [`Session::push`] submits requests, [`Session::pop`] takes completions, and
 //! [`Session::pop_message_into`] takes messages. Requests name local memory by the key of an MR, which must
-//! belong to the session.
+//! belong to the session ([`mr`]).
 //!
 //! # Locking
 //!
@@ -16,14 +16,12 @@
 //! lock `vqps`. No guard of the RNIC's services is held while a thread waits for an event, because RNIC
 //! removal waits for all guards.
 
-use super::{source, Session, VqpTableGuard};
+mod mr;
+
+use super::{source, Session};
 use crate::{
-    bindings, errno,
-    fabric::mr::table::UserMr,
-    sys::{
-        deadline::Deadline,
-        pin::{PinMode, PinnedPages},
-    },
+    bindings,
+    sys::deadline::Deadline,
     vqp::{
         recv::{ReceivedMsg, RecvBuffer},
         send::batch::VqpRequest,
@@ -53,132 +51,21 @@ struct SessionListener {
 
 /// VQPs, listeners, and MRs of a session.
 #[derive(Default)]
-pub(super) struct SessionVqps {
+pub(in crate::session) struct SessionVqps {
     vqps: KVec<SessionVqp>,
     listeners: KVec<SessionListener>,
     /// Keys of the MRs.
     mr_keys: KVec<u32>,
 }
 
-/// Time in milliseconds for which a registration waits for deregistered memory to be unpinned.
-const PIN_RETRY_TIMEOUT_MS: u32 = 10_000;
-
 impl Session {
-    /// Registers memory of the current process as an MR. Returns the key.
-    ///
-    /// # Errors
-    ///
-    /// See `struct kite_reg_mr` in `include/uapi/kite.h`.
-    pub(super) fn register_user_mr(&self, addr: u64, len: u64, others: Rights) -> Result<u32> {
-        let uid = source::current_euid();
-        let vqp_table = self.enter_vqp_table()?;
-        vqp_table.lmr.cluster.local_node()?;
-        if len == 0 || len > bindings::KITE_MR_SIZE_MAX.into() {
-            return Err(EINVAL);
-        }
-        let base = usize::try_from(addr).map_err(|_| EFAULT)?;
-        let mr_table = &vqp_table.lmr.cluster.fabric.mr_table;
-        mr_table.throttle_deregistration(uid, len)?;
-        let pinned = self.pin_long_term(base, len as usize)?;
-        self.register_mr(pinned, (addr, len), uid, others)
-    }
-
-    /// Pins memory of the current process until the pages are released. If `RLIMIT_MEMLOCK` leaves no room,
-    /// waits until memory that the user deregistered earlier is unpinned.
-    ///
-    /// # Errors
-    ///
-    /// - `EFAULT`: the memory is not mapped, is not writable, or cannot be pinned for long-term DMA.
-    /// - `ENOMEM`: `RLIMIT_MEMLOCK` is too low, or out of memory.
-    /// - `EINTR`: the process is being killed.
-    /// - `ERESTARTSYS`: a signal is pending.
-    pub(super) fn pin_long_term(&self, base: usize, len: usize) -> Result<PinnedPages> {
-        let deadline = Deadline::after_ms(PIN_RETRY_TIMEOUT_MS);
-        let pinned = loop {
-            let released_before = self.released_count();
-            let pinned = PinnedPages::pin_user(base, len, true, PinMode::LongTerm);
-            let is_over_memlock = matches!(&pinned, Err(error) if *error == ENOMEM);
-            if !is_over_memlock
-                || deadline.has_expired()
-                || !self.wait_mr_release(released_before)?
-            {
-                break pinned;
-            }
-        };
-        // The kernel returns `EOPNOTSUPP` for memory of some files, such as those of fs-dax.
-        pinned.map_err(|error| match error == errno::opnotsupp() {
-            true => EFAULT,
-            false => error,
-        })
-    }
-
-    fn released_count(&self) -> u64 {
-        let count =
-            |vqp_table: VqpTableGuard<'_>| vqp_table.lmr.cluster.fabric.mr_table.released_count();
-        self.enter_vqp_table().map_or(0, count)
-    }
-
-    /// Waits until the memory that the user deregistered is unpinned. Returns `true` if any memory was
-    /// unpinned since `released_before` was read.
-    fn wait_mr_release(&self, released_before: u64) -> Result<bool> {
-        let Ok(vqp_table) = self.enter_vqp_table() else {
-            return Ok(false);
-        };
-        let mr_table = &vqp_table.lmr.cluster.fabric.mr_table;
-        mr_table.wait_deregistered(source::current_euid(), released_before)
-    }
-
-    /// Registers pinned memory as an MR. `range` is the address and length by which requests of the user name
-    /// the memory. Returns the key.
-    ///
-    /// # Errors
-    ///
-    /// See [`Self::register_user_mr`].
-    pub(super) fn register_mr(
-        &self,
-        pinned: PinnedPages,
-        range: (u64, u64),
-        uid: u32,
-        others: Rights,
-    ) -> Result<u32> {
-        let vqp_table = self.enter_vqp_table()?;
-        vqp_table.lmr.cluster.local_node()?;
-        let fabric = &vqp_table.lmr.cluster.fabric;
-        if others.contains(Rights::MASTER) {
-            return Err(EINVAL);
-        }
-        let pinned = Arc::new(pinned, GFP_KERNEL_ACCOUNT)?;
-        self.vqps.lock().mr_keys.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        let key = fabric.register_mr(pinned, range, uid, others)?;
-        let pushed = self.vqps.lock().mr_keys.push(key, GFP_KERNEL_ACCOUNT);
-        pushed.inspect_err(|_| fabric.deregister_mr(key))?;
-        Ok(key)
-    }
-
-    /// Deregisters an MR.
-    ///
-    /// # Errors
-    ///
-    /// - `EBADF`: the MR does not belong to this session.
-    /// - `ENODEV`: the RNIC was removed.
-    pub(super) fn deregister_mr(&self, key: u32) -> Result {
-        let vqp_table = self.enter_vqp_table()?;
-        let mut vqps = self.vqps.lock();
-        let index = vqps.mr_keys.iter().position(|other| *other == key);
-        vqps.mr_keys
-            .remove(index.ok_or(EBADF)?)
-            .map_err(|_| EBADF)?;
-        vqp_table.lmr.cluster.fabric.deregister_mr(key);
-        Ok(())
-    }
-
     /// Creates a VQP of a user to a node, and to a port of the node unless `port` is 0. Returns the number of
     /// the VQP.
     ///
     /// # Errors
     ///
     /// See `struct kite_connect` in `include/uapi/kite.h`.
-    pub(super) fn connect(
+    pub(in crate::session) fn connect(
         &self,
         node: u32,
         port: u32,
@@ -224,7 +111,7 @@ impl Session {
     /// # Errors
     ///
     /// See `struct kite_listen` in `include/uapi/kite.h`.
-    pub(super) fn listen(&self, port: u32, uid: u32) -> Result<u64> {
+    pub(in crate::session) fn listen(&self, port: u32, uid: u32) -> Result<u64> {
         let vqp_table = self.enter_vqp_table()?;
         vqp_table.lmr.cluster.local_node()?;
         if port == 0 {
@@ -250,7 +137,7 @@ impl Session {
     /// # Errors
     ///
     /// See `struct kite_accept` in `include/uapi/kite.h`.
-    pub(super) fn accept(
+    pub(in crate::session) fn accept(
         &self,
         listener_id: u64,
         deadline: Option<Deadline>,
@@ -282,7 +169,7 @@ impl Session {
     ///
     /// - `EBADF`: the session has neither of this number.
     /// - `ENODEV`: the RNIC was removed.
-    pub(super) fn disconnect(&self, id: u64) -> Result {
+    pub(in crate::session) fn disconnect(&self, id: u64) -> Result {
         let vqp_table = self.enter_vqp_table()?;
         let mut vqps = self.vqps.lock();
         if let Some(index) = vqps.listeners.iter().position(|entry| entry.id == id) {
@@ -303,13 +190,13 @@ impl Session {
     /// # Errors
     ///
     /// - `EBADF`: the session has no VQP of this number.
-    pub(super) fn vqp(&self, vqp_id: u64) -> Result<Arc<Vqp>> {
+    pub(in crate::session) fn vqp(&self, vqp_id: u64) -> Result<Arc<Vqp>> {
         self.vqps.lock().find(vqp_id)
     }
 
     /// Like [`Self::vqp`], for the poller thread: fails with `EAGAIN` instead of waiting for a holder of the
     /// lock. The holder may wait for the poller thread.
-    pub(super) fn try_vqp(&self, vqp_id: u64) -> Result<Arc<Vqp>> {
+    pub(in crate::session) fn try_vqp(&self, vqp_id: u64) -> Result<Arc<Vqp>> {
         self.vqps.try_lock().ok_or(EAGAIN)?.find(vqp_id)
     }
 
@@ -320,7 +207,7 @@ impl Session {
     /// - `EAGAIN`: `vqps` is locked.
     /// - `EBADF`: the MR does not belong to this session.
     /// - Otherwise see [`VqpRequest::new`].
-    pub(super) fn try_build_request(
+    pub(in crate::session) fn try_build_request(
         &self,
         vqp_table: &VqpTable,
         wr: &bindings::kite_send_wr,
@@ -343,7 +230,7 @@ impl Session {
     /// # Errors
     ///
     /// See `struct kite_push` in `include/uapi/kite.h`.
-    pub(super) fn push(
+    pub(in crate::session) fn push(
         &self,
         vqp_id: u64,
         count: usize,
@@ -367,18 +254,8 @@ impl Session {
 
     /// Returns `ENODEV` if the RNIC was removed, else `error`. A node leaves the cluster just before its RNIC
     /// is removed, so requests can fail with a secondary error.
-    pub(super) fn or_device_gone(&self, error: Error) -> Error {
+    pub(in crate::session) fn or_device_gone(&self, error: Error) -> Error {
         self.enter_vqp_table().err().unwrap_or(error)
-    }
-
-    /// Returns the result of `lookup` if the MR belongs to this session, else `EBADF`.
-    fn own_mr(
-        &self,
-        key: u32,
-        lookup: impl FnOnce() -> Result<Arc<UserMr>>,
-    ) -> Result<Arc<UserMr>> {
-        let is_own = self.vqps.lock().mr_keys.contains(&key);
-        is_own.then(lookup).ok_or(EBADF)?
     }
 
     /// Takes up to `max_count` completions of a VQP. Without a deadline does not wait.
@@ -386,7 +263,7 @@ impl Session {
     /// # Errors
     ///
     /// See `struct kite_pop` in `include/uapi/kite.h`.
-    pub(super) fn pop(
+    pub(in crate::session) fn pop(
         &self,
         vqp_id: u64,
         max_count: u32,
@@ -451,7 +328,7 @@ impl Session {
     /// # Errors
     ///
     /// See `struct kite_pop_message` in `include/uapi/kite.h`.
-    pub(super) fn pop_message_into(
+    pub(in crate::session) fn pop_message_into(
         &self,
         args: &mut bindings::kite_pop_message,
         deadline: Option<Deadline>,
@@ -468,7 +345,7 @@ impl Session {
 
     /// Returns `true` if a VQP has completions or messages, if a listener has a VQP to accept, or if the RNIC
     /// was removed.
-    pub(super) fn has_vqp_events(&self) -> bool {
+    pub(in crate::session) fn has_vqp_events(&self) -> bool {
         let vqps = self.vqps.lock();
         let vqp_table = match self.enter_vqp_table() {
             Ok(exchange) => exchange,
@@ -486,7 +363,7 @@ impl Session {
     /// - `ENODEV`: the RNIC was removed.
     /// - `ENOMEM`: out of memory.
     /// - `ENOTCONN`: the session is not bound.
-    pub(super) fn list_vqps(&self) -> Result<KVec<bindings::kite_vqp_info>> {
+    pub(in crate::session) fn list_vqps(&self) -> Result<KVec<bindings::kite_vqp_info>> {
         let uid = source::current_euid();
         let owner_uid = (uid != source::ROOT_UID).then_some(uid);
         self.enter_vqp_table()?.list_vqps(owner_uid)
@@ -494,7 +371,7 @@ impl Session {
 
     /// Closes all VQPs and listeners, and deregisters all MRs. RNIC removal has already done so if the RNIC
     /// was removed.
-    pub(super) fn close_vqps(&self) {
+    pub(in crate::session) fn close_vqps(&self) {
         let vqps = core::mem::take(&mut *self.vqps.lock());
         let Ok(vqp_table) = self.enter_vqp_table() else {
             return;

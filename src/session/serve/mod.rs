@@ -1,49 +1,42 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! RPC server: receiving calls and one-way messages to a region, and replying.
+//! RPC server: starting a service for a region, and receiving calls and one-way messages.
 //!
 //! # Operation
 //!
 //! [`Session::serve`] starts an RPC service for a region whose home is this node. [`Session::receive`] takes
-//! a call, and [`Session::reply`] answers the call. A call with long data arrives as a [`RendezvousCall`],
+//! a call, and [`Session::reply`] answers the call ([`accepted`]). A call with long data arrives as a [`RendezvousCall`],
 //! whose data are then fetched from the caller's node.
 //!
 //! # Recovery
 //!
 //! A received call enters `accepted_calls` before the server learns the number of the call. When the server
-//! ends, every caller without a reply therefore gets an error. If a reply fails with `EFAULT`, `EMSGSIZE` or
-//! `ENOMEM` before its transmission, the server can reply again.
+//! ends, every caller without a reply therefore gets an error. A lost rendezvous call is skipped, and the
+//! receive continues with the next call.
 //!
 //! # Locking
 //!
 //! `Handle::rpc_state` nests outside `served_regions`, which nests outside the locks of [`RpcService`].
-//! `accepted_calls` is taken alone. Non-blocking receives find their handle and service with `try_lock`.
+//! Non-blocking receives find their handle and service with `try_lock`.
 
+pub(super) mod accepted;
+
+use self::accepted::CallReservation;
 use super::{
     call_args::exceeds_max_data,
     handles::{Handle, HandleRpcState},
-    rendezvous::is_caller_gone,
-    AcceptedCall, Session,
+    Session,
 };
 use crate::{
     bindings, errno,
     rpc::{
         rendezvous::queue::RendezvousCall,
-        server::{
-            self, reply::PendingReply, PolledReceiver, RpcDelivery, RpcReceiveError, RpcService,
-            RpcTryReceive,
-        },
+        server::{self, PolledReceiver, RpcDelivery, RpcReceiveError, RpcService, RpcTryReceive},
         Rpc,
     },
-    sys::{buffer::Buffer, deadline::Deadline, memcg::gfp_nowait_account},
+    sys::{buffer::Buffer, deadline::Deadline},
 };
-use core::mem::MaybeUninit;
-use kernel::{
-    alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
-    prelude::*,
-    rbtree::RBTreeNodeReservation,
-    sync::{Arc, UniqueArc},
-};
+use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::{rights::Rights, ring};
 
 /// Default size of a ring in bytes.
@@ -53,16 +46,16 @@ const DEFAULT_RING_BYTES: u32 = 64 << 10;
 const MAX_FAULT_RETRIES: u32 = 16;
 
 /// Received call or one-way message. `call_id` is 0 if the caller expects no reply.
-pub(crate) struct IncomingCall {
-    pub(crate) len: u64,
-    pub(crate) call_id: u64,
-    pub(crate) function: u32,
-    pub(crate) node: u32,
-    pub(crate) uid: u32,
+pub(in crate::session) struct IncomingCall {
+    pub(in crate::session) len: u64,
+    pub(in crate::session) call_id: u64,
+    pub(in crate::session) function: u32,
+    pub(in crate::session) node: u32,
+    pub(in crate::session) uid: u32,
 }
 
 /// Result of a non-blocking receive.
-pub(super) enum TryReceiveResult {
+pub(in crate::session) enum TryReceiveResult {
     /// No call is queued.
     Empty,
     /// Another thread is receiving, or no memory is available without blocking.
@@ -72,33 +65,18 @@ pub(super) enum TryReceiveResult {
     Rendezvous(RendezvousCall),
 }
 
-/// Memory for an entry of `accepted_calls`, allocated before a call is received.
-pub(super) struct CallReservation {
-    pending_reply: UniqueArc<MaybeUninit<PendingReply>>,
-    node: RBTreeNodeReservation<u64, AcceptedCall>,
-}
-
-impl CallReservation {
-    /// Allocates without blocking.
-    pub(super) fn try_new() -> Result<Self> {
-        Self::new(gfp_nowait_account())
-    }
-
-    fn new(flags: Flags) -> Result<Self> {
-        Ok(Self {
-            pending_reply: UniqueArc::new_uninit(flags)?,
-            node: RBTreeNodeReservation::new(flags)?,
-        })
-    }
-}
-
 impl Session {
     /// Makes the session the server of a region.
     ///
     /// # Errors
     ///
     /// See `struct kite_serve` in `include/uapi/kite.h`.
-    pub(crate) fn serve(&self, handle_id: u64, ring_size: u32, max_data_bytes: u32) -> Result {
+    pub(in crate::session) fn serve(
+        &self,
+        handle_id: u64,
+        ring_size: u32,
+        max_data_bytes: u32,
+    ) -> Result {
         let ring_bytes = if ring_size == 0 {
             DEFAULT_RING_BYTES
         } else {
@@ -139,14 +117,14 @@ impl Session {
     }
 
     /// Returns `true` if a call waits for this session.
-    pub(super) fn has_pending_calls(&self) -> bool {
+    pub(in crate::session) fn has_pending_calls(&self) -> bool {
         let served = self.served_regions.lock();
         served.iter().any(|(_, service)| service.has_ready_call())
     }
 
     /// Detaches the channel of a handle, aborts the calls received through the handle, and stops its RPC
     /// service.
-    pub(super) fn close_rpc_state(&self, rpc: &Arc<Rpc>, handle: &Handle) {
+    pub(in crate::session) fn close_rpc_state(&self, rpc: &Arc<Rpc>, handle: &Handle) {
         let closed = HandleRpcState {
             closed: true,
             ..HandleRpcState::default()
@@ -172,7 +150,7 @@ impl Session {
     /// # Errors
     ///
     /// See `struct kite_receive` in `include/uapi/kite.h`.
-    pub(crate) fn receive(
+    pub(in crate::session) fn receive(
         &self,
         handle_id: u64,
         memory: &Buffer,
@@ -209,7 +187,10 @@ impl Session {
     ///
     /// - `EAGAIN`: the handle table or the RPC state of the handle is locked.
     /// - Otherwise see `struct kite_receive` in `include/uapi/kite.h`.
-    pub(super) fn register_polled_receive(&self, handle_id: u64) -> Result<PolledReceiver> {
+    pub(in crate::session) fn register_polled_receive(
+        &self,
+        handle_id: u64,
+    ) -> Result<PolledReceiver> {
         let (_, service) = self.try_service(handle_id)?;
         Ok(PolledReceiver::new(service))
     }
@@ -221,7 +202,7 @@ impl Session {
     /// # Errors
     ///
     /// See [`Self::receive`].
-    pub(super) fn try_receive(
+    pub(in crate::session) fn try_receive(
         &self,
         handle_id: u64,
         memory: &Buffer,
@@ -262,7 +243,7 @@ impl Session {
     /// # Errors
     ///
     /// See [`Self::receive`].
-    pub(super) fn receive_rendezvous(
+    pub(in crate::session) fn receive_rendezvous(
         &self,
         handle_id: u64,
         call: RendezvousCall,
@@ -380,125 +361,5 @@ impl Session {
             node: received.node,
             uid: received.header.uid,
         })
-    }
-
-    fn insert_accepted_call(
-        &self,
-        reservation: CallReservation,
-        pending_reply: PendingReply,
-        handle_id: u64,
-    ) -> u64 {
-        let call_id = self.alloc_id();
-        let accepted = AcceptedCall {
-            pending_reply: reservation.pending_reply.write(pending_reply).into(),
-            handle_id,
-            is_being_answered: false,
-        };
-        self.accepted_calls
-            .lock()
-            .insert(reservation.node.into_node(call_id, accepted));
-        call_id
-    }
-
-    /// Replies to a received call.
-    ///
-    /// # Errors
-    ///
-    /// See `struct kite_reply` in `include/uapi/kite.h`.
-    pub(crate) fn reply(
-        &self,
-        call_id: u64,
-        memory: &Buffer,
-        len: u64,
-        deadline: Deadline,
-    ) -> Result {
-        // The rendezvous transfer passes admission itself.
-        let is_rendezvous = len > bindings::KITE_DATA_INLINE.into();
-        let high_priority =
-            self.wait_message_admitted(if is_rendezvous { 0 } else { len }, deadline)?;
-        let pending_reply = self.claim_reply(call_id)?;
-        let is_wanted = self.write_reply(&pending_reply, len, memory, deadline);
-        let build_message = |is_wanted: bool| {
-            let message = is_wanted.then(|| {
-                pending_reply.build_reply(len, high_priority, |data| memory.read_slice(0, data))
-            });
-            message.transpose()
-        };
-        let message = is_wanted.and_then(build_message);
-        let message = match message {
-            Ok(message) => message,
-            Err(error) => {
-                self.on_reply_failed(call_id, error);
-                return Err(error);
-            }
-        };
-        let rpc = self.enter_rpc()?;
-        // `EBADF` if the call was aborted meanwhile.
-        self.remove_accepted_call(call_id).ok_or(EBADF)?;
-        let sent = message.map_or(Ok(()), |message| {
-            pending_reply.send(&rpc, message, deadline)
-        });
-        match sent {
-            Err(error) if is_caller_gone(error) => Ok(()),
-            sent => sent,
-        }
-    }
-
-    /// Returns the call, and reserves the right to reply.
-    ///
-    /// # Errors
-    ///
-    /// - `EBADF`: no such call, or another thread is replying.
-    fn claim_reply(&self, call_id: u64) -> Result<Arc<PendingReply>> {
-        let mut accepted_calls = self.accepted_calls.lock();
-        let accepted = accepted_calls.get_mut(&call_id).ok_or(EBADF)?;
-        if core::mem::replace(&mut accepted.is_being_answered, true) {
-            return Err(EBADF);
-        }
-        Ok(accepted.pending_reply.clone())
-    }
-
-    /// Handles a reply whose data could not be read or transferred. Allows another reply after `EFAULT`,
-    /// `EMSGSIZE` and `ENOMEM`. Aborts the call after any other error.
-    fn on_reply_failed(&self, call_id: u64, error: Error) {
-        if ![EFAULT, errno::msgsize(), ENOMEM].contains(&error) {
-            let _ = self.abandon_call(call_id);
-        } else if let Some(accepted) = self.accepted_calls.lock().get_mut(&call_id) {
-            accepted.is_being_answered = false;
-        }
-    }
-
-    /// Aborts a call: the caller receives `ECONNRESET`.
-    ///
-    /// # Errors
-    ///
-    /// - `EBADF`: no such call.
-    /// - `ENODEV`: the RNIC was removed.
-    pub(super) fn abandon_call(&self, call_id: u64) -> Result {
-        let rpc = self.enter_rpc()?;
-        self.remove_accepted_call(call_id)
-            .ok_or(EBADF)?
-            .fail_deferred(&rpc);
-        Ok(())
-    }
-
-    /// Aborts all calls, or the calls received through one handle.
-    pub(super) fn abandon_calls(&self, rpc: &Arc<Rpc>, handle_id: Option<u64>) {
-        let remove_next = || {
-            let mut accepted_calls = self.accepted_calls.lock();
-            let mut calls = accepted_calls.iter().filter(|(_, accepted)| {
-                handle_id.is_none_or(|handle_id| accepted.handle_id == handle_id)
-            });
-            let call_id = *calls.next()?.0;
-            accepted_calls.remove_node(&call_id)
-        };
-        while let Some(node) = remove_next() {
-            node.to_key_value().1.pending_reply.fail_deferred(rpc);
-        }
-    }
-
-    fn remove_accepted_call(&self, call_id: u64) -> Option<Arc<PendingReply>> {
-        let node = self.accepted_calls.lock().remove_node(&call_id)?;
-        Some(node.to_key_value().1.pending_reply)
     }
 }
