@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! System calls for the session itself, for RNICs, and for the membership of the cluster.
+
+use crate::{
+    bindings, errno,
+    fabric::qos::limits::TenantCreds,
+    rnic,
+    session::{args::check_reserved, source, uapi::UserArray, Session},
+};
+use kernel::prelude::*;
+
+pub(super) fn bind(
+    session: &Session,
+    mut bind: bindings::kite_bind,
+) -> Result<bindings::kite_bind> {
+    check_reserved(bind.reserved)?;
+    if bind.version != bindings::KITE_ABI_VERSION {
+        return Err(errno::protonosupport());
+    }
+    let requested = bind.rnic;
+    let len = requested
+        .iter()
+        .position(|&byte| byte == 0)
+        .ok_or_else(errno::nametoolong)?;
+    let rnic = rnic::find(&requested[..len])?;
+    session.bind(
+        rnic.clone(),
+        Some(TenantCreds::current(source::current_euid())?),
+    )?;
+    bind.rnic = rnic.name();
+    Ok(bind)
+}
+
+pub(super) fn next_event(session: &Session) -> Result<bindings::kite_event> {
+    let rnic = session.rnic()?;
+    // After RNIC removal `EAGAIN` would make a daemon wait forever, or spin on `POLLHUP`.
+    let none_error = if rnic.is_removed() { ENODEV } else { EAGAIN };
+    let (kind, value) = session.next_event().ok_or(none_error)?;
+    Ok(bindings::kite_event {
+        kind,
+        reserved: 0,
+        value,
+    })
+}
+
+pub(super) fn query_view(
+    session: &Session,
+    mut nodes: bindings::kite_get_view,
+) -> Result<bindings::kite_get_view> {
+    let (epoch, node, members) = session.enter_memory_service()?.cluster.view()?;
+    let user_array = UserArray::new(nodes.members);
+    for (i, member) in members.iter().take(nodes.count as usize).enumerate() {
+        user_array.write(i, *member)?;
+    }
+    nodes.count = members.len() as u32;
+    nodes.epoch = epoch;
+    nodes.self_ = node;
+    Ok(nodes)
+}
+
+pub(super) fn query_rnic(mut out: bindings::kite_query_rnic) -> Result<bindings::kite_query_rnic> {
+    let rnic = rnic::nth(out.index as usize).ok_or(ENOENT)?;
+    let (address, active) = rnic.address()?;
+    out.active = active.into();
+    out.name = rnic.name();
+    out.address = address;
+    out.dynamic = rnic
+        .enter_rpc()?
+        .memory_service
+        .cluster
+        .fabric
+        .dc()
+        .is_some()
+        .into();
+    Ok(out)
+}
+
+pub(super) fn join(session: &Session, join: &bindings::kite_join) -> Result {
+    source::check_net_admin()?;
+    let memory_service = session.enter_memory_service()?;
+    memory_service.cluster.join(join)?;
+    memory_service
+        .cluster
+        .fabric
+        .suspect_listener
+        .set_counter(Some(session.events.clone()));
+    session.mark_as_daemon();
+    Ok(())
+}
+
+pub(super) fn set_view(session: &Session, view: bindings::kite_set_view) -> Result {
+    check_reserved(view.reserved)?;
+    let services = session.enter_services()?;
+    if !session.is_daemon() {
+        return Err(EPERM);
+    }
+    if view.count == 0 || view.count > bindings::KITE_NODES_MAX {
+        return Err(EINVAL);
+    }
+    let members: KVec<bindings::kite_member> =
+        UserArray::new(view.members).read_all(view.count as usize)?;
+    for member in &members {
+        let address = &member.address;
+        check_reserved(member.reserved | u32::from(address.reserved) | address.reserved2)?;
+    }
+    let result = session
+        .enter_memory_service()?
+        .set_view(view.epoch, &members);
+    services.on_view_change();
+    result
+}

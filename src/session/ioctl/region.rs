@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! System calls for regions: allocation, mapping, rights, migration, accesses, and lists.
+
+use super::{parse_name, parse_rights};
+use crate::{
+    bindings,
+    fabric::send::inflight::Direction,
+    region::{alloc::AllocRequest, grant::GrantRequest, map::io::RegionRange},
+    session::{
+        args::{check_reserved, deadline, parse_access, parse_atomic_update},
+        iovec::IoVec,
+        source::{self, Requester},
+        uapi::{self, UserArray},
+        Session,
+    },
+    sys::pages::total_ram_bytes,
+};
+use kernel::{page::PAGE_SIZE, prelude::*};
+use kite_core::wire::RegionInfo;
+
+/// Reads an array of node numbers from user space.
+fn read_nodes(addr: u64, count: u32) -> Result<KVec<u32>> {
+    if count > bindings::KITE_STRIPE_MAX {
+        return Err(EINVAL);
+    }
+    UserArray::new(addr).read_all(count as usize)
+}
+
+pub(super) fn alloc(
+    session: &Session,
+    mut alloc: bindings::kite_alloc,
+) -> Result<bindings::kite_alloc> {
+    if alloc.len == 0 {
+        return Err(EINVAL);
+    }
+    let nodes = read_nodes(alloc.nodes, alloc.node_count)?;
+    let request = AllocRequest {
+        len: alloc.len,
+        nodes: &nodes,
+        name: parse_name(&alloc.name)?,
+        owner: source::current_euid(),
+        other_rights: parse_rights(alloc.other_rights)?,
+    };
+    alloc.handle = session.alloc(&request)?;
+    Ok(alloc)
+}
+
+pub(super) fn register(
+    session: &Session,
+    mut memory: bindings::kite_register,
+) -> Result<bindings::kite_register> {
+    check_reserved(memory.reserved)?;
+    let request = AllocRequest {
+        len: memory.len,
+        nodes: &[],
+        name: parse_name(&memory.name)?,
+        owner: source::current_euid(),
+        other_rights: parse_rights(memory.other_rights)?,
+    };
+    let base = usize::try_from(memory.addr).map_err(|_| EFAULT)?;
+    let len = usize::try_from(memory.len).map_err(|_| EFAULT)?;
+    session.rnic()?;
+    if len == 0 || base % PAGE_SIZE != 0 {
+        return Err(EINVAL);
+    }
+    if memory.len > total_ram_bytes() {
+        return Err(ENOMEM);
+    }
+    let pinned = session.pin_long_term(base, len)?;
+    memory.handle = session.register(pinned, &request)?;
+    Ok(memory)
+}
+
+pub(super) fn map(session: &Session, mut map: bindings::kite_map) -> Result<bindings::kite_map> {
+    check_reserved(map.reserved)?;
+    let rights = Some(parse_rights(map.rights)?)
+        .filter(|rights| !rights.is_empty())
+        .ok_or(EINVAL)?;
+    let name = parse_name(&map.name)?.ok_or(EINVAL)?;
+    (map.handle, map.len) = session.map(name, source::current_euid(), rights)?;
+    Ok(map)
+}
+
+pub(super) fn read_or_write(
+    session: &Session,
+    direction: Direction,
+    rw: &bindings::kite_rw,
+) -> Result {
+    let (access, memory) = parse_access(Requester::CurrentProcess, direction, rw)?;
+    session.access(rw.handle, &access, &memory)
+}
+
+pub(super) fn read_or_write_vectored(
+    session: &Session,
+    direction: Direction,
+    rwv: &bindings::kite_rwv,
+) -> Result {
+    if rwv.count > bindings::KITE_SEGMENTS_MAX {
+        return Err(EINVAL);
+    }
+    let array = UserArray::<bindings::kite_segment>::new(rwv.segments);
+    let mut segments = IoVec::with_capacity(rwv.count as usize)?;
+    for i in 0..rwv.count as usize {
+        let segment = array.read(i)?;
+        let (range, memory) = (
+            RegionRange {
+                offset: segment.offset,
+                len: segment.len,
+            },
+            Requester::CurrentProcess.buffer_at(segment.addr)?,
+        );
+        segments.push(range, memory)?;
+    }
+    session.access_segments(rwv.handle, direction, &segments, deadline(rwv.timeout_ms))
+}
+
+pub(super) fn grant(session: &Session, grant: &bindings::kite_grant) -> Result {
+    let request = GrantRequest {
+        grantee: uapi::parse_grantee(grant.uid, grant.flags)?,
+        rights: parse_rights(grant.rights)?,
+        deadline: deadline(grant.timeout_ms),
+    };
+    session.grant(grant.handle, &request)
+}
+
+pub(super) fn move_region(session: &Session, args: &bindings::kite_migrate) -> Result {
+    let nodes = read_nodes(args.nodes, args.node_count)?;
+    session.move_region(args.handle, &nodes, deadline(args.timeout_ms))
+}
+
+pub(super) fn atomic_update(
+    session: &Session,
+    mut a: bindings::kite_atomic,
+) -> Result<bindings::kite_atomic> {
+    a.value = session.atomic_update(a.handle, &parse_atomic_update(&a)?)?;
+    Ok(a)
+}
+
+pub(super) fn query_region(
+    session: &Session,
+    mut out: bindings::kite_query_region,
+) -> Result<bindings::kite_query_region> {
+    let (mapping, rights) = session.mapping_and_rights(out.handle)?;
+    let layout = mapping.layout()?;
+    out.len = layout.len();
+    out.chunk_size = 1 << layout.shift();
+    out.rights = rights.bits();
+    out.home = mapping.home;
+    Ok(out)
+}
+
+pub(super) fn list_regions(
+    session: &Session,
+    mut list: bindings::kite_list_regions,
+) -> Result<bindings::kite_list_regions> {
+    if list.count == 0 {
+        return Err(EINVAL);
+    }
+    let mut entries = KVec::new();
+    let add_entry = |home, entry: RegionInfo| {
+        let entry = bindings::kite_region_entry {
+            name: *entry.name.as_field(),
+            len: entry.len,
+            owner: entry.owner_uid,
+            other_rights: entry.other_rights.bits(),
+            open_handles: entry.mapping_count,
+            home,
+        };
+        Ok(entries.push(entry, GFP_KERNEL)?)
+    };
+    list.cursor = session.enter_memory_service()?.list_regions(
+        list.node,
+        list.cursor,
+        list.count,
+        add_entry,
+    )?;
+    // Copy the entries after the service guard is dropped: a page fault on user memory must not delay RNIC
+    // removal.
+    let user_array = UserArray::new(list.entries);
+    for (i, entry) in entries.iter().enumerate() {
+        user_array.write(i, *entry)?;
+    }
+    list.count = entries.len() as u32;
+    Ok(list)
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! System calls for virtual queue pairs (VQPs) and registered memory regions (MRs).
+
+use super::parse_rights;
+use crate::{
+    bindings,
+    session::{
+        args::{check_reserved, deadline},
+        source,
+        uapi::UserArray,
+        Session,
+    },
+};
+use kernel::prelude::*;
+
+pub(super) fn register_mr(
+    session: &Session,
+    mut memory: bindings::kite_reg_mr,
+) -> Result<bindings::kite_reg_mr> {
+    let other_rights = parse_rights(memory.other_rights)?;
+    memory.key = session.register_user_mr(memory.addr, memory.len, other_rights)?;
+    Ok(memory)
+}
+
+pub(super) fn connect(
+    session: &Session,
+    mut connect: bindings::kite_connect,
+) -> Result<bindings::kite_connect> {
+    check_reserved(connect.reserved)?;
+    let deadline = deadline(connect.timeout_ms).interruptible();
+    connect.vqp = session.connect(connect.node, connect.port, source::current_euid(), deadline)?;
+    Ok(connect)
+}
+
+pub(super) fn listen(
+    session: &Session,
+    mut listen: bindings::kite_listen,
+) -> Result<bindings::kite_listen> {
+    check_reserved(listen.reserved)?;
+    listen.listener = session.listen(listen.port, source::current_euid())?;
+    Ok(listen)
+}
+
+pub(super) fn accept_vqp(
+    session: &Session,
+    mut accept: bindings::kite_accept,
+) -> Result<bindings::kite_accept> {
+    check_reserved(accept.reserved)?;
+    session.rnic()?;
+    let wait_until = (accept.timeout_ms != 0).then(|| deadline(accept.timeout_ms).interruptible());
+    (accept.vqp, accept.node, accept.uid) = session.accept(accept.listener, wait_until)?;
+    Ok(accept)
+}
+
+pub(super) fn pop_message(
+    session: &Session,
+    mut pop: bindings::kite_pop_message,
+) -> Result<bindings::kite_pop_message> {
+    check_reserved(pop.reserved)?;
+    session.rnic()?;
+    let wait_until = (pop.timeout_ms != 0).then(|| deadline(pop.timeout_ms).interruptible());
+    session.pop_message_into(&mut pop, wait_until)?;
+    Ok(pop)
+}
+
+pub(super) fn push(session: &Session, push: &bindings::kite_push) -> Result {
+    session.rnic()?;
+    if push.count == 0 || push.count > bindings::KITE_PUSH_MAX {
+        return Err(EINVAL);
+    }
+    let (wrs, count) = (UserArray::new(push.works), push.count as usize);
+    let deadline = deadline(push.timeout_ms).interruptible();
+    session.push(
+        push.vqp,
+        count,
+        |i| wrs.read(i),
+        source::current_euid(),
+        deadline,
+    )
+}
+
+pub(super) fn pop(session: &Session, mut pop: bindings::kite_pop) -> Result<bindings::kite_pop> {
+    session.rnic()?;
+    if pop.count == 0 {
+        return Err(EINVAL);
+    }
+    let wait_until = (pop.timeout_ms != 0).then(|| deadline(pop.timeout_ms).interruptible());
+    let popped = session.pop(pop.vqp, pop.count, wait_until)?;
+    let user_array = UserArray::new(pop.completions);
+    for (i, (tag, result)) in popped.iter().enumerate() {
+        let completion = bindings::kite_cqe {
+            tag: *tag,
+            error: result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0),
+            ..Default::default()
+        };
+        user_array.write(i, completion)?;
+    }
+    pop.count = popped.len() as u32;
+    Ok(pop)
+}
+
+pub(super) fn list_vqps(
+    session: &Session,
+    mut out: bindings::kite_list_vqps,
+) -> Result<bindings::kite_list_vqps> {
+    check_reserved(out.reserved)?;
+    session.rnic()?;
+    let vqp_infos = session.list_vqps()?;
+    let user_array = UserArray::new(out.accounts);
+    for (i, account) in vqp_infos.iter().take(out.count as usize).enumerate() {
+        user_array.write(i, *account)?;
+    }
+    out.count = vqp_infos.len() as u32;
+    Ok(out)
+}
