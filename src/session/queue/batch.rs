@@ -6,19 +6,16 @@
 //!
 //! Within one round, accesses through the same handle in the same direction join an open batch as long as
 //! they fit. A batch is posted when it is full, before an access that does not fit, and at the end of the
-//! round. The next rounds poll for completions.
+//! round. The next rounds poll for completions and reap batches ([`super::reap`]).
 //!
 //! # Recovery
 //!
-//! If the QP of a batch fails, the incomplete accesses become tasks again, and workers repeat them. A worker
-//! waits for a batch whose operation is stuck ([`PolledOp::is_stuck`]).
+//! If no task list or WR chain is free, an access is tried again in a later round, until its deadline.
 //!
 //! # Locking
 //!
-//! `IoQueue::state` protects [`IoQueueBatches`]. `IoQueue::timed_out`, a spinlock, protects
-//! [`TimedOutBatches`] and nests inside `state`.
+//! `IoQueue::state` protects [`Batches`].
 
-use super::{small::AccessJob, task::IoTask, IoQueue, IoQueueOwner, IoQueueState, MAX_OFFLOADED};
 use crate::{
     fabric::{
         qos::tenant::AdmissionTicket,
@@ -35,13 +32,12 @@ use crate::{
     },
     session::Session,
     sys::buffer::Buffer,
-    verbs::{device::IbDevice, dma::LongTermDmaMap},
+    verbs::dma::LongTermDmaMap,
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
-    new_spinlock,
     prelude::*,
-    sync::{atomic::Full, Arc, SpinLock},
+    sync::Arc,
     time::{Instant, Monotonic},
 };
 
@@ -52,36 +48,32 @@ const MAX_BATCHES: usize = 64;
 const MAX_OPEN_BATCHES: usize = 4;
 
 /// Batch that accesses can join.
-struct OpenBatch {
+struct OpenBatch<T> {
     handle_id: u64,
     batch: AccessBatch,
     wr_chain: WrChain,
-    tasks: BatchTasks,
+    tasks: KVec<T>,
 }
 
 /// Batch in flight.
-struct PostedBatch {
-    op: PolledOp<OwnedRemoteAccess>,
-    mapping: Arc<Mapping>,
-    tasks: BatchTasks,
+pub(super) struct PostedBatch<T> {
+    pub(super) op: PolledOp<OwnedRemoteAccess>,
+    pub(super) mapping: Arc<Mapping>,
+    pub(super) tasks: KVec<T>,
 }
 
-/// Tasks of a batch.
-type BatchTasks = KVec<KBox<IoTask>>;
-
-/// Batches of a queue.
-#[derive(Default)]
-pub(super) struct IoQueueBatches {
-    open: KVec<OpenBatch>,
-    posted: KVec<PostedBatch>,
+/// Batches of a queue. `T` is the task of an access.
+pub(super) struct Batches<T> {
+    open: KVec<OpenBatch<T>>,
+    pub(super) posted: KVec<PostedBatch<T>>,
     /// DMA mapping of the queue's memory, if mapped. Dropped with the batches, before the RNIC is removed.
-    dma_map: Option<Arc<LongTermDmaMap>>,
+    pub(super) dma_map: Option<Arc<LongTermDmaMap>>,
     /// Number of tasks in all batches.
     task_count: u32,
     /// WR chains for batches to open.
     free_wr_chains: KVec<WrChain>,
     /// Empty task lists for batches to open.
-    free_task_lists: KVec<BatchTasks>,
+    free_task_lists: KVec<KVec<T>>,
 }
 
 /// Result of starting an access.
@@ -92,7 +84,20 @@ pub(super) enum BatchJoinResult {
     NeedsWorker,
 }
 
-impl IoQueueBatches {
+impl<T> Default for Batches<T> {
+    fn default() -> Self {
+        Self {
+            open: KVec::new(),
+            posted: KVec::new(),
+            dma_map: None,
+            task_count: 0,
+            free_wr_chains: KVec::new(),
+            free_task_lists: KVec::new(),
+        }
+    }
+}
+
+impl<T> Batches<T> {
     /// Returns an empty set of batches.
     ///
     /// # Errors
@@ -129,21 +134,21 @@ impl IoQueueBatches {
     }
 
     /// Removes a posted batch.
-    fn remove_posted(&mut self, index: usize) -> Option<PostedBatch> {
+    pub(super) fn remove_posted(&mut self, index: usize) -> Option<PostedBatch<T>> {
         let posted = self.posted.remove(index).ok()?;
         self.task_count -= posted.tasks.len() as u32;
         Some(posted)
     }
 
     /// Reinserts a posted batch.
-    fn reinsert_posted(&mut self, posted: PostedBatch) {
+    pub(super) fn reinsert_posted(&mut self, posted: PostedBatch<T>) {
         self.task_count += posted.tasks.len() as u32;
         // Capacity suffices here and below: each batch owns one of the `MAX_BATCHES` task lists.
         let _ = self.posted.push(posted, GFP_ATOMIC);
     }
 
     /// Keeps an empty task list for another batch.
-    fn recycle_task_list(&mut self, list: BatchTasks) {
+    pub(super) fn recycle_task_list(&mut self, list: KVec<T>) {
         if self.free_task_lists.len() < self.free_task_lists.capacity() {
             let _ = self.free_task_lists.push(list, GFP_ATOMIC);
         }
@@ -159,18 +164,18 @@ pub(super) struct BatchCandidate<'a> {
 }
 
 /// One round of driving a queue.
-pub(super) struct PollRound<'a> {
+pub(super) struct PollRound<'a, T> {
     fabric: &'a Fabric,
     /// Start of the round. Cached, because reading the clock is slow.
     pub(super) now: Instant<Monotonic>,
-    batches: IoQueueBatches,
+    pub(super) batches: Batches<T>,
     /// Index of the open batch that was joined last.
     last_joined: usize,
 }
 
-impl<'a> PollRound<'a> {
+impl<'a, T> PollRound<'a, T> {
     /// Starts a round.
-    pub(super) fn new(fabric: &'a Fabric, batches: IoQueueBatches) -> Self {
+    pub(super) fn new(fabric: &'a Fabric, batches: Batches<T>) -> Self {
         Self {
             fabric,
             now: Instant::now(),
@@ -180,7 +185,7 @@ impl<'a> PollRound<'a> {
     }
 
     /// Posts the open batches, ends the round, and returns the batches.
-    pub(super) fn finish(mut self) -> IoQueueBatches {
+    pub(super) fn finish(mut self) -> Batches<T> {
         self.post_all();
         self.batches
     }
@@ -207,7 +212,7 @@ impl<'a> PollRound<'a> {
         ticket: &mut AdmissionTicket,
     ) -> Result<BatchJoinResult> {
         let direction = candidate.access.direction;
-        let has_same_target = |open: &OpenBatch| {
+        let has_same_target = |open: &OpenBatch<T>| {
             open.handle_id == candidate.handle_id && open.batch.direction() == direction
         };
         if let Some(index) = self.batches.open.iter().position(has_same_target) {
@@ -227,7 +232,7 @@ impl<'a> PollRound<'a> {
         candidate: &BatchCandidate<'_>,
         ticket: &mut AdmissionTicket,
     ) -> Result<Option<BatchedSegment>> {
-        let IoQueueBatches { open, dma_map, .. } = &mut self.batches;
+        let Batches { open, dma_map, .. } = &mut self.batches;
         let Some(OpenBatch {
             batch,
             wr_chain: works,
@@ -294,7 +299,7 @@ impl<'a> PollRound<'a> {
     }
 
     /// Adds a task to the batch that its access joined last.
-    pub(super) fn add_task(&mut self, task: KBox<IoTask>) {
+    pub(super) fn add_task(&mut self, task: T) {
         let Some(open) = self.batches.open.get_mut(self.last_joined) else {
             return;
         };
@@ -349,149 +354,5 @@ impl BatchCandidate<'_> {
         }
         self.session.rnic()?.stats.errors.add(1);
         Err(ETIMEDOUT)
-    }
-}
-
-/// Returns the accesses of a batch.
-fn access_jobs(tasks: &mut [KBox<IoTask>]) -> impl Iterator<Item = &mut AccessJob> {
-    tasks.iter_mut().filter_map(|task| task.access_job())
-}
-
-/// Returns an empty list of batches for workers.
-pub(super) fn new_timed_out() -> Result<impl PinInit<SpinLock<TimedOutBatches>>> {
-    let batches = KVec::with_capacity(MAX_OFFLOADED as usize, GFP_KERNEL_ACCOUNT)?;
-    Ok(new_spinlock!(TimedOutBatches(batches)))
-}
-
-/// Batches that exceeded their time limit, until a worker takes them.
-pub(super) struct TimedOutBatches(KVec<PostedBatch>);
-
-impl IoQueue {
-    /// Maps the memory of the queue for DMA. The caller prevents RNIC removal. On failure short accesses use
-    /// bounce buffers.
-    pub(super) fn map_memory(&self, device: IbDevice) {
-        let IoQueueOwner::Process { memory, .. } = &self.owner else {
-            return;
-        };
-        let dma_map = LongTermDmaMap::new(device, memory.pinned.clone()).ok();
-        let mut state = self.state.lock();
-        if state.close_error.is_none() {
-            state.batches.dma_map = dma_map;
-        }
-    }
-
-    /// Reaps the completed batches. Returns the number of their tasks.
-    pub(super) fn reap_batches(
-        self: &Arc<Self>,
-        state: &mut IoQueueState,
-        round: &mut PollRound<'_>,
-    ) -> usize {
-        let (mut reaped, mut index) = (0, 0);
-        while let Some(PostedBatch { op, .. }) = round.batches.posted.get(index) {
-            let is_done = op.is_done();
-            let has_timed_out = !is_done && op.is_stuck(round.now) && self.has_free_worker();
-            if !is_done && !has_timed_out {
-                index += 1;
-                continue;
-            }
-            let Some(posted) = round.batches.remove_posted(index) else {
-                break;
-            };
-            if !is_done {
-                if let Some(posted) = self.offload_timed_out(posted) {
-                    round.batches.reinsert_posted(posted);
-                    break;
-                }
-                continue;
-            }
-            let mut tasks = self.reap_batch(posted);
-            reaped += tasks.len();
-            state.requeue_failed(&mut tasks);
-            round.batches.recycle_task_list(tasks);
-        }
-        reaped
-    }
-
-    /// Reaps a batch, and blocks until its operation completes. Completes its tasks, except those that failed
-    /// with the QP. Returns all tasks.
-    fn reap_batch(&self, posted: PostedBatch) -> BatchTasks {
-        let PostedBatch {
-            op,
-            mapping,
-            mut tasks,
-        } = posted;
-        let stats = &self.rnic.stats;
-        let outcome = op.complete_batch(stats, |slot, done| {
-            access_jobs(&mut tasks).for_each(|job| job.on_wrs_done(slot, done));
-        });
-        match outcome {
-            Ok(None) => {}
-            Ok(Some(failed)) => access_jobs(&mut tasks).for_each(|job| job.fail(&failed)),
-            Err(error) => access_jobs(&mut tasks).for_each(|job| job.complete(Err(error))),
-        }
-        access_jobs(&mut tasks).for_each(|job| job.account(&mapping, stats));
-        self.completion_ring
-            .complete_all(tasks.iter().filter_map(|task| task.result()));
-        tasks
-    }
-
-    /// Lets a worker wait for a batch. Returns a batch if no worker could be started.
-    fn offload_timed_out(self: &Arc<Self>, posted: PostedBatch) -> Option<PostedBatch> {
-        let count = posted.tasks.len() as u32;
-        // Capacity suffices: each batch has a worker, or is about to get one.
-        let _ = self.timed_out.lock().0.push(posted, GFP_ATOMIC);
-        self.offloaded.fetch_add(count, Full);
-        let queue = self.clone();
-        if self.rnic.spawn(move || queue.reap_timed_out()).is_ok() {
-            return None;
-        }
-        // The popped batch may be a different one, if other batches wait for workers that have not started.
-        let returned = self.timed_out.lock().0.pop();
-        let count = returned.as_ref().map_or(0, |posted| posted.tasks.len());
-        self.offloaded.fetch_sub(count as u32, Full);
-        returned
-    }
-
-    fn reap_timed_out(&self) {
-        let Some(posted) = self.timed_out.lock().0.pop() else {
-            return;
-        };
-        let mut tasks = self.reap_batch(posted);
-        let count = tasks.len() as u32;
-        let mut state = self.state.lock();
-        match state.close_error {
-            None => {
-                state.requeue_failed(&mut tasks);
-                state.batches.recycle_task_list(tasks);
-            }
-            Some(error) => {
-                let failed = tasks.iter().filter(|task| task.result().is_none());
-                self.completion_ring
-                    .complete_all(failed.map(|task| (task.tag, Err(error))));
-            }
-        }
-        drop(state);
-        self.release_workers(count);
-    }
-
-    /// Completes all tasks of abandoned batches with `error`, after the RNIC has released the batches.
-    pub(super) fn abandon_batches(&self, batches: IoQueueBatches, error: Error) {
-        for posted in batches.posted {
-            drop(posted.op);
-            self.completion_ring
-                .complete_all(posted.tasks.iter().map(|task| (task.tag, Err(error))));
-        }
-    }
-}
-
-impl IoQueueState {
-    /// Returns failed tasks of a batch to the queue, and frees the slots of the others.
-    fn requeue_failed(&mut self, tasks: &mut BatchTasks) {
-        for task in tasks.drain_all() {
-            match task.result() {
-                Some(_) => self.recycle_task(task),
-                None => self.push_task(task),
-            }
-        }
     }
 }

@@ -14,7 +14,7 @@
 //! A request completes before the decrement of `vqp_requests` (full barrier).
 //! [`IoQueue::ready_sqes`](super::IoQueue::ready_sqes) loads the counter (acquire) before the CQ.
 
-use super::{module::ModuleCallback, CQ_HEAD_OFFSET, CQ_TAIL_OFFSET, FLAGS_OFFSET, SQES_OFFSET};
+use super::{CQ_HEAD_OFFSET, CQ_TAIL_OFFSET, FLAGS_OFFSET, SQES_OFFSET};
 use crate::{
     bindings,
     fabric::recv::wake::ThreadWaker,
@@ -42,6 +42,33 @@ pub(super) const fn ring_bytes(entries: u32) -> usize {
 /// Returns the offset of the first completion in the shared memory.
 const fn cqes_offset(entries: u32) -> usize {
     SQES_OFFSET + entries as usize * size_of::<bindings::kite_sqe>()
+}
+
+/// Function of the module, called once per completion.
+type CompletionFn = unsafe extern "C" fn(*mut c_void, u64, c_int, u64);
+
+/// Completion callback of a module.
+pub(super) struct ModuleCallback {
+    pub(super) function: CompletionFn,
+    pub(super) context: *mut c_void,
+}
+
+// SAFETY: By the contract of `kite_queue_open()`, any thread may call `function` with `context`.
+unsafe impl Send for ModuleCallback {}
+// SAFETY: By the same contract, several threads may call `function` with `context` concurrently.
+unsafe impl Sync for ModuleCallback {}
+
+impl ModuleCallback {
+    /// Calls the module with the result of a submission.
+    fn invoke(&self, tag: u64, result: Result<u64>) {
+        let (error, value) = match result {
+            Ok(value) => (0, value),
+            Err(error) => (error.to_errno(), 0),
+        };
+        // SAFETY: The module keeps `function` and `context` valid until the queue is closed, and closing
+        // waits for all completions.
+        unsafe { (self.function)(self.context, tag, error, value) };
+    }
 }
 
 /// Completion ring of an I/O queue.

@@ -6,11 +6,12 @@
 //! # Operation
 //!
 //! The process stores submissions in the SQ and takes completions from the CQ. `kite_core::queue` keeps the
-//! counters. The poller thread of the RNIC drives each queue, and so does a thread that waits for completions
-//! ([`wait`]). One thread at a time drives a queue, in rounds ([`PollRound`]). A round does not block. Short
-//! reads and writes ([`batch`]) and calls are posted and polled in rounds ([`task`]). Requests that may block
-//! run on workers, at most [`MAX_OFFLOADED`] per queue. Requests of virtual queue pairs (VQPs) are passed on
-//! to the VQPs ([`push`]). Queues of kernel modules ([`module`]) call a function of the module for each
+//! counters. The poller thread of the RNIC drives each queue ([`poll_client`]), and so does a thread that waits
+//! for completions ([`wait`]). One thread at a time drives a queue, in rounds ([`TaskRound`]). A round does not
+//! block. Each submission becomes a task ([`task`]) with a job ([`job`]). Short reads and writes are posted in
+//! batches ([`batch`], [`reap`]). Requests that may block run on workers ([`worker`]), at most
+//! [`MAX_OFFLOADED`](worker::MAX_OFFLOADED) per queue. Requests of virtual queue pairs (VQPs) are passed on to
+//! the VQPs ([`push`]). Queues of kernel modules ([`module`]) call a function of the module for each
 //! completion.
 //!
 //! A process can harm only itself by writes to the shared memory. Each submission is copied before its
@@ -31,28 +32,28 @@
 //!
 //! With `state` locked, a round only tries to lock the session's `handles` and `vqps`, and the locks of VQPs.
 //! With `state` locked, completions of a module's queue run the module's callback. The poller thread calls a
-//! queue with the poll client table of the fabric locked, except for [`PollClient::on_device_removed`].
-//!
-//! `offloaded` is decremented with `producer` locked, so that [`IoQueue::wait_workers_done`] misses no
-//! wakeup.
+//! queue with the poll client table of the fabric locked, except for the shutdown at RNIC removal.
+//! [`worker`] describes `offloaded`.
 
 mod batch;
-mod blocking;
-mod call;
 mod completions;
+mod job;
 mod module;
+mod poll;
+mod poll_client;
 mod push;
-mod receive;
-mod small;
+mod reap;
 pub(super) mod table;
 mod task;
 mod wait;
+mod worker;
 
 use self::{
-    batch::{IoQueueBatches, PollRound, TimedOutBatches},
-    completions::{ring_bytes, CompletionRing},
+    completions::CompletionRing,
+    poll::TaskPoll,
     push::VqpPushQueue,
-    task::{IoTask, TaskPoll, TaskSlot, WorkerOutcome},
+    reap::TimedOutBatches,
+    task::{IoTask, TaskBatches, TaskRound, TaskSlot},
 };
 use super::{
     source::{QueueMemory, Requester},
@@ -60,10 +61,7 @@ use super::{
 };
 use crate::{
     bindings, errno,
-    fabric::{
-        recv::poll_client::{PollClient, PollHint},
-        Fabric,
-    },
+    fabric::{recv::poll_client::PollHint, Fabric},
     rnic::Rnic,
     sys::{adaptive_spin::AdaptiveSpin, memcg::Memcg},
 };
@@ -73,7 +71,7 @@ use kernel::{
     new_mutex,
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, Full},
+        atomic::{Acquire, Atomic},
         Arc, Mutex, SpinLock,
     },
 };
@@ -84,10 +82,6 @@ const MAX_SQES_PER_ROUND: u32 = 64;
 
 /// Maximum tasks per round that failed to start, before the round skips the other tasks not started.
 const MAX_BLOCKED_STARTS: u32 = 16;
-
-/// Maximum requests of one queue on workers. A timed-out batch counts with all its requests, so the last one
-/// may exceed the limit.
-const MAX_OFFLOADED: u32 = 8;
 
 const SQ_HEAD_OFFSET: usize = offset_of!(bindings::kite_ring_header, sq_head);
 const SQ_TAIL_OFFSET: usize = offset_of!(bindings::kite_ring_header, sq_tail);
@@ -102,8 +96,8 @@ struct IoQueueState {
     sq_consumer: IoQueueConsumer,
     /// Tasks outside of batches.
     tasks: KVec<KBox<IoTask>>,
-    /// Batches. Empty during a round: the [`PollRound`] holds the batches.
-    batches: IoQueueBatches,
+    /// Batches. Empty during a round: the [`TaskRound`] holds the batches.
+    batches: TaskBatches,
     /// Requests to pass on to VQPs.
     pushes: VqpPushQueue,
     /// Preallocated memory for tasks. Free slots and tasks together never exceed the number of entries.
@@ -143,19 +137,6 @@ struct IoQueue {
     offloaded: Atomic<u32>,
 }
 
-/// Pins the memory that requests of a queue use.
-fn pin_queue_memory(session: &Session, addr: u64, len: u64) -> Result<QueueMemory> {
-    if len == 0 || len > bindings::KITE_QUEUE_MEMORY_MAX.into() {
-        return Err(EINVAL);
-    }
-    let user_addr = usize::try_from(addr).map_err(|_| EFAULT)?;
-    let pinned = session.pin_long_term(user_addr, len as usize)?;
-    Ok(QueueMemory {
-        user_addr,
-        pinned: Arc::new(pinned, GFP_KERNEL_ACCOUNT)?,
-    })
-}
-
 impl IoQueue {
     /// Creates an I/O queue of a session for a completion ring.
     ///
@@ -179,7 +160,7 @@ impl IoQueue {
             sq_consumer: IoQueueConsumer::new(entries),
             tasks: KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?,
             free_slots,
-            batches: IoQueueBatches::new()?,
+            batches: TaskBatches::new()?,
             pushes: VqpPushQueue::new(count)?,
             next_task: 0,
             needs_wakeup: false,
@@ -193,7 +174,7 @@ impl IoQueue {
                 memcg: Memcg::current(),
                 completion_ring,
                 state <- new_mutex!(state),
-                timed_out <- batch::new_timed_out()?,
+                timed_out <- reap::new_timed_out()?,
                 completion_spin: AdaptiveSpin::new(),
                 offloaded: Atomic::new(0u32),
             }),
@@ -246,7 +227,7 @@ impl IoQueue {
     }
 
     /// Takes new submissions and starts them. Returns the number of submissions taken.
-    fn submit_new(self: &Arc<Self>, state: &mut IoQueueState, round: &mut PollRound<'_>) -> usize {
+    fn submit_new(self: &Arc<Self>, state: &mut IoQueueState, round: &mut TaskRound<'_>) -> usize {
         let count = self
             .ready_sqes(state, round.batched_tasks())
             .min(MAX_SQES_PER_ROUND);
@@ -280,7 +261,7 @@ impl IoQueue {
     fn poll_inflight(
         self: &Arc<Self>,
         state: &mut IoQueueState,
-        round: &mut PollRound<'_>,
+        round: &mut TaskRound<'_>,
     ) -> usize {
         let _ = round.poll_cq() || state.tasks.iter().any(|task| task.poll_cq());
         let (mut progress, mut blocked_starts) = (self.reap_batches(state, round), 0);
@@ -332,7 +313,7 @@ impl IoQueue {
     }
 
     fn run_round(self: &Arc<Self>, state: &mut IoQueueState, fabric: &Fabric) -> usize {
-        let mut round = PollRound::new(fabric, core::mem::take(&mut state.batches));
+        let mut round = TaskRound::new(fabric, core::mem::take(&mut state.batches));
         let mut progress = self.poll_inflight(state, &mut round);
         progress += self.submit_new(state, &mut round);
         state.batches = round.finish();
@@ -394,93 +375,9 @@ impl IoQueue {
         self.completion_ring.wake_waiters();
     }
 
-    /// Waits until no worker holds a request of the queue.
-    fn wait_workers_done(&self) {
-        let mut producer = self.completion_ring.producer.lock();
-        while self.offloaded.load(Acquire) != 0 {
-            self.completion_ring.ready_cv.wait(&mut producer);
-        }
-    }
-
     /// Returns `true` after the shutdown has started.
     fn is_closed(&self) -> bool {
         self.state.lock().close_error.is_some()
-    }
-
-    /// Completes a request that a worker has finished, or returns the task to the queue.
-    fn on_worker_done(self: &Arc<Self>, tag: u64, finished: WorkerOutcome) {
-        match finished {
-            WorkerOutcome::Done(result) => self.completion_ring.complete(tag, result),
-            WorkerOutcome::Resume(task) => self.requeue_task(task),
-        }
-        self.release_workers(1);
-    }
-
-    fn release_workers(&self, count: u32) {
-        {
-            // With `producer` locked, a thread in `wait_workers_done` has either not yet checked the counter,
-            // or sleeps on `ready_cv`.
-            let _producer = self.completion_ring.producer.lock();
-            self.offloaded.fetch_sub(count, Full);
-        }
-        self.completion_ring.wake_waiters();
-        // The queue has one more task to poll, or one more free worker.
-        self.completion_ring.poller.event.complete();
-    }
-
-    fn requeue_task(&self, task: IoTask) {
-        let mut state = self.state.lock();
-        if let Some(error) = state.close_error {
-            return self.completion_ring.complete(task.tag, Err(error));
-        }
-        // A slot is free: the task still counts in `offloaded`.
-        match state.free_slots.pop() {
-            Some(slot) => state.push_task(slot.write(task)),
-            None => self.completion_ring.complete(task.tag, Err(ENOMEM)),
-        }
-    }
-}
-
-/// Poll client of an I/O queue, for the poller thread.
-struct IoQueuePollClient(Arc<IoQueue>);
-
-impl PollClient for IoQueuePollClient {
-    fn poll_work(&self, fabric: &Fabric) -> usize {
-        let Some(mut state) = self.0.state.try_lock() else {
-            return 0;
-        };
-        if core::mem::take(&mut state.needs_wakeup) {
-            self.0
-                .completion_ring
-                .shared
-                .store_release::<FLAGS_OFFSET>(0);
-        }
-        self.0.run_round(&mut state, fabric)
-    }
-
-    fn poll_hint(&self) -> PollHint {
-        let Some(mut state) = self.0.state.try_lock() else {
-            return PollHint::Busy;
-        };
-        let hint = state.poll_hint();
-        if hint < PollHint::Posted {
-            state.needs_wakeup = true;
-            self.0
-                .completion_ring
-                .shared
-                .store_release::<FLAGS_OFFSET>(bindings::KITE_QUEUE_NEED_WAKEUP);
-            // Pairs with the barrier of the process between the store of the tail and the test of the flag.
-            crate::sys::compat::smp_mb();
-        }
-        if self.0.ready_sqes(&state, state.batches.len()) != 0 {
-            PollHint::Busy
-        } else {
-            hint
-        }
-    }
-
-    fn on_device_removed(&self) {
-        self.0.shutdown(ENODEV);
     }
 }
 

@@ -13,8 +13,8 @@
 //! completions run with `state` locked, and their callback may submit.
 
 use super::{
-    CompletionRing, IoQueue, IoQueueOwner, FLAGS_OFFSET, SQES_OFFSET, SQ_HEAD_OFFSET,
-    SQ_TAIL_OFFSET,
+    completions::{CompletionRing, ModuleCallback},
+    IoQueue, IoQueueOwner, FLAGS_OFFSET, SQES_OFFSET, SQ_HEAD_OFFSET, SQ_TAIL_OFFSET,
 };
 use crate::{
     bindings, errno,
@@ -29,33 +29,6 @@ use kernel::{
 };
 
 check! { kite_queue_open kite_submit kite_cancel kite_queue_close }
-
-/// Function of the module, called once per completion.
-type CompletionFn = unsafe extern "C" fn(*mut c_void, u64, c_int, u64);
-
-/// Completion callback of a module.
-pub(super) struct ModuleCallback {
-    function: CompletionFn,
-    context: *mut c_void,
-}
-
-// SAFETY: By the contract of `kite_queue_open()`, any thread may call `function` with `context`.
-unsafe impl Send for ModuleCallback {}
-// SAFETY: By the same contract, several threads may call `function` with `context` concurrently.
-unsafe impl Sync for ModuleCallback {}
-
-impl ModuleCallback {
-    /// Calls the module with the result of a submission.
-    pub(super) fn invoke(&self, tag: u64, result: Result<u64>) {
-        let (error, value) = match result {
-            Ok(value) => (0, value),
-            Err(error) => (error.to_errno(), 0),
-        };
-        // SAFETY: The module keeps `function` and `context` valid until the queue is closed, and closing
-        // waits for all completions.
-        unsafe { (self.function)(self.context, tag, error, value) };
-    }
-}
 
 /// Submissions of a module.
 struct ModuleSq {

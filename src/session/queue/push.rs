@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Requests of virtual queue pairs (VQPs) submitted through an I/O queue.
+//! FIFO of the requests of virtual queue pairs (VQPs) that were submitted through an I/O queue.
 //!
 //! # Operation
 //!
@@ -15,16 +15,16 @@
 //! `IoQueue::state` protects [`VqpPushQueue`]. With `state` locked, a round only tries to lock
 //! `Session::vqps` and the VQPs. A worker locks `state` only after the wait for its prerequisite.
 
-use super::{task::IoTask, IoQueue, IoQueueState, MAX_OFFLOADED, MAX_SQES_PER_ROUND};
+use super::{
+    job::push::{PushJobState, VqpPushJob},
+    task::IoTask,
+    worker::MAX_OFFLOADED,
+    IoQueue, IoQueueState, MAX_SQES_PER_ROUND,
+};
 use crate::{
     bindings,
-    fabric::{
-        qos::tenant::{AdmissionTicket, Tenant},
-        recv::poll_client::PollHint,
-        Fabric,
-    },
+    fabric::{qos::tenant::AdmissionTicket, recv::poll_client::PollHint, Fabric},
     session::args,
-    sys::deadline::Deadline,
     vqp::{
         send::push_builder::{PushBuilder, PushError, PushPrerequisite},
         table::VqpTable,
@@ -44,66 +44,6 @@ const MAX_VQPS: usize = bindings::KITE_VQPS_MAX as usize;
 
 /// Capacity for VQPs to skip: those of the session, and closed VQPs that workers still wait for.
 const MAX_SKIPPED_VQPS: usize = MAX_VQPS + MAX_OFFLOADED as usize;
-
-/// State of a request.
-enum PushJobState {
-    /// Queued.
-    Queued,
-    /// Queued, while a worker waits for a prerequisite. The value is the number of the wait.
-    AwaitingWorker(u64),
-    /// Submitted to the VQP, or rejected.
-    Done(Result),
-}
-
-/// Request of a VQP.
-pub(super) struct VqpPushJob {
-    vqp_id: u64,
-    wr: bindings::kite_send_wr,
-    state: PushJobState,
-    /// Deadline for admission by the session's priority and limits. Set at the first delay.
-    deadline: Option<Deadline>,
-}
-
-impl VqpPushJob {
-    /// Returns the request of a submission with the tag `tag`.
-    pub(super) fn new(tag: u64, wr: bindings::kite_send_wr) -> Self {
-        Self {
-            vqp_id: wr.tag,
-            wr: bindings::kite_send_wr { tag, ..wr },
-            state: PushJobState::Queued,
-            deadline: None,
-        }
-    }
-
-    /// Checks that the session's priority and limits admit the request now.
-    ///
-    /// # Errors
-    ///
-    /// - `PushError::Busy`: not yet admitted.
-    /// - `PushError::Refused(ETIMEDOUT)`: not admitted before the deadline.
-    /// - Otherwise see [`Tenant::try_admit`].
-    fn check_admission(
-        &mut self,
-        tenant: &Tenant,
-        ticket: &mut AdmissionTicket,
-    ) -> Result<(), PushError> {
-        let deadline = self.deadline.unwrap_or_else(|| args::deadline(0));
-        let len = u64::from(self.wr.len);
-        if tenant.try_admit(ticket, len, deadline)? {
-            tenant.charge_unmeasured(len);
-            return Ok(());
-        }
-        if deadline.has_expired() {
-            return Err(PushError::Refused(ETIMEDOUT));
-        }
-        self.deadline = Some(deadline);
-        Err(PushError::Busy)
-    }
-
-    fn is_queued(&self) -> bool {
-        matches!(self.state, PushJobState::Queued)
-    }
-}
 
 /// Queued requests, and the VQPs with requests in flight.
 pub(super) struct VqpPushQueue {

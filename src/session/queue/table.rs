@@ -7,12 +7,17 @@
 //! `io_queues` unlocked.
 
 use super::{
-    pin_queue_memory, ring_bytes, CompletionRing, IoQueue, IoQueueOwner, IoQueuePollClient,
+    completions::{ring_bytes, CompletionRing},
+    poll_client::IoQueuePollClient,
+    IoQueue, IoQueueOwner,
 };
 use crate::{
     bindings, errno,
     rpc::Rpc,
-    session::{source, Session},
+    session::{
+        source::{self, QueueMemory},
+        Session,
+    },
     sys::{deadline::Deadline, ring_memory},
 };
 use kernel::{
@@ -43,6 +48,19 @@ impl CreatedQueue {
     pub(in crate::session) fn mmap_offset(&self) -> u64 {
         self.id << MMAP_OFFSET_SHIFT
     }
+}
+
+/// Pins the memory that requests of a queue use.
+fn pin_queue_memory(session: &Session, addr: u64, len: u64) -> Result<QueueMemory> {
+    if len == 0 || len > bindings::KITE_QUEUE_MEMORY_MAX.into() {
+        return Err(EINVAL);
+    }
+    let user_addr = usize::try_from(addr).map_err(|_| EFAULT)?;
+    let pinned = session.pin_long_term(user_addr, len as usize)?;
+    Ok(QueueMemory {
+        user_addr,
+        pinned: Arc::new(pinned, GFP_KERNEL_ACCOUNT)?,
+    })
 }
 
 impl Session {

@@ -2,145 +2,32 @@
 
 //! Tasks: submissions of an I/O queue from start to completion.
 //!
-//! Reads and writes ([`AccessJob`]), calls ([`CallJob`]) and receives ([`ReceiveJob`]) advance by steps that
-//! do not block. Longer and other requests run on a worker, as the system call does. A worker returns a task
-//! to the queue once the rest need not block. Workers are few: a worker may wait for other nodes, but not for
-//! other users.
+//! # Operation
+//!
+//! The thread that drives the queue polls each task, which does not block. If the next step of the job may
+//! block, the task passes the job to a worker ([`super::worker`]), as soon as a worker is free and the
+//! session's priority and limits admit the job.
+//!
+//! # Recovery
+//!
+//! A task that cannot start before its deadline completes with `ETIMEDOUT`. A cancelled task returns its
+//! admission ticket, and aborts the call that a reply would have answered.
 
 use super::{
-    batch::PollRound,
-    blocking::{self, BlockingJob},
-    call::CallJob,
-    push::VqpPushJob,
-    receive::ReceiveJob,
-    small::AccessJob,
-    IoQueue, MAX_OFFLOADED,
+    batch::{Batches, PollRound},
+    job::{parse_job, push::VqpPushJob, small::AccessJob, Job},
+    poll::{JobPoll, TaskPoll},
+    IoQueue,
 };
-use crate::{
-    bindings, fabric::qos::tenant::AdmissionTicket, session::Session, sys::deadline::Deadline,
-};
+use crate::{bindings, fabric::qos::tenant::AdmissionTicket};
 use core::mem::MaybeUninit;
-use kernel::{
-    prelude::*,
-    sync::{
-        atomic::{Acquire, Full},
-        Arc,
-    },
-};
+use kernel::{prelude::*, sync::Arc};
 
-/// Result of a step of a job.
-pub(super) enum JobPoll {
-    Done(Result<u64>),
-    /// Joined the batch that was joined last.
-    Batched,
-    /// Must be queued for a virtual queue pair (VQP).
-    QueuePush,
-    /// Must be polled again later.
-    Pending,
-    /// The next step may block.
-    NeedsWorker,
-}
+/// Batches of tasks.
+pub(super) type TaskBatches = Batches<KBox<IoTask>>;
 
-/// Request of a task.
-pub(super) enum Job {
-    Access(AccessJob),
-    Call(CallJob),
-    Receive(ReceiveJob),
-    Push(VqpPushJob),
-    Blocking(BlockingJob),
-    /// The submission is invalid.
-    Invalid(Error),
-}
-
-impl Job {
-    fn poll(
-        &mut self,
-        queue: &IoQueue,
-        round: &mut PollRound<'_>,
-        ticket: &mut AdmissionTicket,
-    ) -> JobPoll {
-        match self {
-            Self::Access(short) => short.poll(queue, round, ticket),
-            Self::Call(call) => call.poll(queue, round, ticket),
-            Self::Receive(receive) => receive.poll(queue, round),
-            Self::Push(_) => JobPoll::QueuePush,
-            Self::Blocking(_) => JobPoll::NeedsWorker,
-            Self::Invalid(error) => JobPoll::Done(Err(*error)),
-        }
-    }
-
-    /// Executes the steps that may block. Returns the job if the other steps do not block.
-    fn run_blocking(self, queue: &IoQueue) -> Result<u64, JobIncomplete> {
-        match self {
-            Self::Access(short) => Ok(short.run_blocking(queue)?),
-            Self::Call(call) => call.run_blocking(queue),
-            Self::Receive(receive) => receive.run_blocking(queue),
-            Self::Blocking(other) => Ok(other.run(&queue.session)?),
-            push @ Self::Push(_) => Err(JobIncomplete::Resume(push)),
-            Self::Invalid(error) => Err(error.into()),
-        }
-    }
-
-    /// Returns the number of bytes for admission, or `None` if the job needs no admission by a worker.
-    fn len(&self, session: &Session) -> Option<u64> {
-        match self {
-            Self::Access(short) => Some(short.len()),
-            Self::Call(call) => Some(call.len()),
-            Self::Blocking(other) => other.len(session),
-            Self::Receive(_) | Self::Push(_) | Self::Invalid(_) => None,
-        }
-    }
-
-    fn deadline(&self) -> Option<Deadline> {
-        match self {
-            Self::Access(short) => Some(short.deadline()),
-            Self::Call(call) => Some(call.deadline()),
-            Self::Blocking(other) => Some(other.deadline()),
-            Self::Receive(receive) => Some(receive.deadline()),
-            Self::Push(_) | Self::Invalid(_) => None,
-        }
-    }
-
-    /// Returns `true` if the job is posted outside of a batch, and its completion is pending.
-    fn is_inflight(&self) -> bool {
-        match self {
-            Self::Call(call) => call.is_inflight(),
-            _ => false,
-        }
-    }
-}
-
-/// Reason why a worker did not complete a job.
-pub(super) enum JobIncomplete {
-    Failed(Error),
-    /// The job continues without a worker.
-    Resume(Job),
-}
-
-impl From<Error> for JobIncomplete {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
-}
-
-/// Result of a worker.
-pub(super) enum WorkerOutcome {
-    Done(Result<u64>),
-    Resume(IoTask),
-}
-
-/// Result of polling a task.
-pub(super) enum TaskPoll {
-    Done(Result<u64>),
-    /// The caller must add the task to the batch that was joined last.
-    Batched,
-    /// The caller must queue the task for a VQP.
-    QueuePush,
-    /// A worker has taken the job.
-    Offloaded,
-    /// The caller must poll the task again later.
-    Pending,
-}
+/// One round of driving a queue.
+pub(super) type TaskRound<'a> = PollRound<'a, KBox<IoTask>>;
 
 /// Preallocated memory for a task. Tasks are large.
 pub(super) type TaskSlot = KBox<MaybeUninit<IoTask>>;
@@ -157,12 +44,21 @@ pub(super) struct IoTask {
 impl IoTask {
     /// Parses a submission and returns its task.
     pub(super) fn new(queue: &IoQueue, sqe: &bindings::kite_sqe, slot: TaskSlot) -> KBox<Self> {
-        let job = blocking::parse_job(queue.requester(), sqe);
+        let job = parse_job(queue.requester(), sqe);
         slot.write(Self {
             tag: sqe.tag,
             job: Some(job.unwrap_or_else(Job::Invalid)),
             ticket: AdmissionTicket::default(),
         })
+    }
+
+    /// Returns the task of a job that a worker returned to the queue.
+    pub(super) fn resumed(tag: u64, job: Job, ticket: AdmissionTicket) -> Self {
+        Self {
+            tag,
+            job: Some(job),
+            ticket,
+        }
     }
 
     /// Returns `true` if no progress is possible before a completion or an arrival.
@@ -229,23 +125,26 @@ impl IoTask {
     }
 
     /// Makes progress without blocking.
-    pub(super) fn poll(&mut self, queue: &Arc<IoQueue>, round: &mut PollRound<'_>) -> TaskPoll {
+    pub(super) fn poll(&mut self, queue: &Arc<IoQueue>, round: &mut TaskRound<'_>) -> TaskPoll {
         let ticket = &mut self.ticket;
-        match self.job.as_mut().map(|job| job.poll(queue, round, ticket)) {
-            Some(JobPoll::Done(result)) => {
+        let polled = match &mut self.job {
+            Some(Job::Push(_)) => return TaskPoll::QueuePush,
+            Some(job) => job.poll(queue, round, ticket),
+            None => return TaskPoll::Offloaded,
+        };
+        match polled {
+            JobPoll::Ready(result) => {
                 self.cancel(queue);
                 TaskPoll::Done(result)
             }
-            Some(JobPoll::NeedsWorker) => {
+            JobPoll::NeedsWorker => {
                 if queue.has_free_worker() {
                     round.post_all();
                 }
                 self.offload(queue)
             }
-            Some(JobPoll::Batched) => TaskPoll::Batched,
-            Some(JobPoll::QueuePush) => TaskPoll::QueuePush,
-            Some(JobPoll::Pending) => TaskPoll::Pending,
-            None => TaskPoll::Offloaded,
+            JobPoll::Batched => TaskPoll::Batched,
+            JobPoll::Pending => TaskPoll::Pending,
         }
     }
 
@@ -299,37 +198,5 @@ impl IoTask {
     /// Returns `true` if the task can be cancelled: no posted operation is pending.
     pub(super) fn can_cancel(&self) -> bool {
         self.job.as_ref().is_some_and(|job| !job.is_inflight())
-    }
-}
-
-impl IoQueue {
-    /// Returns `true` if a worker is free.
-    pub(super) fn has_free_worker(&self) -> bool {
-        self.offloaded.load(Acquire) < MAX_OFFLOADED
-    }
-
-    /// Starts a worker that finishes a job.
-    fn spawn_worker(self: &Arc<Self>, tag: u64, job: Job, ticket: AdmissionTicket) -> TaskPoll {
-        self.offloaded.fetch_add(1u32, Full);
-        let queue = self.clone();
-        let spawned = self.rnic.spawn(move || {
-            let finished = match queue.memcg.with_active(|| job.run_blocking(&queue)) {
-                Ok(value) => WorkerOutcome::Done(Ok(value)),
-                Err(JobIncomplete::Failed(error)) => WorkerOutcome::Done(Err(error)),
-                Err(JobIncomplete::Resume(job)) => WorkerOutcome::Resume(IoTask {
-                    tag,
-                    job: Some(job),
-                    ticket,
-                }),
-            };
-            queue.on_worker_done(tag, finished);
-        });
-        match spawned {
-            Ok(()) => TaskPoll::Offloaded,
-            Err(error) => {
-                self.offloaded.fetch_sub(1u32, Full);
-                TaskPoll::Done(Err(error))
-            }
-        }
     }
 }

@@ -2,14 +2,15 @@
 
 //! Reads and writes submitted through an I/O queue.
 //!
-//! A short access to one chunk joins a batch ([`super::batch`]) as soon as a batch has room. Longer accesses
-//! run on a worker. A worker also repeats an access whose QP failed.
+//! # Operation
+//!
+//! A short access to one chunk joins a batch ([`super::super::batch`]) as soon as a batch has room. Longer
+//! accesses run on a worker.
+//!
+//! # Recovery
+//!
+//! A worker repeats an access whose QP failed, after the QP was replaced.
 
-use super::{
-    batch::{BatchCandidate, BatchJoinResult, PollRound},
-    task::JobPoll,
-    IoQueue,
-};
 use crate::{
     fabric::{
         qos::tenant::AdmissionTicket,
@@ -20,6 +21,11 @@ use crate::{
         },
     },
     region::map::{io::AccessRequest, Mapping},
+    session::queue::{
+        batch::{BatchCandidate, BatchJoinResult, PollRound},
+        poll::JobPoll,
+        IoQueue,
+    },
     stats::Stats,
     sys::{buffer::Buffer, deadline::Deadline},
 };
@@ -36,7 +42,7 @@ enum AccessJobState {
 }
 
 /// Read or write.
-pub(super) struct AccessJob {
+pub(in crate::session::queue) struct AccessJob {
     handle_id: u64,
     access: AccessRequest,
     memory: Buffer,
@@ -65,7 +71,7 @@ impl AccessJob {
     }
 
     /// Returns the result, if the access was in a batch and is complete.
-    pub(super) fn result(&self) -> Option<Result<u64>> {
+    pub(in crate::session::queue) fn result(&self) -> Option<Result<u64>> {
         match &self.state {
             AccessJobState::Done(result) => Some(result.map(|()| 0)),
             _ => None,
@@ -73,10 +79,10 @@ impl AccessJob {
     }
 
     /// Starts the access without blocking.
-    pub(super) fn poll(
+    pub(super) fn poll<T>(
         &mut self,
         queue: &IoQueue,
-        round: &mut PollRound<'_>,
+        round: &mut PollRound<'_, T>,
         ticket: &mut AdmissionTicket,
     ) -> JobPoll {
         if !matches!(self.state, AccessJobState::New) {
@@ -89,19 +95,19 @@ impl AccessJob {
             memory: &self.memory,
         };
         match round.submit(&candidate, ticket) {
-            Ok(BatchJoinResult::Done) => JobPoll::Done(Ok(0)),
+            Ok(BatchJoinResult::Done) => JobPoll::Ready(Ok(0)),
             Ok(BatchJoinResult::NeedsWorker) => JobPoll::NeedsWorker,
             Ok(BatchJoinResult::Joined(placed)) => {
                 self.state = AccessJobState::Posted(placed);
                 JobPoll::Batched
             }
             Err(error) if error == EAGAIN => JobPoll::Pending,
-            Err(error) => JobPoll::Done(Err(error)),
+            Err(error) => JobPoll::Ready(Err(error)),
         }
     }
 
     /// Completes the access if all of its WRs are among the first `done_wrs` WRs of the batch.
-    pub(super) fn on_wrs_done(&mut self, slot: &SlotGuard, done_wrs: u32) {
+    pub(in crate::session::queue) fn on_wrs_done(&mut self, slot: &SlotGuard, done_wrs: u32) {
         let AccessJobState::Posted(BatchedSegment {
             segment,
             bounce_offset,
@@ -118,19 +124,19 @@ impl AccessJob {
     }
 
     /// Records that the QP of the batch failed.
-    pub(super) fn fail(&mut self, failed: &FailedOp) {
+    pub(in crate::session::queue) fn fail(&mut self, failed: &FailedOp) {
         if let AccessJobState::Posted(_) = self.state {
             self.state = AccessJobState::QpFailed(failed.clone());
         }
     }
 
     /// Records the result.
-    pub(super) fn complete(&mut self, result: Result) {
+    pub(in crate::session::queue) fn complete(&mut self, result: Result) {
         self.state = AccessJobState::Done(result);
     }
 
     /// Counts and traces the result, if the access is complete.
-    pub(super) fn account(&self, mapping: &Mapping, stats: &Stats) {
+    pub(in crate::session::queue) fn account(&self, mapping: &Mapping, stats: &Stats) {
         if let AccessJobState::Done(result) = &self.state {
             self.access.account(mapping, stats, result.err());
         }

@@ -13,11 +13,6 @@
 //!
 //! A worker repeats a transmission whose QP failed.
 
-use super::{
-    batch::PollRound,
-    task::{Job, JobIncomplete, JobPoll},
-    IoQueue,
-};
 use crate::{
     fabric::qos::tenant::AdmissionTicket,
     rpc::client::{
@@ -27,6 +22,10 @@ use crate::{
     session::{
         call::CallStartResult,
         call_args::RpcRequest,
+        queue::{
+            poll::{JobIncomplete, JobPoll},
+            IoQueue,
+        },
         rendezvous::{CallBuffers, PendingCall},
     },
     sys::deadline::Deadline,
@@ -50,7 +49,7 @@ enum CallJobState {
 }
 
 /// Call or one-way message.
-pub(super) struct CallJob {
+pub(in crate::session::queue) struct CallJob {
     handle_id: u64,
     request: RpcRequest,
     state: CallJobState,
@@ -82,7 +81,7 @@ impl CallJob {
     }
 
     /// Returns `true` if no progress is possible before a completion or a reply arrives.
-    pub(super) fn is_waiting(&self) -> bool {
+    pub(in crate::session::queue) fn is_waiting(&self) -> bool {
         match &self.state {
             CallJobState::Sending(sending, _) => sending.is_inflight() && !sending.has_completed(),
             CallJobState::AwaitingReply(pending) => !pending.waiter.has_completed(),
@@ -91,12 +90,12 @@ impl CallJob {
     }
 
     /// Returns `true` if the message was posted or sent.
-    pub(super) fn is_started(&self) -> bool {
+    pub(in crate::session::queue) fn is_started(&self) -> bool {
         self.is_inflight() || matches!(self.state, CallJobState::AwaitingReply(_))
     }
 
     /// Polls the CQ of the RNIC, for all waiters, if the call waits for a completion. Returns `true` if so.
-    pub(super) fn poll_cq(&self) -> bool {
+    pub(in crate::session::queue) fn poll_cq(&self) -> bool {
         match &self.state {
             CallJobState::Sending(sending, _) => sending.poll_cq(),
             _ => false,
@@ -107,17 +106,17 @@ impl CallJob {
     pub(super) fn poll(
         &mut self,
         queue: &IoQueue,
-        round: &PollRound<'_>,
+        now: Instant<Monotonic>,
         ticket: &mut AdmissionTicket,
     ) -> JobPoll {
         let polled = match &self.state {
-            CallJobState::New => self.try_start(queue, round.now, ticket),
-            CallJobState::Sending(..) => self.poll_send(queue, round.now),
-            CallJobState::AwaitingReply(_) => self.poll_reply(queue, round.now),
+            CallJobState::New => self.try_start(queue, now, ticket),
+            CallJobState::Sending(..) => self.poll_send(queue, now),
+            CallJobState::AwaitingReply(_) => self.poll_reply(queue, now),
             CallJobState::StoringReply(..) => JobPoll::NeedsWorker,
-            CallJobState::Done(len) => JobPoll::Done(Ok(*len)),
+            CallJobState::Done(len) => JobPoll::Ready(Ok(*len)),
         };
-        if let JobPoll::Done(result) = &polled {
+        if let JobPoll::Ready(result) = &polled {
             queue.session.count_call_result(result);
         }
         polled
@@ -141,7 +140,7 @@ impl CallJob {
             }
             Ok(CallStartResult::NeedsWorker) => JobPoll::NeedsWorker,
             Err(error) if error == EAGAIN => self.retry_or_time_out(),
-            Err(error) => JobPoll::Done(Err(error)),
+            Err(error) => JobPoll::Ready(Err(error)),
         }
     }
 
@@ -149,7 +148,7 @@ impl CallJob {
     fn retry_or_time_out(&self) -> JobPoll {
         // Not `Deadline::check`: signals of the polling thread do not concern the submitter.
         if self.request.deadline.has_expired() {
-            JobPoll::Done(Err(ETIMEDOUT))
+            JobPoll::Ready(Err(ETIMEDOUT))
         } else {
             JobPoll::Pending
         }
@@ -165,12 +164,12 @@ impl CallJob {
                     self.state = CallJobState::AwaitingReply(pending);
                     self.poll_reply(queue, now)
                 }
-                None => JobPoll::Done(Ok(0)),
+                None => JobPoll::Ready(Ok(0)),
             },
             Ok(RpcSendState::Inflight) => JobPoll::Pending,
             Ok(RpcSendState::NoCredits) => self.retry_or_time_out(),
             Ok(RpcSendState::Failed) => JobPoll::NeedsWorker,
-            Err(error) => JobPoll::Done(Err(stale_to_connreset(error))),
+            Err(error) => JobPoll::Ready(Err(stale_to_connreset(error))),
         }
     }
 
@@ -180,7 +179,7 @@ impl CallJob {
         };
         match pending.waiter.poll_reply(self.request.deadline, now) {
             None => JobPoll::Pending,
-            Some(Err(error)) => JobPoll::Done(Err(error)),
+            Some(Err(error)) => JobPoll::Ready(Err(error)),
             Some(Ok(reply)) => self.store_reply(queue, reply),
         }
     }
@@ -195,7 +194,7 @@ impl CallJob {
                     queue
                         .session
                         .store_reply(&reply, pending.buffers, &self.request.reply_buffer);
-                return JobPoll::Done(stored);
+                return JobPoll::Ready(stored);
             }
             self.state = CallJobState::StoringReply(reply, pending.buffers);
         }
@@ -204,7 +203,7 @@ impl CallJob {
 
     /// Executes the step that may block, but does not wait for the reply. Returns the job if more steps
     /// follow.
-    pub(super) fn run_blocking(mut self, queue: &IoQueue) -> Result<u64, JobIncomplete> {
+    pub(super) fn run_blocking(mut self, queue: &IoQueue) -> Result<u64, JobIncomplete<Self>> {
         let result = match core::mem::replace(&mut self.state, CallJobState::New) {
             CallJobState::New => self.prepare_send(queue),
             CallJobState::Sending(sending, pending) => self.finish_send(queue, sending, pending),
@@ -220,7 +219,7 @@ impl CallJob {
         };
         let result = match (result, &self.state) {
             (Ok(()), CallJobState::Done(len)) => Ok(*len),
-            (Ok(()), _) => return Err(JobIncomplete::Resume(Job::Call(self))),
+            (Ok(()), _) => return Err(JobIncomplete::Resume(self)),
             (Err(error), _) => Err(error),
         };
         queue.session.count_call_result(&result);

@@ -2,19 +2,20 @@
 
 //! Receives submitted through an I/O queue.
 //!
+//! # Operation
+//!
 //! The thread that drives the queue polls for calls after each arrival, and receives a call. If the data must
 //! be fetched from the caller's node (rendezvous), a worker fetches the data.
 
-use super::{
-    batch::PollRound,
-    task::{Job, JobIncomplete, JobPoll},
-    IoQueue,
-};
 use crate::{
     bindings, errno,
     rpc::{rendezvous::queue::RendezvousCall, server::PolledReceiver},
     session::{
         args::ReceiveArgs,
+        queue::{
+            poll::{JobIncomplete, JobPoll},
+            IoQueue,
+        },
         serve::{accepted::CallReservation, IncomingCall, TryReceiveResult},
         uapi,
     },
@@ -29,7 +30,7 @@ use kernel::{
 const RECHECK_MS: i64 = 1000;
 
 /// Receive of one call or message.
-pub(super) struct ReceiveJob {
+pub(in crate::session::queue) struct ReceiveJob {
     args: ReceiveArgs,
     reservation: Option<CallReservation>,
     polled_receiver: Option<PolledReceiver>,
@@ -57,7 +58,7 @@ impl ReceiveJob {
     }
 
     /// Returns `true` if no progress is possible before a call arrives or a worker becomes free.
-    pub(super) fn is_waiting(&self) -> bool {
+    pub(in crate::session::queue) fn is_waiting(&self) -> bool {
         let longs = self
             .last_poll
             .is_none_or(|(_, accept_rendezvous)| accept_rendezvous);
@@ -73,13 +74,13 @@ impl ReceiveJob {
     }
 
     /// Makes progress without blocking.
-    pub(super) fn poll(&mut self, queue: &IoQueue, round: &PollRound<'_>) -> JobPoll {
+    pub(super) fn poll(&mut self, queue: &IoQueue, now: Instant<Monotonic>) -> JobPoll {
         let deadline = self.args.deadline;
-        match self.poll_once(queue, round.now) {
+        match self.poll_once(queue, now) {
             Ok(Some(step)) => step,
-            Ok(None) if deadline.has_expired_at(round.now) => JobPoll::Done(Err(ETIMEDOUT)),
+            Ok(None) if deadline.has_expired_at(now) => JobPoll::Ready(Err(ETIMEDOUT)),
             Ok(None) => JobPoll::Pending,
-            Err(error) => JobPoll::Done(Err(error)),
+            Err(error) => JobPoll::Ready(Err(error)),
         }
     }
 
@@ -105,7 +106,7 @@ impl ReceiveJob {
         match self.try_receive(queue, accept_rendezvous)? {
             TryReceiveResult::Empty | TryReceiveResult::Busy => Ok(None),
             TryReceiveResult::Received(incoming) => {
-                Ok(Some(JobPoll::Done(self.write_header(&incoming))))
+                Ok(Some(JobPoll::Ready(self.write_header(&incoming))))
             }
             TryReceiveResult::Rendezvous(call) => {
                 self.rendezvous_call = Some(call);
@@ -139,7 +140,7 @@ impl ReceiveJob {
     }
 
     /// Fetches the data of the received call. May block. Returns the job if the call is lost.
-    pub(super) fn run_blocking(mut self, queue: &IoQueue) -> Result<u64, JobIncomplete> {
+    pub(super) fn run_blocking(mut self, queue: &IoQueue) -> Result<u64, JobIncomplete<Self>> {
         let ReceiveArgs {
             handle,
             data,
@@ -152,7 +153,7 @@ impl ReceiveJob {
             None => None,
         };
         let Some(incoming) = incoming else {
-            return Err(JobIncomplete::Resume(Job::Receive(self)));
+            return Err(JobIncomplete::Resume(self));
         };
         if queue.is_closed() {
             // The completion cannot reach the server.
