@@ -43,7 +43,7 @@ pub(super) fn parse_access(
         len: rw.len,
         deadline: deadline(rw.timeout_ms).interruptible(),
     };
-    Ok((access, caller.buffer_at(rw.addr)?))
+    Ok((access, caller.buffer_at(rw.addr, rw.len)?))
 }
 
 /// Parses a fill.
@@ -102,9 +102,9 @@ pub(super) fn parse_call(caller: Requester<'_>, call: &bindings::kite_call) -> R
     Ok(RpcRequest {
         function: call.function,
         uid: caller.uid(),
-        data: caller.buffer_at(call.addr)?,
+        data: caller.buffer_at(call.addr, call.len)?,
         len: call.len,
-        reply_buffer: caller.buffer_at(call.reply)?,
+        reply_buffer: caller.buffer_at(call.reply, call.reply_len)?,
         max_reply_len: call.reply_len,
         wants_reply,
         deadline: deadline(call.timeout_ms),
@@ -129,13 +129,13 @@ pub(super) fn parse_receive(
 ) -> Result<ReceiveArgs> {
     const HEADER_SIZE: usize = size_of::<bindings::kite_recv_header>();
     check_reserved(r.reserved | r.flags)?;
-    let header = caller.buffer_at(r.addr)?;
+    let header = caller.buffer_at(r.addr, HEADER_SIZE as u64)?;
     header.write_slice(0, &[0; HEADER_SIZE])?;
     let data = r.addr.checked_add(HEADER_SIZE as u64).ok_or(EFAULT)?;
     Ok(ReceiveArgs {
         handle: r.handle,
         header,
-        data: caller.buffer_at(data)?,
+        data: caller.buffer_at(data, r.len)?,
         max_len: r.len,
         deadline: deadline(r.timeout_ms),
     })
@@ -155,7 +155,7 @@ pub(super) fn parse_reply(
     reply: &bindings::kite_reply,
 ) -> Result<ReplyArgs> {
     let data = match reply.flags {
-        0 => Some((caller.buffer_at(reply.addr)?, reply.len)),
+        0 => Some((caller.buffer_at(reply.addr, reply.len)?, reply.len)),
         bindings::KITE_REPLY_ABORT if reply.len == 0 => None,
         _ => return Err(EINVAL),
     };

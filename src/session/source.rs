@@ -57,12 +57,13 @@ impl Requester<'_> {
         }
     }
 
-    /// Returns the buffer at an address of the ABI.
+    /// Returns the buffer of `len` bytes at an address of the ABI. Accesses to the memory of a process check
+    /// each address themselves, so `len` limits only the buffers of kernel modules.
     ///
     /// # Errors
     ///
-    /// - `EFAULT`: the value does not fit into an address.
-    pub(super) fn buffer_at(&self, addr: u64) -> Result<Buffer> {
+    /// - `EFAULT`: a value does not fit into an address.
+    pub(super) fn buffer_at(&self, addr: u64, len: u64) -> Result<Buffer> {
         let addr = usize::try_from(addr).map_err(|_| EFAULT)?;
         Ok(match self {
             Self::CurrentProcess => Buffer::User(addr),
@@ -71,11 +72,12 @@ impl Requester<'_> {
             Self::QueueOwner { memory, .. } => {
                 Buffer::Pinned(memory.pinned.clone(), addr.wrapping_sub(memory.user_addr))
             }
-            // SAFETY: By the contract of `kite_submit()`, modules keep the memory that a submission points to
-            // valid until the submission completes.
-            Self::KernelModule => unsafe {
-                Buffer::from_kernel(addr as *mut u8, usize::MAX - addr)
-            },
+            Self::KernelModule => {
+                let len = usize::try_from(len).map_err(|_| EFAULT)?;
+                // SAFETY: By the contract of `include/kite.h`, modules keep the memory that a request points
+                // to valid for its length until the request completes.
+                unsafe { Buffer::from_kernel(addr as *mut u8, len) }
+            }
         })
     }
 }

@@ -108,7 +108,7 @@ pub(super) fn read_or_write_vectored(
                 offset: segment.offset,
                 len: segment.len,
             },
-            Requester::CurrentProcess.buffer_at(segment.addr)?,
+            Requester::CurrentProcess.buffer_at(segment.addr, segment.len)?,
         );
         segments.push(range, memory)?;
     }

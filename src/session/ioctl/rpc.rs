@@ -35,7 +35,7 @@ pub(super) fn receive(
         bindings::KITE_RECEIVE_NOWAIT => None,
         _ => return Err(EINVAL),
     };
-    let memory = Requester::CurrentProcess.buffer_at(r.addr)?;
+    let memory = Requester::CurrentProcess.buffer_at(r.addr, r.len)?;
     let incoming = session.receive(r.handle, &memory, r.len, wait_until)?;
     r.len = incoming.len;
     r.call = incoming.call_id;
