@@ -1,17 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Parsers for the structures of `include/uapi/kite.h` that system calls and I/O queues share.
+//! Parsers for the structures of `include/uapi/kite.h`, with the checks that all requesters share.
 //!
+//! System calls and submissions of I/O queues pass the structures of the ABI. The functions for kernel modules
+//! fill the same structures, so all three pass the same checks.
 //! Each parser checks flags and reserved fields. The session checks handles, rights, offsets and lengths.
 
-use super::{call_args::RpcRequest, source::Requester, uapi, Session};
+use super::{call_args::RpcRequest, iovec::IoVec, source::Requester, uapi, Session};
 use crate::{
     bindings,
     fabric::send::inflight::Direction,
-    region::map::{atomic::AtomicRequest, copy::FillRequest, io::AccessRequest},
+    region::{
+        grant::GrantRequest,
+        map::{
+            atomic::AtomicRequest,
+            copy::FillRequest,
+            io::{AccessRequest, RegionRange},
+        },
+    },
     sys::{buffer::Buffer, deadline::Deadline},
 };
 use kernel::prelude::*;
+use kite_core::rights::Rights;
 
 /// Checks that a reserved field is zero.
 pub(super) fn check_reserved(reserved: u32) -> Result {
@@ -30,6 +40,50 @@ pub(super) fn deadline(timeout_ms: u32) -> Deadline {
     })
 }
 
+/// Returns the deadline for a timeout in milliseconds, or `None` if the timeout is 0: do not wait.
+pub(super) fn wait_until(timeout_ms: u32) -> Option<Deadline> {
+    (timeout_ms != 0).then(|| deadline(timeout_ms))
+}
+
+/// Parses rights.
+///
+/// # Errors
+///
+/// - `EINVAL`: unknown rights.
+pub(super) fn parse_rights(bits: u32) -> Result<Rights> {
+    Rights::from_bits(bits).ok_or(EINVAL)
+}
+
+/// Parses the rights of a new handle.
+///
+/// # Errors
+///
+/// - `EINVAL`: unknown rights, or none.
+pub(super) fn parse_map_rights(bits: u32) -> Result<Rights> {
+    let rights = parse_rights(bits)?;
+    if rights.is_empty() {
+        return Err(EINVAL);
+    }
+    Ok(rights)
+}
+
+/// Parses a change of rights.
+pub(super) fn parse_grant(grant: &bindings::kite_grant) -> Result<GrantRequest> {
+    Ok(GrantRequest {
+        grantee: uapi::parse_grantee(grant.uid, grant.flags)?,
+        rights: parse_rights(grant.rights)?,
+        deadline: deadline(grant.timeout_ms),
+    })
+}
+
+/// Checks the number of work requests of a push.
+pub(super) fn check_push_count(count: u32) -> Result<usize> {
+    match count {
+        1..=bindings::KITE_PUSH_MAX => Ok(count as usize),
+        _ => Err(EINVAL),
+    }
+}
+
 /// Parses a read or write. Returns the request and its local buffer.
 pub(super) fn parse_access(
     caller: Requester<'_>,
@@ -41,9 +95,37 @@ pub(super) fn parse_access(
         direction,
         offset: rw.offset,
         len: rw.len,
-        deadline: deadline(rw.timeout_ms).interruptible(),
+        // Only fatal signals interrupt a kernel module.
+        deadline: match caller {
+            Requester::KernelModule => deadline(rw.timeout_ms),
+            _ => deadline(rw.timeout_ms).interruptible(),
+        },
     };
     Ok((access, caller.buffer_at(rw.addr, rw.len)?))
+}
+
+/// Parses the segments of a vectored read or write. `read` returns the segment of an index.
+pub(super) fn parse_segments(
+    caller: Requester<'_>,
+    count: u32,
+    read: impl Fn(usize) -> Result<bindings::kite_segment>,
+) -> Result<IoVec> {
+    if count > bindings::KITE_SEGMENTS_MAX {
+        return Err(EINVAL);
+    }
+    let mut segments = IoVec::with_capacity(count as usize)?;
+    for i in 0..count as usize {
+        let segment = read(i)?;
+        let (range, memory) = (
+            RegionRange {
+                offset: segment.offset,
+                len: segment.len,
+            },
+            caller.buffer_at(segment.addr, segment.len)?,
+        );
+        segments.push(range, memory)?;
+    }
+    Ok(segments)
 }
 
 /// Parses a fill.

@@ -109,6 +109,16 @@ pub(super) fn as_bytes<T: Abi>(value: &T) -> &[u8] {
     unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
+/// Returns the CQE of a completed request.
+pub(super) fn cqe(tag: u64, result: Result<u64>) -> bindings::kite_cqe {
+    bindings::kite_cqe {
+        tag,
+        value: *result.as_ref().unwrap_or(&0),
+        error: result.map_or_else(|error| error.to_errno().unsigned_abs(), |_| 0),
+        reserved: 0,
+    }
+}
+
 /// Returns the operation of `struct kite_atomic`.
 ///
 /// # Errors

@@ -6,13 +6,12 @@ use super::{borrow_session, check};
 use crate::{
     bindings,
     fabric::send::inflight::Direction,
-    region::map::{
-        atomic::AtomicRequest,
-        copy::FillRequest,
-        io::{AccessRequest, RegionRange},
+    session::{
+        args::{
+            deadline, parse_access, parse_atomic_update, parse_copy, parse_fill, parse_segments,
+        },
+        source::Requester,
     },
-    session::{args::deadline, iovec::IoVec, uapi},
-    sys::buffer::Buffer,
 };
 use core::ptr;
 use kernel::{error::from_result, prelude::*};
@@ -31,21 +30,16 @@ unsafe fn access(
     len: usize,
 ) -> c_int {
     from_result(|| {
-        let request = AccessRequest {
-            direction,
+        let rw = bindings::kite_rw {
             offset,
+            addr: buf as u64,
             len: len as u64,
-            deadline: deadline(0),
+            ..Default::default()
         };
-        // SAFETY: By the safety requirements the session is open, and `buf` is valid for `len` bytes and for
-        // the direction.
-        let (session, memory) = unsafe {
-            (
-                borrow_session(session),
-                Buffer::from_kernel(buf.cast(), len),
-            )
-        };
-        session.access(handle, &request, &memory).map(|()| 0)
+        let (access, memory) = parse_access(Requester::KernelModule, direction, &rw)?;
+        // SAFETY: By the safety requirements the session is open.
+        let session = unsafe { borrow_session(session) };
+        session.access(handle, &access, &memory).map(|()| 0)
     })
 }
 
@@ -105,22 +99,19 @@ unsafe fn access_vectors(
     count: u32,
 ) -> c_int {
     from_result(|| {
-        if count > bindings::KITE_SEGMENTS_MAX || (vectors.is_null() && count != 0) {
+        if vectors.is_null() && count != 0 {
             return Err(EINVAL);
         }
-        let mut segments = IoVec::with_capacity(count as usize)?;
-        for i in 0..count as usize {
+        let segments = parse_segments(Requester::KernelModule, count, |i| {
             // SAFETY: `vectors` is not null, because `count` is not 0. By the safety requirements `vectors`
             // points to `count` vectors.
             let vector = unsafe { ptr::read(vectors.wrapping_add(i)) };
-            let range = RegionRange {
+            Ok(bindings::kite_segment {
                 offset: vector.offset,
+                addr: vector.buf as u64,
                 len: vector.len as u64,
-            };
-            // SAFETY: By the safety requirements the buffer is valid for its length and for the direction.
-            let memory = unsafe { Buffer::from_kernel(vector.buf.cast(), vector.len) };
-            segments.push(range, memory)?;
-        }
+            })
+        })?;
         // SAFETY: By the safety requirements the session is open.
         let session = unsafe { borrow_session(session) };
         session
@@ -177,12 +168,12 @@ unsafe extern "C" fn kite_fill(
     len: u64,
 ) -> c_int {
     from_result(|| {
-        let request = FillRequest {
+        let request = parse_fill(&bindings::kite_fill {
             offset,
             len,
-            byte,
-            deadline: deadline(0),
-        };
+            byte: byte.into(),
+            ..Default::default()
+        })?;
         // SAFETY: By the safety requirements the session is open.
         unsafe { borrow_session(session) }
             .fill(handle, &request)
@@ -205,10 +196,16 @@ unsafe extern "C" fn kite_copy(
     len: u64,
 ) -> c_int {
     from_result(|| {
+        let copy = parse_copy(&bindings::kite_copy {
+            from,
+            from_offset,
+            to,
+            to_offset,
+            len,
+            ..Default::default()
+        })?;
         // SAFETY: By the safety requirements the session is open.
-        let session = unsafe { borrow_session(session) };
-        let result = session.copy((from, from_offset), (to, to_offset), len, deadline(0));
-        result.map(|()| 0)
+        copy.run(unsafe { borrow_session(session) }).map(|()| 0)
     })
 }
 
@@ -228,11 +225,13 @@ unsafe extern "C" fn kite_atomic(
     value: *mut u64,
 ) -> c_int {
     from_result(|| {
-        let request = AtomicRequest {
+        let request = parse_atomic_update(&bindings::kite_atomic {
             offset,
-            op: uapi::parse_atomic(operation, operand, expected)?,
-            deadline: deadline(0),
-        };
+            operand,
+            expected,
+            operation,
+            ..Default::default()
+        })?;
         // SAFETY: By the safety requirements the session is open.
         let old_value = unsafe { borrow_session(session) }.atomic_update(handle, &request)?;
         if !value.is_null() {

@@ -10,16 +10,21 @@ mod rpc;
 mod sync;
 mod vqp;
 
-use super::{args::deadline, qos, source::ROOT_UID, uapi, Session};
+use super::{
+    args::{deadline, parse_grant, parse_map_rights, parse_rights},
+    qos,
+    source::ROOT_UID,
+    Session,
+};
 use crate::{
     bindings, errno,
-    region::{alloc::AllocRequest, grant::GrantRequest},
+    region::alloc::AllocRequest,
     rnic,
     sys::pin::{PinnedPages, ReleaseCallback},
 };
 use core::ptr;
 use kernel::{error::from_result, page::PAGE_SIZE, prelude::*, sync::Arc};
-use kite_core::{name::Name, rights::Rights};
+use kite_core::name::Name;
 
 /// Checks at compile time that each function has the type declared by the header.
 macro_rules! check {
@@ -159,7 +164,7 @@ unsafe extern "C" fn kite_alloc(
             // SAFETY: By the safety requirements `name` is null or a C string.
             name: unsafe { optional_name(name)? },
             owner: ROOT_UID,
-            other_rights: Rights::from_bits(others).ok_or(EINVAL)?,
+            other_rights: parse_rights(others)?,
         };
         // SAFETY: By the safety requirements the session is open, and `handle` is writable.
         unsafe { ptr::write(handle, borrow_session(session).alloc(&request)?) };
@@ -196,7 +201,7 @@ unsafe extern "C" fn kite_register(
             // SAFETY: By the safety requirements `name` is null or a C string.
             name: unsafe { optional_name(name)? },
             owner: ROOT_UID,
-            other_rights: Rights::from_bits(others).ok_or(EINVAL)?,
+            other_rights: parse_rights(others)?,
         };
         // SAFETY: By the safety requirements the memory stays valid until `release` is called, when `pinned`
         // is dropped.
@@ -221,9 +226,7 @@ unsafe extern "C" fn kite_map(
     len: *mut u64,
 ) -> c_int {
     from_result(|| {
-        let rights = Rights::from_bits(rights)
-            .filter(|rights| !rights.is_empty())
-            .ok_or(EINVAL)?;
+        let rights = parse_map_rights(rights)?;
         // SAFETY: By the safety requirements `name` is a C string.
         let name = unsafe { optional_name(name)? }.ok_or(EINVAL)?;
         // SAFETY: By the safety requirements the session is open.
@@ -276,11 +279,12 @@ unsafe extern "C" fn kite_grant(
     flags: u32,
 ) -> c_int {
     from_result(|| {
-        let request = GrantRequest {
-            grantee: uapi::parse_grantee(uid, flags)?,
-            rights: Rights::from_bits(rights).ok_or(EINVAL)?,
-            deadline: deadline(0),
-        };
+        let request = parse_grant(&bindings::kite_grant {
+            uid,
+            rights,
+            flags,
+            ..Default::default()
+        })?;
         // SAFETY: By the safety requirements the session is open.
         unsafe { borrow_session(session) }
             .grant(handle, &request)

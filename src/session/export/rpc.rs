@@ -5,8 +5,10 @@
 use super::{borrow_session, check};
 use crate::{
     bindings,
-    session::{args::deadline, call_args::RpcRequest, source::ROOT_UID},
-    sys::buffer::Buffer,
+    session::{
+        args::{deadline, parse_call, parse_reply},
+        source::Requester,
+    },
 };
 use core::ptr;
 use kernel::{error::from_result, prelude::*};
@@ -47,24 +49,16 @@ unsafe extern "C" fn kite_receive(
     got: *mut bindings::kite_receive,
 ) -> c_int {
     from_result(|| {
-        let deadline = deadline(timeout_ms);
-        // SAFETY: By the safety requirements the session is open, and `buf` is writable for `len` bytes.
-        let (session, memory) = unsafe {
-            (
-                borrow_session(session),
-                Buffer::from_kernel(buf.cast(), len),
-            )
-        };
-        let incoming = session.receive(handle, &memory, len as u64, Some(deadline))?;
-        let received = bindings::kite_receive {
+        let (deadline, len) = (deadline(timeout_ms), len as u64);
+        let memory = Requester::KernelModule.buffer_at(buf as u64, len)?;
+        // SAFETY: By the safety requirements the session is open.
+        let session = unsafe { borrow_session(session) };
+        let incoming = session.receive(handle, &memory, len, Some(deadline))?;
+        let mut received = bindings::kite_receive {
             handle,
-            len: incoming.len,
-            call: incoming.call_id,
-            function: incoming.function,
-            node: incoming.node,
-            uid: incoming.uid,
             ..Default::default()
         };
+        incoming.store_in(&mut received);
         // SAFETY: By the safety requirements `got` is writable.
         unsafe { ptr::write(got, received) };
         Ok(0)
@@ -84,14 +78,15 @@ unsafe extern "C" fn kite_reply(
     len: usize,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: By the safety requirements `data` is readable for `len` bytes. A reply does not change the
-        // buffer.
-        let memory = unsafe { Buffer::from_kernel(data.cast_mut().cast(), len) };
+        let reply = bindings::kite_reply {
+            call,
+            addr: data as u64,
+            len: len as u64,
+            ..Default::default()
+        };
+        let reply = parse_reply(Requester::KernelModule, &reply)?;
         // SAFETY: By the safety requirements the session is open.
-        let session = unsafe { borrow_session(session) };
-        session
-            .reply(call, &memory, len as u64, deadline(0))
-            .map(|()| 0)
+        reply.run(unsafe { borrow_session(session) }).map(|()| 0)
     })
 }
 
@@ -128,19 +123,15 @@ unsafe extern "C" fn kite_call(
     from_result(|| {
         // SAFETY: By the safety requirements `reply_len` is readable.
         let max_reply_len = unsafe { ptr::read(reply_len) };
-        let request = RpcRequest {
-            function,
-            uid: ROOT_UID,
-            // SAFETY: By the safety requirements `data` is readable for `len` bytes. A call does not change
-            // its data.
-            data: unsafe { Buffer::from_kernel(data.cast_mut().cast(), len) },
+        let call = bindings::kite_call {
+            addr: data as u64,
             len: len as u64,
-            // SAFETY: By the safety requirements `reply` is writable for `*reply_len` bytes.
-            reply_buffer: unsafe { Buffer::from_kernel(reply.cast(), max_reply_len) },
-            max_reply_len: max_reply_len as u64,
-            wants_reply: true,
-            deadline: deadline(0),
+            reply: reply as u64,
+            reply_len: max_reply_len as u64,
+            function,
+            ..Default::default()
         };
+        let request = parse_call(Requester::KernelModule, &call)?;
         // SAFETY: By the safety requirements the session is open.
         let actual_reply_len = unsafe { borrow_session(session) }.call(handle, &request)?;
         // SAFETY: By the safety requirements `reply_len` is writable.
@@ -163,19 +154,14 @@ unsafe extern "C" fn kite_send(
     len: usize,
 ) -> c_int {
     from_result(|| {
-        let request = RpcRequest {
-            function,
-            uid: ROOT_UID,
-            // SAFETY: By the safety requirements `data` is readable for `len` bytes. A message does not
-            // change its data.
-            data: unsafe { Buffer::from_kernel(data.cast_mut().cast(), len) },
+        let message = bindings::kite_call {
+            addr: data as u64,
             len: len as u64,
-            // SAFETY: A null pointer is valid for accesses of zero bytes.
-            reply_buffer: unsafe { Buffer::from_kernel(ptr::null_mut(), 0) },
-            max_reply_len: 0,
-            wants_reply: false,
-            deadline: deadline(0),
+            function,
+            flags: bindings::KITE_CALL_ONEWAY,
+            ..Default::default()
         };
+        let request = parse_call(Requester::KernelModule, &message)?;
         // SAFETY: By the safety requirements the session is open.
         unsafe { borrow_session(session) }
             .call(handle, &request)

@@ -5,12 +5,15 @@
 use super::{borrow_session, check};
 use crate::{
     bindings,
-    session::{args::deadline, source::ROOT_UID},
+    session::{
+        args::{check_push_count, deadline, parse_rights, wait_until},
+        source::ROOT_UID,
+        uapi,
+    },
     sys::pin::{PinnedPages, ReleaseCallback},
 };
 use core::{ptr, slice};
 use kernel::{error::from_result, page::PAGE_SIZE, prelude::*};
-use kite_core::rights::Rights;
 
 check! {
     kite_reg_mr kite_dereg_mr kite_connect kite_listen kite_accept kite_close_vqp kite_push kite_pop
@@ -40,7 +43,7 @@ unsafe extern "C" fn kite_reg_mr(
         if !is_valid_len || buf as usize % PAGE_SIZE != 0 || release.is_none() {
             return Err(EINVAL);
         }
-        let others = Rights::from_bits(others).ok_or(EINVAL)?;
+        let others = parse_rights(others)?;
         // SAFETY: By the safety requirements the memory stays valid until `release` is called, when `pinned`
         // is dropped.
         let pinned = unsafe { PinnedPages::from_kernel(buf.cast(), len, release)? };
@@ -125,7 +128,7 @@ unsafe extern "C" fn kite_accept(
     from_result(|| {
         // SAFETY: By the safety requirements the session is open, and `accepted` is readable and writable.
         let (session, accept) = unsafe { (borrow_session(session), &mut *accepted) };
-        let wait_until = (accept.timeout_ms != 0).then(|| deadline(accept.timeout_ms));
+        let wait_until = wait_until(accept.timeout_ms);
         (accept.vqp, accept.node, accept.uid) = session.accept(accept.listener, wait_until)?;
         Ok(0)
     })
@@ -159,10 +162,7 @@ unsafe extern "C" fn kite_push(
     count: u32,
 ) -> c_int {
     from_result(|| {
-        if count == 0 || count > bindings::KITE_PUSH_MAX {
-            return Err(EINVAL);
-        }
-        let count = count as usize;
+        let count = check_push_count(count)?;
         // SAFETY: By the safety requirements the session is open, and `wrs` points to `count` work requests.
         let (session, wrs) =
             unsafe { (borrow_session(session), slice::from_raw_parts(wrs, count)) };
@@ -191,14 +191,10 @@ unsafe extern "C" fn kite_pop(
         }
         // SAFETY: By the safety requirements the session is open.
         let session = unsafe { borrow_session(session) };
-        let wait_until = (timeout_ms != 0).then(|| deadline(timeout_ms));
+        let wait_until = wait_until(timeout_ms);
         let popped = session.pop(vqp, count, wait_until)?;
         for (i, (tag, result)) in popped.iter().enumerate() {
-            let completion = bindings::kite_cqe {
-                tag: *tag,
-                error: result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0),
-                ..Default::default()
-            };
+            let completion = uapi::cqe(*tag, result.map(|()| 0));
             // SAFETY: By the safety requirements `done` is writable for `count` CQEs, and at most `count`
             // completions were popped.
             unsafe { ptr::write(done.add(i), completion) };
@@ -220,7 +216,7 @@ unsafe extern "C" fn kite_pop_message(
     from_result(|| {
         // SAFETY: By the safety requirements the session is open, and `message` is readable and writable.
         let (session, message) = unsafe { (borrow_session(session), &mut *message) };
-        let wait_until = (message.timeout_ms != 0).then(|| deadline(message.timeout_ms));
+        let wait_until = wait_until(message.timeout_ms);
         session.pop_message_into(message, wait_until).map(|()| 0)
     })
 }

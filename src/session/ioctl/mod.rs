@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{bindings, errno, fabric::send::inflight::Direction, params};
 use kernel::{prelude::*, sync::ArcBorrow};
-use kite_core::{name::Name, rights::Rights};
+use kite_core::name::Name;
 
 /// Executes the ioctl `cmd` with the argument structure at `arg`.
 pub(super) fn dispatch(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) -> Result {
@@ -197,8 +197,4 @@ fn ioctl_wr_undo<T: Abi>(
 /// Parses a name field. Returns `None` if the field is empty.
 fn parse_name(field: &[c_char; bindings::KITE_NAME_SIZE as usize]) -> Result<Option<Name>> {
     Name::from_field(field).map_err(|_| errno::nametoolong())
-}
-
-fn parse_rights(bits: u32) -> Result<Rights> {
-    Rights::from_bits(bits).ok_or(EINVAL)
 }

@@ -2,16 +2,18 @@
 
 //! System calls for regions: allocation, mapping, rights, migration, accesses, and lists.
 
-use super::{parse_name, parse_rights};
+use super::parse_name;
 use crate::{
     bindings,
     fabric::send::inflight::Direction,
-    region::{alloc::AllocRequest, grant::GrantRequest, map::io::RegionRange},
+    region::alloc::AllocRequest,
     session::{
-        args::{check_reserved, deadline, parse_access, parse_atomic_update},
-        iovec::IoVec,
+        args::{
+            check_reserved, deadline, parse_access, parse_atomic_update, parse_grant,
+            parse_map_rights, parse_rights, parse_segments,
+        },
         source::{self, Requester},
-        uapi::{self, UserArray},
+        uapi::UserArray,
         Session,
     },
     sys::pages::total_ram_bytes,
@@ -74,9 +76,7 @@ pub(super) fn register(
 
 pub(super) fn map(session: &Session, mut map: bindings::kite_map) -> Result<bindings::kite_map> {
     check_reserved(map.reserved)?;
-    let rights = Some(parse_rights(map.rights)?)
-        .filter(|rights| !rights.is_empty())
-        .ok_or(EINVAL)?;
+    let rights = parse_map_rights(map.rights)?;
     let name = parse_name(&map.name)?.ok_or(EINVAL)?;
     (map.handle, map.len) = session.map(name, source::current_euid(), rights)?;
     Ok(map)
@@ -96,32 +96,13 @@ pub(super) fn read_or_write_vectored(
     direction: Direction,
     rwv: &bindings::kite_rwv,
 ) -> Result {
-    if rwv.count > bindings::KITE_SEGMENTS_MAX {
-        return Err(EINVAL);
-    }
-    let array = UserArray::<bindings::kite_segment>::new(rwv.segments);
-    let mut segments = IoVec::with_capacity(rwv.count as usize)?;
-    for i in 0..rwv.count as usize {
-        let segment = array.read(i)?;
-        let (range, memory) = (
-            RegionRange {
-                offset: segment.offset,
-                len: segment.len,
-            },
-            Requester::CurrentProcess.buffer_at(segment.addr, segment.len)?,
-        );
-        segments.push(range, memory)?;
-    }
+    let array = UserArray::new(rwv.segments);
+    let segments = parse_segments(Requester::CurrentProcess, rwv.count, |i| array.read(i))?;
     session.access_segments(rwv.handle, direction, &segments, deadline(rwv.timeout_ms))
 }
 
 pub(super) fn grant(session: &Session, grant: &bindings::kite_grant) -> Result {
-    let request = GrantRequest {
-        grantee: uapi::parse_grantee(grant.uid, grant.flags)?,
-        rights: parse_rights(grant.rights)?,
-        deadline: deadline(grant.timeout_ms),
-    };
-    session.grant(grant.handle, &request)
+    session.grant(grant.handle, &parse_grant(grant)?)
 }
 
 pub(super) fn move_region(session: &Session, args: &bindings::kite_migrate) -> Result {

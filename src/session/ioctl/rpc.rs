@@ -37,11 +37,7 @@ pub(super) fn receive(
     };
     let memory = Requester::CurrentProcess.buffer_at(r.addr, r.len)?;
     let incoming = session.receive(r.handle, &memory, r.len, wait_until)?;
-    r.len = incoming.len;
-    r.call = incoming.call_id;
-    r.function = incoming.function;
-    r.node = incoming.node;
-    r.uid = incoming.uid;
+    incoming.store_in(&mut r);
     Ok(r)
 }
 

@@ -2,15 +2,15 @@
 
 //! System calls for virtual queue pairs (VQPs) and registered memory regions (MRs).
 
-use super::parse_rights;
 use crate::{
     bindings,
     session::{
-        args::{check_reserved, deadline},
+        args::{check_push_count, check_reserved, deadline, parse_rights, wait_until},
         source,
-        uapi::UserArray,
+        uapi::{self, UserArray},
         Session,
     },
+    sys::deadline::Deadline,
 };
 use kernel::prelude::*;
 
@@ -48,7 +48,7 @@ pub(super) fn accept_vqp(
 ) -> Result<bindings::kite_accept> {
     check_reserved(accept.reserved)?;
     session.rnic()?;
-    let wait_until = (accept.timeout_ms != 0).then(|| deadline(accept.timeout_ms).interruptible());
+    let wait_until = wait_until(accept.timeout_ms).map(Deadline::interruptible);
     (accept.vqp, accept.node, accept.uid) = session.accept(accept.listener, wait_until)?;
     Ok(accept)
 }
@@ -59,17 +59,15 @@ pub(super) fn pop_message(
 ) -> Result<bindings::kite_pop_message> {
     check_reserved(pop.reserved)?;
     session.rnic()?;
-    let wait_until = (pop.timeout_ms != 0).then(|| deadline(pop.timeout_ms).interruptible());
+    let wait_until = wait_until(pop.timeout_ms).map(Deadline::interruptible);
     session.pop_message_into(&mut pop, wait_until)?;
     Ok(pop)
 }
 
 pub(super) fn push(session: &Session, push: &bindings::kite_push) -> Result {
     session.rnic()?;
-    if push.count == 0 || push.count > bindings::KITE_PUSH_MAX {
-        return Err(EINVAL);
-    }
-    let (wrs, count) = (UserArray::new(push.works), push.count as usize);
+    let count = check_push_count(push.count)?;
+    let wrs = UserArray::new(push.works);
     let deadline = deadline(push.timeout_ms).interruptible();
     session.push(
         push.vqp,
@@ -85,16 +83,11 @@ pub(super) fn pop(session: &Session, mut pop: bindings::kite_pop) -> Result<bind
     if pop.count == 0 {
         return Err(EINVAL);
     }
-    let wait_until = (pop.timeout_ms != 0).then(|| deadline(pop.timeout_ms).interruptible());
+    let wait_until = wait_until(pop.timeout_ms).map(Deadline::interruptible);
     let popped = session.pop(pop.vqp, pop.count, wait_until)?;
     let user_array = UserArray::new(pop.completions);
     for (i, (tag, result)) in popped.iter().enumerate() {
-        let completion = bindings::kite_cqe {
-            tag: *tag,
-            error: result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0),
-            ..Default::default()
-        };
-        user_array.write(i, completion)?;
+        user_array.write(i, uapi::cqe(*tag, result.map(|()| 0)))?;
     }
     pop.count = popped.len() as u32;
     Ok(pop)

@@ -167,12 +167,7 @@ impl CompletionRing {
 
     /// Writes a CQE for the process.
     fn write_cqe(&self, producer: &mut IoQueueProducer, tag: u64, result: Result<u64>) {
-        let cqe = bindings::kite_cqe {
-            tag,
-            value: *result.as_ref().unwrap_or(&0),
-            error: result.map_or_else(|error| error.to_errno().unsigned_abs(), |_| 0),
-            reserved: 0,
-        };
+        let cqe = uapi::cqe(tag, result);
         let offset = cqes_offset(self.entries)
             + producer.next_index() as usize * size_of::<bindings::kite_cqe>();
         // The write cannot fail: the offset is within the CQ.

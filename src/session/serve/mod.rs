@@ -54,6 +54,17 @@ pub(in crate::session) struct IncomingCall {
     pub(in crate::session) uid: u32,
 }
 
+impl IncomingCall {
+    /// Stores the description of the call in `received`.
+    pub(in crate::session) fn store_in(&self, received: &mut bindings::kite_receive) {
+        received.len = self.len;
+        received.call = self.call_id;
+        received.function = self.function;
+        received.node = self.node;
+        received.uid = self.uid;
+    }
+}
+
 /// Result of a non-blocking receive.
 pub(in crate::session) enum TryReceiveResult {
     /// No call is queued.
