@@ -2,9 +2,9 @@
 
 //! Parsers for the structures of `include/uapi/kite.h`, with the checks that all requesters share.
 //!
-//! System calls and submissions of I/O queues pass the structures of the ABI. The functions for kernel modules
-//! fill the same structures, so all three pass the same checks.
-//! Each parser checks flags and reserved fields. The session checks handles, rights, offsets and lengths.
+//! System calls and submissions of I/O queues pass the structures of the ABI. The functions for kernel
+//! modules fill the same structures, so requests of all three pass the same checks. Each parser checks flags
+//! and reserved fields. The session checks handles, rights, offsets and lengths.
 
 use super::{call_args::RpcRequest, iovec::IoVec, source::Requester, uapi, Session};
 use crate::{
@@ -76,7 +76,11 @@ pub(super) fn parse_grant(grant: &bindings::kite_grant) -> Result<GrantRequest> 
     })
 }
 
-/// Checks the number of work requests of a push.
+/// Returns the number of work requests of a push.
+///
+/// # Errors
+///
+/// - `EINVAL`: 0, or more than `KITE_PUSH_MAX`.
 pub(super) fn check_push_count(count: u32) -> Result<usize> {
     match count {
         1..=bindings::KITE_PUSH_MAX => Ok(count as usize),

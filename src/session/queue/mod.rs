@@ -6,12 +6,12 @@
 //! # Operation
 //!
 //! The process stores submissions in the SQ and takes completions from the CQ. `kite_core::queue` keeps the
-//! counters. The poller thread of the RNIC drives each queue ([`poll_client`]), and so does a thread that waits
-//! for completions ([`wait`]). One thread at a time drives a queue, in rounds ([`TaskRound`]). A round does not
-//! block. Each submission becomes a task ([`task`]) with a job ([`job`]). Short reads and writes are posted in
-//! batches ([`batch`], [`reap`]). Requests that may block run on workers ([`worker`]), at most
-//! [`MAX_OFFLOADED`](worker::MAX_OFFLOADED) per queue. Requests of virtual queue pairs (VQPs) are passed on to
-//! the VQPs ([`push`]). Queues of kernel modules ([`module`]) call a function of the module for each
+//! counters. The poller thread of the RNIC drives each queue ([`poll_client`]), and so does a thread that
+//! waits for completions ([`wait`]). One thread at a time drives a queue, in rounds ([`TaskRound`]). A round
+//! does not block. Each submission becomes a task ([`task`]) with a job ([`job`]). Short reads and writes are
+//! posted in batches ([`batch`], [`reap`]). Requests that may block run on workers ([`worker`]), at most
+//! [`MAX_OFFLOADED`](worker::MAX_OFFLOADED) per queue. Requests of virtual queue pairs (VQPs) are passed on
+//! to the VQPs ([`push`]). Queues of kernel modules ([`module`]) call a function of the module for each
 //! completion.
 //!
 //! A process can harm only itself by writes to the shared memory. Each submission is copied before its

@@ -4,9 +4,9 @@
 //!
 //! # Operation
 //!
-//! Each queue has at most [`MAX_OFFLOADED`] requests on workers. A worker executes a request as the system call
-//! does. The worker returns a task to the queue once the rest need not block. Workers are few: a worker may
-//! wait for other nodes, but not for other users.
+//! Each queue has at most [`MAX_OFFLOADED`] requests on workers. A worker executes a request as the system
+//! call does. The worker returns a task to the queue once the rest need not block. Workers are few: a worker
+//! may wait for other nodes, but not for other users.
 //!
 //! # Locking
 //!

@@ -4,13 +4,13 @@
 //!
 //! # Operation
 //!
-//! A received call enters `accepted_calls` under a new number. [`Session::reply`] transfers the data of a long
-//! reply, removes the call, and sends the reply. One thread at a time replies to a call.
+//! A received call enters `accepted_calls` under a new number. [`Session::reply`] transfers the data of a
+//! long reply, removes the call, and sends the reply. One thread at a time replies to a call.
 //!
 //! # Recovery
 //!
-//! If a reply fails with `EFAULT`, `EMSGSIZE` or `ENOMEM` before its transmission, the call stays, and the
-//! server can reply again. After any other failure, and when the server ends, the caller receives
+//! If the data of a reply cannot be read or transferred, with `EFAULT`, `EMSGSIZE` or `ENOMEM`, the call
+//! stays, and the server can reply again. With any other error, and when the server ends, the caller receives
 //! `ECONNRESET`.
 //!
 //! # Locking
@@ -53,6 +53,7 @@ impl CallReservation {
         Self::new(gfp_nowait_account())
     }
 
+    /// Allocates with `flags`.
     pub(super) fn new(flags: Flags) -> Result<Self> {
         Ok(Self {
             pending_reply: UniqueArc::new_uninit(flags)?,

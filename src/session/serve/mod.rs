@@ -5,8 +5,8 @@
 //! # Operation
 //!
 //! [`Session::serve`] starts an RPC service for a region whose home is this node. [`Session::receive`] takes
-//! a call, and [`Session::reply`] answers the call ([`accepted`]). A call with long data arrives as a [`RendezvousCall`],
-//! whose data are then fetched from the caller's node.
+//! a call, and [`Session::reply`] answers the call ([`accepted`]). A call with long data arrives as a
+//! [`RendezvousCall`], whose data are then fetched from the caller's node.
 //!
 //! # Recovery
 //!

@@ -4,13 +4,14 @@
 //!
 //! # Operation
 //!
-//! A registration pins memory of the current process, or takes pinned memory of a kernel module. Work requests
-//! name local memory by the key of the MR, which must belong to the same session.
+//! A registration pins memory of the current process, or takes pinned memory of a kernel module. Work
+//! requests name local memory by the key of the MR, which must belong to the same session.
 //!
 //! # Recovery
 //!
-//! Deregistered memory stays pinned until peers can no longer access it (see [`crate::fabric::mr::table`]). If `RLIMIT_MEMLOCK` leaves
-//! no room, a registration waits for at most [`PIN_RETRY_TIMEOUT_MS`] until such memory is unpinned.
+//! Deregistered memory stays pinned until peers can no longer access it (see [`crate::fabric::mr::table`]).
+//! If `RLIMIT_MEMLOCK` leaves no room, a registration waits for at most [`PIN_RETRY_TIMEOUT_MS`] until such
+//! memory is unpinned.
 //!
 //! # Locking
 //!
