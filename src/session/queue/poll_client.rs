@@ -20,7 +20,7 @@ use super::{IoQueue, FLAGS_OFFSET};
 use crate::{
     bindings,
     fabric::{
-        recv::poller::{PollClient, PollHint},
+        recv::poll_client::{PollClient, PollHint},
         Fabric,
     },
 };
