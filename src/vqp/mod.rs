@@ -9,7 +9,7 @@
 //! no request can fail a QP that others use. A push becomes one or more batches ([`send::batch`]), each
 //! posted with one doorbell. The batches in flight of a VQP share one DCI or connection, in order. The poller
 //! or the thread that pops collects the completions ([`send`]). An I/O queue can push, too
-//! ([`send::push_builder`]), and receives its completions ([`send::deliver`]).
+//! ([`send::push_builder`]), and receives its completions ([`sink`]).
 //!
 //! A VQP that was connected to a port, or accepted by a listener, is one of two endpoints and takes messages
 //! ([`table`], [`recv`]).
@@ -38,18 +38,20 @@
 //! - `needs_resolve` is stored with `Release` under `state`. The poller loads it with `Acquire` before it
 //!   takes `state`.
 
+mod ids;
 pub(crate) mod recv;
 pub(crate) mod registry;
 pub(crate) mod send;
+pub(crate) mod sink;
 pub(crate) mod table;
 
-pub(crate) use self::send::{VqpCompletion, VqpEvent};
-
 use self::{
+    ids::EndpointIds,
     send::{
-        batch::{BatchBlocker, MrUse, VqpBatch, VqpBatchState, VqpRequest},
+        batch::{BatchBlocker, VqpBatch, VqpBatchState},
         mr_cache::MrCache,
-        EndpointIds, VqpState,
+        request::{MrUse, VqpRequest},
+        VqpState,
     },
     table::VqpTable,
 };
@@ -95,6 +97,16 @@ const WAIT_SLICE_MS: u32 = 50;
 /// received what it polled for.
 const USER_POLL_NS: u64 = 10_000_000;
 const USER_POLL_GRACE_NS: u64 = 100_000;
+
+/// Event for which a thread waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum VqpEvent {
+    Completion,
+    Message,
+}
+
+/// Completion: the tag and the result of a request.
+pub(crate) type VqpCompletion = (u64, Result);
 
 /// Virtual queue pair.
 #[pin_data]

@@ -4,7 +4,7 @@
 //!
 //! `VqpTable::registry` protects the list. [`VqpTable::list_vqps`] locks `Vqp::state` under `registry`.
 
-use super::{send::VqpEvent, table::VqpTable, Vqp};
+use super::{table::VqpTable, Vqp, VqpEvent};
 use crate::bindings;
 use kernel::{prelude::*, sync::Arc};
 use kite_core::policy::transport::Transport;

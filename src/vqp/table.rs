@@ -20,7 +20,7 @@
 //! - Under `deferred_packets` and under `state`, [`crate::cluster`] is locked for membership checks.
 //! - [`Listener`]: the `Release` store of `is_closed` pairs with the `Acquire` load in [`VqpTable::accept`].
 
-use super::{registry::RegisteredVqp, send::EndpointIds, Vqp};
+use super::{ids::EndpointIds, registry::RegisteredVqp, Vqp};
 use crate::{
     errno,
     region::MemoryService,

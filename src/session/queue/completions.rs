@@ -21,7 +21,7 @@ use crate::{
     rnic::Rnic,
     session::{uapi, Session},
     sys::{event_counter::EventCounter, ring_memory::SharedPages},
-    vqp::send::deliver::CompletionSink,
+    vqp::sink::CompletionSink,
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,

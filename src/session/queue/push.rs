@@ -8,7 +8,7 @@
 //! in order. Each request is checked separately: a rejected request does not affect the others. A request
 //! that waits for credits, or for a prerequisite that a worker obtains, delays only later requests to the
 //! same VQP. The VQP completes the requests through its
-//! [`CompletionSink`](crate::vqp::send::deliver::CompletionSink), here [`super::completions`].
+//! [`CompletionSink`](crate::vqp::sink::CompletionSink), here [`super::completions`].
 //!
 //! # Locking
 //!

@@ -24,7 +24,7 @@ use crate::{
     sys::deadline::Deadline,
     vqp::{
         recv::{ReceivedMsg, RecvBuffer},
-        send::batch::VqpRequest,
+        send::request::VqpRequest,
         table::{AcceptedVqp, Listener, VqpTable},
         Vqp, VqpCompletion, VqpEvent, VqpPollClient,
     },

@@ -6,7 +6,7 @@
 //! and with it the requests of other users. The remote range is checked later, with the MR entry
 //! ([`VqpRequest::validate_mr`]).
 
-use super::batch::{MrUse, VqpRequest};
+use super::request::{MrUse, VqpRequest};
 use crate::{
     bindings,
     fabric::mr::table::{mr_access_errno, UserMr},

@@ -1,27 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Delivery of completions: kept for [`pop`](crate::vqp::Vqp::pop), or passed to the sink of an I/O queue
-//! ([`super::push_builder`]).
+//! Delivery of completions: kept for [`pop`](crate::vqp::Vqp::pop), or passed to the
+//! [`CompletionSink`](crate::vqp::sink::CompletionSink) of an I/O queue.
+//!
+//! # Operation
 //!
 //! Popped completions are stored in the VQP. A sink receives each completion immediately, and is then woken.
+//!
+//! # Locking
+//!
 //! Both happen under `Vqp::state`.
 
-use super::{
-    batch::{VqpBatch, VqpRequest},
-    VqpCompletion,
-};
-use crate::errno;
+use super::{batch::VqpBatch, request::VqpRequest};
+use crate::{errno, vqp::VqpCompletion};
 use kernel::prelude::*;
 use kite_core::proto::window::SendWindow;
-
-/// Receiver of completions. Called with `Vqp::state` held, so an implementation must not block.
-pub(crate) trait CompletionSink: Send + Sync {
-    /// Reports the result of the request with this tag.
-    fn push_completion(&self, tag: u64, result: Result);
-
-    /// Wakes the consumer after the last completion of a round.
-    fn wake_consumer(&self);
-}
 
 impl VqpBatch {
     /// Delivers completions of requests in order, up to the first without a result. `closed_with` fails
@@ -61,9 +54,9 @@ impl VqpBatch {
     /// Fails all requests without a completion, with `ECANCELED`, if the batch has a sink. A closed VQP is
     /// not popped.
     pub(in crate::vqp) fn cancel_unreported(&self) {
-        if let Some(outlet) = &self.sink {
+        if let Some(sink) = &self.sink {
             for request in &self.requests[self.reported_count..] {
-                outlet.push_completion(request.tag, Err(errno::canceled()));
+                sink.push_completion(request.tag, Err(errno::canceled()));
             }
         }
         self.wake_sink();
@@ -71,7 +64,7 @@ impl VqpBatch {
 
     fn report(&self, request: &VqpRequest, result: Result, completions: &mut KVec<VqpCompletion>) {
         match &self.sink {
-            Some(outlet) => outlet.push_completion(request.tag, result),
+            Some(sink) => sink.push_completion(request.tag, result),
             // Capacity was reserved, since [`VQP_DEPTH`](super::VQP_DEPTH) bounds the pending requests, so
             // this does not allocate.
             None if request.signaled || result.is_err() => {
@@ -82,8 +75,8 @@ impl VqpBatch {
     }
 
     fn wake_sink(&self) {
-        if let Some(outlet) = &self.sink {
-            outlet.wake_consumer();
+        if let Some(sink) = &self.sink {
+            sink.wake_consumer();
         }
     }
 }

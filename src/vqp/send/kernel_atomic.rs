@@ -7,39 +7,14 @@
 //! worker holds no lock, and takes `Vqp::state` to apply the results.
 
 use super::{
-    batch::{VqpBatch, VqpBatchState, VqpRequest},
+    batch::{VqpBatch, VqpBatchState},
+    request::{KernelAtomic, VqpRequest},
     VqpState,
 };
-use crate::{region::kernel_atomic::MrWord, verbs::work::RdmaOpcode};
 use kernel::prelude::*;
-use kite_core::atomic::AtomicOp;
-
-/// Word of a remote MR, and the operation to execute.
-pub(in crate::vqp) type KernelAtomic = (MrWord, AtomicOp);
 
 /// Old values of the words, and the error that ended the sequence, if any.
 pub(in crate::vqp) type OldValues = (KVec<u64>, Result);
-
-impl VqpRequest {
-    /// Returns the operation for the peer's kernel, or `None` if the request is not atomic.
-    fn kernel_atomic(&self) -> Option<KernelAtomic> {
-        let atomic = match self.verb {
-            RdmaOpcode::FetchAdd { operand } => AtomicOp::FetchAdd { operand },
-            RdmaOpcode::CompareSwap { expected, new } => AtomicOp::CompareSwap {
-                expected,
-                operand: new,
-            },
-            _ => return None,
-        };
-        let mr_use = self.remote_use?;
-        let word = MrWord {
-            mr_key: mr_use.key,
-            uid: mr_use.uid,
-            addr: self.remote.addr,
-        };
-        Some((word, atomic))
-    }
-}
 
 impl VqpBatch {
     /// Returns `true` if the batch consists of atomics. Without RNIC atomics, no batch mixes atomics with

@@ -24,14 +24,17 @@ pub(crate) mod deliver;
 pub(crate) mod kernel_atomic;
 pub(crate) mod mr_cache;
 pub(crate) mod push_builder;
+pub(crate) mod request;
 
 use self::{
-    batch::{RetryCause, VqpBatch, VqpBatchState, VqpRequest},
+    batch::{RetryCause, VqpBatch, VqpBatchState},
     complete::VqpBatchOutcome,
-    deliver::CompletionSink,
     mr_cache::MrCache,
+    request::VqpRequest,
 };
-use super::recv::RecvQueue;
+use super::{
+    ids::EndpointIds, recv::RecvQueue, sink::CompletionSink, VqpCompletion, VqpEvent,
+};
 use crate::{
     errno,
     fabric::{
@@ -65,39 +68,6 @@ const MAX_RC_RETRIES: u32 = 3;
 /// Time in milliseconds after which packets of a failed connection can no longer arrive, if no new QP
 /// replaces it.
 const STALE_PACKET_LIFETIME_MS: u32 = 10_000;
-
-/// Event for which a thread waits.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum VqpEvent {
-    Completion,
-    Message,
-}
-
-/// Completion: the tag and the result of a request.
-pub(crate) type VqpCompletion = (u64, Result);
-
-/// Numbers by which the two endpoints identify each other.
-pub(super) struct EndpointIds {
-    pub(super) local_node: NodeInstance,
-    /// Number of this endpoint, or 0 if it takes no messages.
-    pub(super) local_vqpn: u64,
-    /// Number of the peer endpoint, or 0 until its first update arrives.
-    pub(super) peer_vqpn: u64,
-    pub(super) port: u32,
-    /// Owner of this endpoint.
-    pub(super) uid: u32,
-}
-
-impl EndpointIds {
-    pub(super) fn make_packet(&self, body: PacketBody) -> Packet {
-        Packet {
-            sender: self.local_node,
-            source_vqp: self.local_vqpn,
-            destination_vqp: self.peer_vqpn,
-            body,
-        }
-    }
-}
 
 /// Requests, completions and messages of a VQP.
 pub(super) struct VqpState {

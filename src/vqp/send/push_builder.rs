@@ -7,24 +7,20 @@
 //! Requests are independent: a rejected request does not affect the others. Submission never sleeps. A
 //! request that needs blocking work, such as a lookup or memory that is not chargeable now, returns
 //! [`PushError::Missing`], and a worker obtains the prerequisite. Completions go to the I/O queue, not to
-//! [`pop`](Vqp::pop) ([`super::deliver`]).
+//! [`pop`](Vqp::pop) ([`crate::vqp::sink`]).
 //!
 //! # Locking
 //!
 //! [`PushBuilder`] holds `Vqp::state` from [`Vqp::try_start_push`] on, which uses `try_lock`. Under `state`
 //! it takes `Vqp::mr_cache`.
 
-use super::{
-    batch::{VqpBatch, VqpRequest},
-    deliver::CompletionSink,
-    mr_cache, VqpState, VQP_DEPTH,
-};
+use super::{batch::VqpBatch, mr_cache, request::VqpRequest, VqpState, VQP_DEPTH};
 use crate::{
     cluster::Cluster,
     errno,
     fabric::Fabric,
     sys::{deadline::Deadline, memcg},
-    vqp::Vqp,
+    vqp::{sink::CompletionSink, Vqp},
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
