@@ -1,57 +1,80 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Statistics and owners of the VQPs of all processes.
+//! Registry of the VQPs of all processes, for their statistics.
 //!
-//! `VqpTable::registry` protects the list. [`VqpTable::list_vqps`] locks `Vqp::state` under `registry`.
+//! # Operation
+//!
+//! [`VqpTable`](super::table::VqpTable) adds a VQP when a process has created or accepted it, and removes the
+//! VQP when it is closed.
+//!
+//! # Locking
+//!
+//! `entries` protects the list. [`VqpRegistry::list`] locks `Vqp::state` under `entries`.
 
-use super::{table::VqpTable, Vqp, VqpEvent};
+use super::{Vqp, VqpEvent};
 use crate::bindings;
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{Arc, Mutex},
+};
 use kite_core::policy::transport::Transport;
 
 /// VQP, and the process that created or accepted it.
-pub(super) struct RegisteredVqp {
+struct RegisteredVqp {
     vqp: Arc<Vqp>,
     pid: i32,
 }
 
-impl VqpTable {
-    /// Adds a VQP of the current process to the list.
+/// VQPs of all processes.
+#[pin_data]
+pub(super) struct VqpRegistry {
+    #[pin]
+    entries: Mutex<KVec<RegisteredVqp>>,
+}
+
+impl VqpRegistry {
+    /// Creates an empty registry.
+    pub(super) fn new() -> impl PinInit<Self> {
+        pin_init!(Self { entries <- new_mutex!(KVec::new()) })
+    }
+
+    /// Adds a VQP of the current process.
     ///
     /// # Errors
     ///
     /// - `ENOMEM`: out of memory.
-    pub(crate) fn register(&self, vqp: Arc<Vqp>) -> Result {
+    pub(super) fn add(&self, vqp: Arc<Vqp>) -> Result {
         let pid = kernel::current!().group_leader().pid();
-        let mut registry = self.registry.lock();
-        Ok(registry.push(RegisteredVqp { vqp, pid }, GFP_KERNEL)?)
+        let mut entries = self.entries.lock();
+        Ok(entries.push(RegisteredVqp { vqp, pid }, GFP_KERNEL)?)
     }
 
-    /// Removes a VQP from the list.
-    pub(super) fn unregister(&self, vqp: &Arc<Vqp>) {
-        let mut registry = self.registry.lock();
-        let index = registry
+    /// Removes a VQP.
+    pub(super) fn remove(&self, vqp: &Arc<Vqp>) {
+        let mut entries = self.entries.lock();
+        let index = entries
             .iter()
             .position(|entry| Arc::ptr_eq(&entry.vqp, vqp));
-        let removed = index.map(|at| registry.remove(at));
-        drop(registry);
+        let removed = index.map(|at| entries.remove(at));
+        drop(entries);
         drop(removed);
     }
 
-    /// Returns the statistics of the VQPs of one user, or of all VQPs.
+    /// Returns the statistics of the VQPs of one user, or of all VQPs. `rc_only` is set without DC: all
+    /// requests then use RC, regardless of the transport selector.
     ///
     /// # Errors
     ///
     /// - `ENOMEM`: out of memory.
-    pub(crate) fn list_vqps(
+    pub(super) fn list(
         &self,
         owner_uid: Option<u32>,
+        rc_only: bool,
     ) -> Result<KVec<bindings::kite_vqp_info>> {
-        // Without DC, all requests use RC, regardless of the transport selector.
-        let rc_only = self.lmr.cluster.fabric.dc().is_none();
-        let registry = self.registry.lock();
-        let mut infos = KVec::with_capacity(registry.len(), GFP_KERNEL)?;
-        for entry in registry.iter() {
+        let entries = self.entries.lock();
+        let mut infos = KVec::with_capacity(entries.len(), GFP_KERNEL)?;
+        for entry in entries.iter() {
             let info = entry.info(rc_only);
             if owner_uid.is_none_or(|uid| info.uid == uid) {
                 infos.push(info, GFP_KERNEL)?;

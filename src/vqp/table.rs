@@ -14,15 +14,14 @@
 //! - `deferred_packets` protects packets of non-members, and serializes the dispatch of all packets. The
 //!   holder may sleep for memory.
 //! - `state` protects [`VqpTableState`]. The holder may sleep for memory.
-//! - `registry` protects the list of VQPs of processes.
 //! - Order: `deferred_packets`, then `state` or `Vqp::state`.
-//! - Order: `registry`, then `Vqp::state`. `state` is not nested with `Vqp::state` or `registry`.
+//! - `state` is not nested with `Vqp::state`, nor with the lock of [`VqpRegistry`].
 //! - Under `deferred_packets` and under `state`, [`crate::cluster`] is locked for membership checks.
 //! - [`Listener`]: the `Release` store of `is_closed` pairs with the `Acquire` load in [`VqpTable::accept`].
 
-use super::{ids::EndpointIds, registry::RegisteredVqp, Vqp};
+use super::{ids::EndpointIds, registry::VqpRegistry, Vqp};
 use crate::{
-    errno,
+    bindings, errno,
     region::MemoryService,
     sys::{
         completion::CountingCompletion,
@@ -151,7 +150,7 @@ pub(crate) struct VqpTable {
     pub(super) deferred_packets: Mutex<KVec<KVec<u8>>>,
     /// VQPs of processes.
     #[pin]
-    pub(super) registry: Mutex<KVec<RegisteredVqp>>,
+    registry: VqpRegistry,
     next_vqpn: Atomic<u64>,
     deferred_wq: OwnedQueue,
     /// Workers that execute atomics in the peer's kernel. These may take long, so they have their own queue.
@@ -260,7 +259,7 @@ impl VqpTable {
             try_pin_init!(Self {
                 state <- new_mutex!(state),
                 deferred_packets <- new_mutex!(KVec::with_capacity(MAX_DEFERRED_PACKETS, GFP_KERNEL)?),
-                registry <- new_mutex!(KVec::new()),
+                registry <- VqpRegistry::new(),
                 next_vqpn: Atomic::new(1u64),
                 deferred_wq,
                 atomics_wq,
@@ -269,6 +268,28 @@ impl VqpTable {
             }),
             GFP_KERNEL,
         )
+    }
+
+    /// Adds a VQP of the current process to the registry.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
+    pub(crate) fn register(&self, vqp: Arc<Vqp>) -> Result {
+        self.registry.add(vqp)
+    }
+
+    /// Returns the statistics of the VQPs of one user, or of all VQPs.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
+    pub(crate) fn list_vqps(
+        &self,
+        owner_uid: Option<u32>,
+    ) -> Result<KVec<bindings::kite_vqp_info>> {
+        let rc_only = self.lmr.cluster.fabric.dc().is_none();
+        self.registry.list(owner_uid, rc_only)
     }
 
     /// Returns an unused endpoint number.
@@ -323,7 +344,7 @@ impl VqpTable {
 
     /// Closes a VQP, and sends a last update to the peer endpoint if there is one.
     pub(crate) fn close(self: &Arc<Self>, vqp: &Arc<Vqp>) {
-        self.unregister(vqp);
+        self.registry.remove(vqp);
         self.remove(vqp);
         if vqp.close() {
             self.send_update_deferred(vqp);

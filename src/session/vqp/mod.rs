@@ -23,7 +23,7 @@ use crate::{
     bindings,
     sys::deadline::Deadline,
     vqp::{
-        recv::{ReceivedMsg, RecvBuffer},
+        recv::pop::{ReceivedMsg, RecvBuffer},
         send::request::VqpRequest,
         table::{AcceptedVqp, Listener, VqpTable},
         Vqp, VqpCompletion, VqpEvent, VqpPollClient,

@@ -63,7 +63,7 @@ impl VqpTable {
         let found = self.state.lock().lookup(packet);
         match (packet.body, found) {
             (PacketBody::WindowUpdate(update), Some(vqp)) => {
-                vqp.on_window_update(packet.source_vqp, &update, self)
+                vqp.on_window_update(packet.source_vqp, &update, &self.lmr.cluster.fabric)
             }
             (PacketBody::WindowUpdate(_), None) => {}
             (PacketBody::Message(message), Some(vqp)) => {

@@ -1,39 +1,32 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Messages received by a VQP, and how a process receives them.
+//! Receive queue of a VQP, and the packets that change it.
 //!
 //! # Operation
 //!
-//! Short messages are queued and copied. Long messages are fetched with one READ, directly into the buffer of
-//! the process. Before the READ, the MR entry of the sender is validated, so a dead sender cannot cause an
-//! error on the QP. After a message was taken, the receiver sends an update if the sender could otherwise
-//! block.
+//! [`deliver`] dispatches the packets of the peer endpoint. A message is queued until a process takes it
+//! ([`pop`]). An update of the peer endpoint opens the send window ([`window_update`]).
+//!
+//! # Recovery
+//!
+//! A message without memory, or outside the receive window, closes the VQP: all later messages would be lost.
 //!
 //! # Locking
 //!
-//! All fields of [`RecvQueue`] are under `Vqp::state`. The lock is not held during the READ.
-//! Meanwhile `popping` reserves the first message.
+//! All fields of [`RecvQueue`] are under `Vqp::state`.
 
 pub(crate) mod deliver;
+pub(crate) mod pop;
 pub(crate) mod window_update;
 
-use super::{send::mr_cache, table::VqpTable, Vqp};
-use crate::{
-    errno,
-    fabric::mr::table::UserMr,
-    sys::{
-        deadline::{retry_until, Deadline},
-        memcg,
-    },
-    verbs::work::{RemoteAddr, Sge},
-};
-use kernel::{alloc::Flags, prelude::*, sync::Arc};
+use super::Vqp;
+use crate::{errno, fabric::Fabric, sys::memcg};
+use kernel::{alloc::Flags, prelude::*};
 use kite_core::{
     proto::window::{RecvWindow, SequenceCheck},
-    rights::Rights,
     wire::packet::{
-        Payload, VqpMessage, VqpPhase, WindowUpdate, MAX_INLINE_PAYLOAD_BYTES,
-        MAX_RC_INLINE_PAYLOAD_BYTES, PACKET_HEADER_SIZE, RECV_WINDOW_MESSAGES,
+        VqpMessage, VqpPhase, WindowUpdate, MAX_INLINE_PAYLOAD_BYTES, MAX_RC_INLINE_PAYLOAD_BYTES,
+        PACKET_HEADER_SIZE, RECV_WINDOW_MESSAGES,
     },
 };
 
@@ -88,22 +81,6 @@ impl RecvQueue {
     }
 }
 
-/// Destination of a message in a process.
-pub(crate) struct RecvBuffer {
-    pub(crate) mr: Arc<UserMr>,
-    pub(crate) addr: u64,
-    pub(crate) len: u32,
-}
-
-/// Message metadata for the receiving process.
-#[derive(Clone, Copy)]
-pub(crate) struct ReceivedMsg {
-    pub(crate) len: u32,
-    pub(crate) immediate: Option<u32>,
-    /// Set if the sender wrote the data before, at an address of its choice.
-    pub(crate) is_written: bool,
-}
-
 impl Vqp {
     /// Queues a received message. Returns `true` if the sender must receive an update.
     pub(super) fn on_message(&self, message: VqpMessage, packet_bytes: &[u8]) -> bool {
@@ -142,7 +119,7 @@ impl Vqp {
     }
 
     /// Applies an update of the peer endpoint, whose number is `peer_vqpn`.
-    pub(super) fn on_window_update(&self, peer_vqpn: u64, update: &WindowUpdate, table: &VqpTable) {
+    pub(super) fn on_window_update(&self, peer_vqpn: u64, update: &WindowUpdate, fabric: &Fabric) {
         let mut state = self.state.lock();
         state.send_window.on_window_update(update);
         match update.phase {
@@ -150,148 +127,8 @@ impl Vqp {
             VqpPhase::Refused => state.on_peer_closed(errno::connrefused()),
             VqpPhase::Closed => state.on_peer_closed(errno::connreset()),
         }
-        self.make_progress_and_kick(&table.lmr.cluster.fabric, &mut state);
+        self.make_progress_and_kick(fabric, &mut state);
         drop(state);
         self.wake_waiters();
-    }
-
-    /// Takes the first message.
-    ///
-    /// # Errors
-    ///
-    /// See `struct kite_pop_message` in `include/uapi/kite.h`.
-    pub(crate) fn pop_message(
-        self: &Arc<Self>,
-        table: &Arc<VqpTable>,
-        buffer: &RecvBuffer,
-        deadline: Deadline,
-    ) -> Result<ReceivedMsg> {
-        let msg = self.start_pop(buffer)?;
-        let received = self.receive_payload(table, &msg, buffer, deadline);
-        let needs_update = self.finish_pop(msg, &received);
-        self.wake_waiters();
-        if received.is_ok() {
-            table.lmr.stats.vqp_messages_received.add(1);
-        }
-        if needs_update {
-            table.send_update_or_defer(self);
-        }
-        received.map_err(|error| match error == ENOENT {
-            true => errno::connreset(),
-            false => error,
-        })
-    }
-
-    /// Completes a pop: consumes the message, or requeues it. Returns `true` if the sender must receive an
-    /// update.
-    fn finish_pop(&self, msg: QueuedMsg, received: &Result<ReceivedMsg>) -> bool {
-        let mut state = self.state.lock();
-        state.recv_queue.popping = false;
-        match received {
-            Ok(_) => {
-                state.recv_queue.recv_window.consume();
-                state.received_messages += 1;
-                let is_rendezvous = matches!(msg.message.payload, Payload::Remote { .. });
-                is_rendezvous || state.recv_queue.recv_window.should_advertise()
-            }
-            // The sender deregistered its memory: close the connection.
-            Err(error) if *error == ENOENT => {
-                state.closed_with = state.closed_with.or(Some(errno::connreset()));
-                true
-            }
-            Err(_) => {
-                // Put the message back at the front.
-                let _ = state.recv_queue.messages.insert_within_capacity(0, msg);
-                false
-            }
-        }
-    }
-
-    fn start_pop(&self, buffer: &RecvBuffer) -> Result<QueuedMsg> {
-        let mut state = self.state.lock();
-        if state.ids.local_vqpn == 0 {
-            return Err(EINVAL);
-        }
-        if state.recv_queue.is_empty() {
-            // Other messages can follow while one is popped, so do not report the close yet.
-            let close_error = state.closed_with.filter(|_| !state.recv_queue.popping);
-            return Err(close_error.unwrap_or(EAGAIN));
-        }
-        let first = state.recv_queue.messages.first().ok_or(EAGAIN)?;
-        let is_written = matches!(first.message.payload, Payload::Placed { .. });
-        if !is_written && first.message.payload.len() > buffer.len {
-            return Err(errno::msgsize());
-        }
-        state.recv_queue.popping = true;
-        state.recv_queue.messages.remove(0).map_err(|_| EAGAIN)
-    }
-
-    /// Copies or fetches the payload of a message to its destination.
-    ///
-    /// # Errors
-    ///
-    /// See [`Vqp::pop_message`]. `ENOENT`: the memory of the sender is gone.
-    fn receive_payload(
-        &self,
-        table: &VqpTable,
-        msg: &QueuedMsg,
-        buffer: &RecvBuffer,
-        deadline: Deadline,
-    ) -> Result<ReceivedMsg> {
-        let message = &msg.message;
-        match message.payload {
-            Payload::Inline { .. } => buffer.mr.write(buffer.addr, &msg.bytes)?,
-            Payload::Remote {
-                mr_key: key,
-                addr,
-                len,
-            } => {
-                let mut remaining = Some(Sge::new(buffer.addr, len, buffer.mr.local_key()));
-                retry_until(deadline, || {
-                    self.fetch_payload(table, (key, addr, len), &mut remaining, deadline)
-                })?;
-            }
-            Payload::Placed { .. } => {}
-        }
-        Ok(ReceivedMsg {
-            len: message.payload.len(),
-            immediate: message.immediate,
-            is_written: matches!(message.payload, Payload::Placed { .. }),
-        })
-    }
-
-    /// Reads the remaining payload from the memory of the sender. `remaining` is updated even on failure.
-    ///
-    /// # Errors
-    ///
-    /// - `ENOENT`: the sender deregistered the memory, or its entry does not cover the message.
-    /// - See also [`crate::fabric::Fabric::read_remote_into`].
-    fn fetch_payload(
-        &self,
-        table: &VqpTable,
-        (key, addr, len): (u32, u64, u32),
-        remaining: &mut Option<Sge>,
-        deadline: Deadline,
-    ) -> Result {
-        let cluster = &table.lmr.cluster;
-        let cached = mr_cache::resolve_mr(&self.mr_cache, cluster, self.peer, key, deadline)?;
-        let entry = cached.entry;
-        // The sender's kernel has checked the access of its own process.
-        entry
-            .check_access(entry.owner_uid, Rights::READ, addr, len.into())
-            .map_err(|_| ENOENT)?;
-        let fetched_bytes = len - remaining.map_or(0, |sge| sge.len());
-        let remote = RemoteAddr {
-            addr: addr + u64::from(fetched_bytes),
-            rkey: entry.rkey,
-        };
-        let address = cluster.resolve_address(self.peer, deadline)?;
-        let (peer, has_valid_lease) = ((self.peer, &*address), || cached.lease.is_valid());
-        // SAFETY: The caller holds the registered memory and waits for the end of the READ.
-        unsafe {
-            cluster
-                .fabric
-                .read_remote_into(peer, remote, remaining, has_valid_lease, deadline)
-        }
     }
 }

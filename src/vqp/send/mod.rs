@@ -32,9 +32,7 @@ use self::{
     mr_cache::MrCache,
     request::VqpRequest,
 };
-use super::{
-    ids::EndpointIds, recv::RecvQueue, sink::CompletionSink, VqpCompletion, VqpEvent,
-};
+use super::{ids::EndpointIds, recv::RecvQueue, sink::CompletionSink, VqpCompletion, VqpEvent};
 use crate::{
     errno,
     fabric::{

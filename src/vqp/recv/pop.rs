@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Transfer of received messages to a process.
+//!
+//! # Operation
+//!
+//! Short messages are copied from the queue. Long messages are fetched with one READ, directly into the buffer
+//! of the process. Before the READ, the MR entry of the sender is validated, so a dead sender cannot cause an
+//! error on the QP. After a message was taken, the receiver sends an update if the sender could otherwise
+//! block.
+//!
+//! # Recovery
+//!
+//! - The fetch fails: the message returns to the front of the queue.
+//! - The sender deregistered its memory: the VQP closes with `ECONNRESET`.
+//!
+//! # Locking
+//!
+//! `Vqp::state` is not held during the READ. Meanwhile `RecvQueue::popping` reserves the first message.
+
+use super::QueuedMsg;
+use crate::{
+    cluster::Cluster,
+    errno,
+    fabric::mr::table::UserMr,
+    sys::deadline::{retry_until, Deadline},
+    verbs::work::{RemoteAddr, Sge},
+    vqp::{send::mr_cache, table::VqpTable, Vqp},
+};
+use kernel::{prelude::*, sync::Arc};
+use kite_core::{rights::Rights, wire::packet::Payload};
+
+/// Destination of a message in a process.
+pub(crate) struct RecvBuffer {
+    pub(crate) mr: Arc<UserMr>,
+    pub(crate) addr: u64,
+    pub(crate) len: u32,
+}
+
+/// Message metadata for the receiving process.
+#[derive(Clone, Copy)]
+pub(crate) struct ReceivedMsg {
+    pub(crate) len: u32,
+    pub(crate) immediate: Option<u32>,
+    /// Set if the sender wrote the data before, at an address of its choice.
+    pub(crate) is_written: bool,
+}
+
+impl Vqp {
+    /// Takes the first message.
+    ///
+    /// # Errors
+    ///
+    /// See `struct kite_pop_message` in `include/uapi/kite.h`.
+    pub(crate) fn pop_message(
+        self: &Arc<Self>,
+        table: &Arc<VqpTable>,
+        buffer: &RecvBuffer,
+        deadline: Deadline,
+    ) -> Result<ReceivedMsg> {
+        let msg = self.start_pop(buffer)?;
+        let received = self.receive_payload(&table.lmr.cluster, &msg, buffer, deadline);
+        let needs_update = self.finish_pop(msg, &received);
+        self.wake_waiters();
+        if received.is_ok() {
+            table.lmr.stats.vqp_messages_received.add(1);
+        }
+        if needs_update {
+            table.send_update_or_defer(self);
+        }
+        received.map_err(|error| match error == ENOENT {
+            true => errno::connreset(),
+            false => error,
+        })
+    }
+
+    /// Completes a pop: consumes the message, or requeues it. Returns `true` if the sender must receive an
+    /// update.
+    fn finish_pop(&self, msg: QueuedMsg, received: &Result<ReceivedMsg>) -> bool {
+        let mut state = self.state.lock();
+        state.recv_queue.popping = false;
+        match received {
+            Ok(_) => {
+                state.recv_queue.recv_window.consume();
+                state.received_messages += 1;
+                let is_rendezvous = matches!(msg.message.payload, Payload::Remote { .. });
+                is_rendezvous || state.recv_queue.recv_window.should_advertise()
+            }
+            // The sender deregistered its memory: close the connection.
+            Err(error) if *error == ENOENT => {
+                state.closed_with = state.closed_with.or(Some(errno::connreset()));
+                true
+            }
+            Err(_) => {
+                // Put the message back at the front.
+                let _ = state.recv_queue.messages.insert_within_capacity(0, msg);
+                false
+            }
+        }
+    }
+
+    fn start_pop(&self, buffer: &RecvBuffer) -> Result<QueuedMsg> {
+        let mut state = self.state.lock();
+        if state.ids.local_vqpn == 0 {
+            return Err(EINVAL);
+        }
+        if state.recv_queue.is_empty() {
+            // Other messages can follow while one is popped, so do not report the close yet.
+            let close_error = state.closed_with.filter(|_| !state.recv_queue.popping);
+            return Err(close_error.unwrap_or(EAGAIN));
+        }
+        let first = state.recv_queue.messages.first().ok_or(EAGAIN)?;
+        let is_written = matches!(first.message.payload, Payload::Placed { .. });
+        if !is_written && first.message.payload.len() > buffer.len {
+            return Err(errno::msgsize());
+        }
+        state.recv_queue.popping = true;
+        state.recv_queue.messages.remove(0).map_err(|_| EAGAIN)
+    }
+
+    /// Copies or fetches the payload of a message to its destination.
+    ///
+    /// # Errors
+    ///
+    /// See [`Vqp::pop_message`]. `ENOENT`: the memory of the sender is gone.
+    fn receive_payload(
+        &self,
+        cluster: &Cluster,
+        msg: &QueuedMsg,
+        buffer: &RecvBuffer,
+        deadline: Deadline,
+    ) -> Result<ReceivedMsg> {
+        let message = &msg.message;
+        match message.payload {
+            Payload::Inline { .. } => buffer.mr.write(buffer.addr, &msg.bytes)?,
+            Payload::Remote {
+                mr_key: key,
+                addr,
+                len,
+            } => {
+                let mut remaining = Some(Sge::new(buffer.addr, len, buffer.mr.local_key()));
+                retry_until(deadline, || {
+                    self.fetch_payload(cluster, (key, addr, len), &mut remaining, deadline)
+                })?;
+            }
+            Payload::Placed { .. } => {}
+        }
+        Ok(ReceivedMsg {
+            len: message.payload.len(),
+            immediate: message.immediate,
+            is_written: matches!(message.payload, Payload::Placed { .. }),
+        })
+    }
+
+    /// Reads the remaining payload from the memory of the sender. `remaining` is updated even on failure.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOENT`: the sender deregistered the memory, or its entry does not cover the message.
+    /// - See also [`crate::fabric::Fabric::read_remote_into`].
+    fn fetch_payload(
+        &self,
+        cluster: &Cluster,
+        (key, addr, len): (u32, u64, u32),
+        remaining: &mut Option<Sge>,
+        deadline: Deadline,
+    ) -> Result {
+        let cached = mr_cache::resolve_mr(&self.mr_cache, cluster, self.peer, key, deadline)?;
+        let entry = cached.entry;
+        // The sender's kernel has checked the access of its own process.
+        entry
+            .check_access(entry.owner_uid, Rights::READ, addr, len.into())
+            .map_err(|_| ENOENT)?;
+        let fetched_bytes = len - remaining.map_or(0, |sge| sge.len());
+        let remote = RemoteAddr {
+            addr: addr + u64::from(fetched_bytes),
+            rkey: entry.rkey,
+        };
+        let address = cluster.resolve_address(self.peer, deadline)?;
+        let (peer, has_valid_lease) = ((self.peer, &*address), || cached.lease.is_valid());
+        // SAFETY: The caller holds the registered memory and waits for the end of the READ.
+        unsafe {
+            cluster
+                .fabric
+                .read_remote_into(peer, remote, remaining, has_valid_lease, deadline)
+        }
+    }
+}
