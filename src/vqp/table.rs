@@ -17,15 +17,17 @@
 //! - Order: `deferred_packets`, then `state` or `Vqp::state`.
 //! - `state` is not nested with `Vqp::state`, nor with the lock of [`VqpRegistry`].
 //! - Under `deferred_packets` and under `state`, [`crate::cluster`] is locked for membership checks.
-//! - [`Listener`]: the `Release` store of `is_closed` pairs with the `Acquire` load in [`VqpTable::accept`].
 
-use super::{ids::EndpointIds, registry::VqpRegistry, Vqp};
+use super::{
+    ids::EndpointIds,
+    listener::{AcceptedVqp, Listener, PendingAccept},
+    registry::VqpRegistry,
+    Vqp,
+};
 use crate::{
     bindings, errno,
     region::MemoryService,
     sys::{
-        completion::CountingCompletion,
-        deadline::Deadline,
         event_counter::EventCounter,
         memcg::{self, Memcg},
         workqueue::OwnedQueue,
@@ -37,7 +39,7 @@ use kernel::{
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
     sync::{
-        atomic::{Acquire, Atomic, AtomicFlag, Relaxed, Release},
+        atomic::{Acquire, Atomic, Relaxed, Release},
         Arc, Mutex,
     },
 };
@@ -57,62 +59,6 @@ pub(super) const MAX_DEFERRED_PACKETS: usize = 1024;
 
 /// Maximum number of concurrent workers of each workqueue.
 const WQ_MAX_ACTIVE: c_int = 64;
-
-/// Maximum sleep of a waiting thread in milliseconds, in case a wake-up is lost.
-const WAIT_SLICE_MS: u32 = 50;
-
-/// Listener at a port.
-#[pin_data]
-pub(crate) struct Listener {
-    port: u32,
-    uid: u32,
-    #[pin]
-    pending_event: CountingCompletion,
-    /// Set when the listener is closed.
-    is_closed: AtomicFlag,
-    session_events: Arc<EventCounter>,
-    /// Cgroup that is charged for endpoints that no process has accepted yet.
-    memcg: Arc<Memcg>,
-}
-
-impl Listener {
-    /// Calls `f` until the result is not `EAGAIN`, and sleeps in between until a new endpoint arrives.
-    ///
-    /// # Errors
-    ///
-    /// - `ETIMEDOUT`, `EINTR`: the deadline passed, or a signal arrived.
-    /// - Any other error of `f`.
-    pub(crate) fn wait<T>(
-        &self,
-        deadline: Deadline,
-        mut f: impl FnMut() -> Result<T>,
-    ) -> Result<T> {
-        loop {
-            match f() {
-                Err(error) if error == EAGAIN => deadline.check()?,
-                done => return done,
-            }
-            let woken = self
-                .pending_event
-                .wait_interruptible_timeout_ms(deadline.remaining_ms().min(WAIT_SLICE_MS));
-            woken.map(drop).or_else(|_| deadline.handle_signal())?;
-        }
-    }
-}
-
-/// New endpoint that no process has accepted yet.
-struct PendingAccept {
-    listener: Arc<Listener>,
-    vqpn: u64,
-    peer_uid: u32,
-}
-
-/// New endpoint that a process has accepted.
-pub(crate) struct AcceptedVqp {
-    pub(crate) vqp: Arc<Vqp>,
-    /// User of the peer endpoint.
-    pub(crate) peer_uid: u32,
-}
 
 /// Sources of the last [`MAX_TIME_WAIT`] closed endpoints that a message had created. A ring buffer: the
 /// oldest entry is replaced first.
@@ -379,11 +325,7 @@ impl VqpTable {
         uid: u32,
         session_events: Arc<EventCounter>,
     ) -> Result<Arc<Listener>> {
-        let memcg = Arc::new(Memcg::current(), GFP_KERNEL_ACCOUNT)?;
-        let listener = Arc::pin_init(
-            pin_init!(Listener { port, uid, pending_event <- CountingCompletion::new(), is_closed: AtomicFlag::new(false), session_events, memcg }),
-            GFP_KERNEL_ACCOUNT,
-        )?;
+        let listener = Listener::new(port, uid, session_events)?;
         let mut table = self.state.lock();
         if table.has_listener(port) {
             return Err(errno::addrinuse());

@@ -23,9 +23,10 @@ use crate::{
     bindings,
     sys::deadline::Deadline,
     vqp::{
+        listener::{AcceptedVqp, Listener},
         recv::pop::{ReceivedMsg, RecvBuffer},
         send::request::VqpRequest,
-        table::{AcceptedVqp, Listener, VqpTable},
+        table::VqpTable,
         Vqp, VqpCompletion, VqpEvent, VqpPollClient,
     },
 };

@@ -10,7 +10,7 @@
 //! # Recovery
 //!
 //! A batch that cannot be posted has a [`BatchBlocker`], which a worker resolves
-//! (`Vqp::resolve_blocker`). [`super::complete`] decides about batches that failed.
+//! ([`crate::vqp::resolve`]). [`super::complete`] decides about batches that failed.
 //!
 //! # Locking
 //!
