@@ -4,7 +4,7 @@
 
 use crate::{
     fabric::peer::Peer,
-    rpc::{connect::RingInfo, Rpc},
+    rpc::{ring::RingInfo, Rpc},
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::wire::{ControlHeader, ControlReply, ControlRequest};

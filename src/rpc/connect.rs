@@ -24,7 +24,8 @@
 
 use super::{
     channel::RpcChannel,
-    server::{RpcClient, RpcService},
+    ring::RingInfo,
+    server::{clients::RpcClient, RpcService},
     Rpc, ROOT_UID,
 };
 use crate::{
@@ -41,13 +42,6 @@ use kite_core::{
 
 /// Size, in bytes, of a ring for replies. It is small, since replies are taken at once.
 const REPLY_RING_BYTES: u64 = 64 << 10;
-
-/// Region and ID of a ring, as assigned by the ring's node.
-#[derive(Clone, Copy)]
-pub(crate) struct RingInfo {
-    pub(crate) region: u64,
-    pub(crate) id: u16,
-}
 
 fn parse_attach_reply(reply: &ControlReply<'_>) -> Result<RingInfo> {
     match *reply {
@@ -324,15 +318,11 @@ impl Rpc {
         let channel = channel.filter(|channel| {
             channel.peer.node == node && channel.ring_mappings().0.region == own_ring.region
         });
-        if let Some(service) = channel.as_ref().and_then(|channel| channel.service()) {
-            let is_same_channel = |other: &Arc<RpcChannel>| {
-                channel
-                    .as_ref()
-                    .is_some_and(|link| Arc::ptr_eq(link, other))
-            };
-            service.detach_clients(self, |client| {
-                client.connected_channel().is_some_and(is_same_channel)
-            });
+        let Some(channel) = channel else {
+            return;
+        };
+        if let Some(receiver) = channel.receiver() {
+            receiver.detach_channel(self, &channel);
         }
     }
 

@@ -37,6 +37,7 @@ pub(crate) mod channel;
 pub(crate) mod client;
 pub(crate) mod connect;
 pub(crate) mod rendezvous;
+pub(crate) mod ring;
 pub(crate) mod server;
 
 use self::{channel::RpcChannel, client::call::RpcCalls, server::RpcService};

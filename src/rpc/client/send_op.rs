@@ -16,7 +16,10 @@ use crate::{
     fabric::send::inflight::PolledOp,
     region::{map::OwnedRemoteAccess, CONTROL_TIMEOUT_MS},
     rpc::{
-        channel::{RingSlotAddr, RpcChannel, WritePath},
+        channel::{
+            tx::{RingSlotAddr, WritePath},
+            RpcChannel,
+        },
         Rpc, RpcMessage,
     },
     stats::Stats,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Rendezvous calls at the serving end, whose data are in a buffer at the caller's node.
+//! Queue of the rendezvous calls of a channel that have left its ring.
 //!
 //! # Operation
 //!
@@ -9,26 +9,16 @@
 //! [`MAX_SLOW_FETCHES`] fetches run per channel, unless one has completed in the last [`SLOW_AFTER_MS`]. So
 //! an unresponsive node blocks few servers.
 //!
-//! # Recovery
-//!
-//! A call that is dropped before [`RendezvousCall::complete`] or [`RendezvousCall::reject`] is parked again.
-//!
 //! # Locking
 //!
-//! `RpcChannel::rendezvous_queue` (spinlock) protects the queue. The service is notified after its release.
+//! `RpcChannel::rendezvous_queue` (spinlock) protects the queue.
 
-use crate::rpc::{
-    channel::RpcChannel,
-    server::{reply::send_status, ReceivedCall},
-    Rpc,
-};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     prelude::*,
-    sync::Arc,
     time::{Instant, Monotonic},
 };
-use kite_core::wire::ring::{MsgHeader, MsgType, RendezvousBufs};
+use kite_core::wire::ring::{MsgHeader, RendezvousBufs};
 
 /// Maximum calls of one channel that have left its ring without being received by a server.
 const MAX_QUEUED_RENDEZVOUS: usize = 32;
@@ -85,7 +75,7 @@ impl RendezvousQueue {
 
     /// Admits a call that leaves the ring. Returns `true` if it must be fetched now, which requires
     /// `may_fetch`. Otherwise the call is parked.
-    fn admit(
+    pub(super) fn admit(
         &mut self,
         header: MsgHeader,
         bufs: RendezvousBufs,
@@ -103,15 +93,25 @@ impl RendezvousQueue {
         Ok(fetch_now)
     }
 
-    fn resume_parked(&mut self) -> Option<(MsgHeader, RendezvousBufs)> {
+    /// Takes the oldest parked call, if it may be fetched now.
+    pub(super) fn resume_parked(&mut self) -> Option<(MsgHeader, RendezvousBufs)> {
         let next = self.can_fetch().then(|| self.parked.remove(0).ok());
         self.fetching += usize::from(matches!(next, Some(Some(_))));
         next?
     }
 
-    fn park(&mut self, header: MsgHeader, bufs: RendezvousBufs) {
+    /// Parks a call, which a server may fetch later.
+    pub(super) fn park(&mut self, header: MsgHeader, bufs: RendezvousBufs) {
         // Cannot fail: calls being fetched count against the capacity too.
         let _ = self.parked.push((header, bufs), GFP_ATOMIC);
+    }
+
+    /// Ends a fetch.
+    pub(super) fn finish_fetch(&mut self, succeeded: bool) {
+        self.fetching -= 1;
+        if succeeded {
+            self.last_fetched = Some(Instant::now());
+        }
     }
 
     /// Returns `true` if a parked call may be fetched now.
@@ -127,138 +127,5 @@ impl RendezvousQueue {
     /// Takes a parked call that will not be fetched.
     pub(in crate::rpc) fn pop_parked(&mut self) -> Option<MsgHeader> {
         self.parked.remove(0).ok().map(|(header, _)| header)
-    }
-}
-
-/// Slot for one fetch. Released on drop.
-struct FetchGuard {
-    channel: Arc<RpcChannel>,
-    succeeded: bool,
-}
-
-impl Drop for FetchGuard {
-    fn drop(&mut self) {
-        let mut queue = self.channel.rendezvous_queue.lock();
-        queue.fetching -= 1;
-        if self.succeeded {
-            queue.last_fetched = Some(Instant::now());
-        }
-        let has_parked = queue.has_parked();
-        drop(queue);
-        // Parked calls may wait for this slot, and calls in the ring for space in the queue.
-        if let Some(service) = self
-            .channel
-            .service()
-            .filter(|_| has_parked || self.channel.has_ready_call())
-        {
-            service.notify_arrival();
-        }
-    }
-}
-
-/// Call or one-way message that has left the ring, and whose data are in a rendezvous buffer. Dropping it
-/// parks it for any server, unless it was rejected or completed.
-pub(crate) struct RendezvousCall {
-    channel: Arc<RpcChannel>,
-    pub(in crate::rpc) header: MsgHeader,
-    bufs: RendezvousBufs,
-    /// `None` once the data were fetched.
-    fetch: Option<FetchGuard>,
-    /// Set once the call was rejected or completed.
-    finished: bool,
-}
-
-impl RendezvousCall {
-    /// Takes the oldest parked call of `channel`, if it may be fetched now.
-    pub(in crate::rpc) fn resume_parked(channel: &Arc<RpcChannel>) -> Option<Self> {
-        let parked = channel.rendezvous_queue.lock().resume_parked();
-        parked.map(|(header, bufs)| Self::new(channel, header, bufs))
-    }
-
-    /// Admits a call that leaves the ring of `channel`. Returns the call if it must be fetched now, and
-    /// `None` if it was parked.
-    ///
-    /// # Errors
-    ///
-    /// - [`RendezvousQueueFull`]: the call stays in the ring.
-    pub(in crate::rpc) fn admit(
-        channel: &Arc<RpcChannel>,
-        header: MsgHeader,
-        bufs: RendezvousBufs,
-        may_fetch: bool,
-    ) -> Result<Option<Self>, RendezvousQueueFull> {
-        let fetch_now = channel
-            .rendezvous_queue
-            .lock()
-            .admit(header, bufs, may_fetch)?;
-        Ok(fetch_now.then(|| Self::new(channel, header, bufs)))
-    }
-
-    fn new(channel: &Arc<RpcChannel>, header: MsgHeader, bufs: RendezvousBufs) -> Self {
-        let fetch = FetchGuard {
-            channel: channel.clone(),
-            succeeded: false,
-        };
-        Self {
-            channel: channel.clone(),
-            header,
-            bufs,
-            fetch: Some(fetch),
-            finished: false,
-        }
-    }
-
-    /// Returns the channel of the call.
-    pub(crate) fn channel(&self) -> Arc<RpcChannel> {
-        self.channel.clone()
-    }
-
-    /// Returns the region, at the caller's node, with the data.
-    ///
-    /// # Errors
-    ///
-    /// - `EIO`: the call names no such region.
-    pub(crate) fn data_region(&self) -> Result<u64> {
-        self.bufs.data.ok_or(EIO)
-    }
-
-    /// Returns the length of the data in bytes.
-    pub(crate) fn len(&self) -> u64 {
-        self.header.len
-    }
-
-    /// Rejects the call with `error`.
-    pub(crate) fn reject(mut self, rpc: &Arc<Rpc>, error: Error) {
-        self.finished = true;
-        self.fetch = None;
-        send_status(rpc, &self.channel, self.header.call_id, Err(error));
-    }
-
-    /// Records that the data were fetched.
-    pub(crate) fn on_fetched(&mut self) {
-        if let Some(mut fetch) = self.fetch.take() {
-            fetch.succeeded = true;
-        }
-    }
-
-    /// Hands the call to a server that has the data.
-    pub(crate) fn complete(mut self, rpc: &Arc<Rpc>) -> ReceivedCall {
-        self.finished = true;
-        if self.header.msg_type == MsgType::Oneway {
-            // The sender waits for this status.
-            send_status(rpc, &self.channel, self.header.call_id, Ok(()));
-        }
-        ReceivedCall::new(&self.channel, self.header, self.bufs)
-    }
-}
-
-impl Drop for RendezvousCall {
-    fn drop(&mut self) {
-        if !self.finished {
-            self.channel
-                .rendezvous_queue
-                .lock()
-                .park(self.header, self.bufs);
-        }
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     errno,
     region::home::reclaim::WorkPriority,
     rpc::{
-        channel::{DeferredReply, RpcChannel},
+        channel::{deferred_replies::DeferredReply, RpcChannel},
         Rpc, RpcMessage,
     },
     sys::deadline::Deadline,
@@ -156,7 +156,7 @@ pub(in crate::rpc) fn send_status_deferred(
     result: Result,
 ) {
     let code = result_to_errno(result);
-    match channel.queue_deferred_reply(DeferredReply {
+    match channel.deferred_replies.push(DeferredReply {
         call_id,
         errno: code,
     }) {
@@ -174,12 +174,12 @@ fn flush_replies_deferred(rpc: Arc<Rpc>, channel: Arc<RpcChannel>) {
             while let Some(DeferredReply {
                 call_id: call,
                 errno: code,
-            }) = channel.first_deferred_reply()
+            }) = channel.deferred_replies.first()
             {
                 let message = RpcMessage::new(reply_header(call, code, 0), |_| Ok(()));
                 let sent = message.and_then(|mut message| channel.try_send(&rpc, &mut message));
                 if sent.is_ok() || channel.check_open().is_err() {
-                    channel.pop_deferred_reply();
+                    channel.deferred_replies.pop();
                 } else {
                     fsleep(Delta::from_millis(REPLY_RETRY_MS));
                     return flush_replies_deferred(rpc, channel);

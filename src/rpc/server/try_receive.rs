@@ -2,15 +2,21 @@
 
 //! Receive without waiting, by the poller thread for receives on I/O queues.
 //!
+//! # Operation
+//!
 //! Many receives can poll one service. So a poll that finds nothing records the arrival counter. The service
 //! is not polled again until the counter changes.
+//!
+//! # Locking
+//!
+//! `RpcService::state` (spinlock) protects the counters. `RpcService::clients` is taken with `try_lock`.
+//!
+//! `polled_receivers` is incremented before a receive reads `arrival_seq`, and read after an arrival has
+//! incremented `arrival_seq`. So either the receive observes the arrival, or the arrival wakes the poller
+//! thread.
 
-use super::{RpcDelivery, RpcReceiveError, RpcService};
-use crate::{
-    errno,
-    rpc::{channel::DequeuedCall, Rpc},
-    sys::buffer::Buffer,
-};
+use super::{dequeue::DequeuedCall, RpcDelivery, RpcReceiveError, RpcService};
+use crate::{errno, rpc::Rpc, sys::buffer::Buffer};
 use kernel::{
     prelude::*,
     sync::{

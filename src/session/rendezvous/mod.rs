@@ -35,7 +35,7 @@ use crate::{
     region::CONTROL_TIMEOUT_MS,
     rpc::{
         client::call::{ReplyData, ReplyWaiter},
-        rendezvous::queue::RendezvousCall,
+        rendezvous::call::RendezvousCall,
         server::{reply::PendingReply, ReceivedCall},
     },
     sys::{buffer::Buffer, deadline::Deadline},

@@ -30,8 +30,11 @@ use super::{
 use crate::{
     bindings, errno,
     rpc::{
-        rendezvous::queue::RendezvousCall,
-        server::{self, PolledReceiver, RpcDelivery, RpcReceiveError, RpcService, RpcTryReceive},
+        rendezvous::call::RendezvousCall,
+        server::{
+            self, reply::PendingReply, PolledReceiver, RpcDelivery, RpcReceiveError, RpcService,
+            RpcTryReceive,
+        },
         Rpc,
     },
     sys::{buffer::Buffer, deadline::Deadline},

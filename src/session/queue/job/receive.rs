@@ -9,7 +9,7 @@
 
 use crate::{
     bindings, errno,
-    rpc::{rendezvous::queue::RendezvousCall, server::PolledReceiver},
+    rpc::{rendezvous::call::RendezvousCall, server::PolledReceiver},
     session::{
         args::ReceiveArgs,
         queue::{
