@@ -40,7 +40,7 @@ use kite_core::{
     wire::{ControlReply, ControlRequest},
 };
 
-/// Size, in bytes, of a ring for replies. It is small, since replies are taken at once.
+/// Size, in bytes, of a ring for replies. The ring is small, since replies are taken at once.
 const REPLY_RING_BYTES: u64 = 64 << 10;
 
 fn parse_attach_reply(reply: &ControlReply<'_>) -> Result<RingInfo> {

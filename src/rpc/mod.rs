@@ -12,8 +12,8 @@
 //! So the revocation of regions guarantees that no message is written to a freed ring.
 //!
 //! A message is one RDMA WRITE with immediate. The immediate notifies the receive poller of the destination.
-//! A call stays in its ring until a server takes the call. It delays only calls from the same node to the
-//! same service. The poller takes a reply from its ring at once ([`client`]). Data that do not fit into a
+//! A call stays in its ring until a server takes the call. The call delays only calls from the same node to
+//! the same service. The poller takes a reply from its ring at once ([`client`]). Data that do not fit into a
 //! ring message are transferred through [`rendezvous`] buffers.
 //!
 //! # Recovery

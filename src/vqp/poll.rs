@@ -4,9 +4,9 @@
 //!
 //! # Operation
 //!
-//! The thread that pushes or pops makes progress, and so does the poller thread ([`VqpPollClient`]). The poller
-//! leaves the VQP to a process that polls ([`super::wait`]), except for blocked batches, for which it queues
-//! a worker ([`super::resolve`]).
+//! The thread that pushes or pops makes progress, and so does the poller thread ([`VqpPollClient`]). The
+//! poller leaves the VQP to a process that polls ([`super::wait`]), except for blocked batches, for which it
+//! queues a worker ([`super::resolve`]).
 //!
 //! # Recovery
 //!
@@ -14,8 +14,8 @@
 //!
 //! # Locking
 //!
-//! - [`VqpPollClient`] runs with the poller's client list locked, and so uses `try_lock` for `Vqp::state`. Its
-//!   `on_device_removed` runs without the client list and uses `lock`.
+//! - [`VqpPollClient`] runs with the poller's client list locked, and so uses `try_lock` for `Vqp::state`.
+//!   Its `on_device_removed` runs without the client list and uses `lock`.
 //! - `needs_resolve` is stored with `Release` under `state`. The poller loads it with `Acquire` before it
 //!   takes `state`.
 

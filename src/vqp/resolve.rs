@@ -4,9 +4,9 @@
 //!
 //! # Operation
 //!
-//! A batch is blocked if its node did not respond, if the lease of an MR entry expired, or if the RNICs do not
-//! support its atomics ([`BatchBlocker`]). The worker obtains the new address or the entry, or lets the peer's
-//! kernel execute the atomics. Then the batch is posted, or fails.
+//! A batch is blocked if its node did not respond, if the lease of an MR entry expired, or if the RNICs do
+//! not support its atomics ([`BatchBlocker`]). The worker obtains the new address or the entry, or lets the
+//! peer's kernel execute the atomics. Then the batch is posted, or fails.
 //!
 //! # Locking
 //!
@@ -36,8 +36,8 @@ const ADDRESS_RECHECK_MS: i64 = 20;
 impl Vqp {
     /// Resolves the reason why a batch cannot be posted, on a worker.
     ///
-    /// After a timeout it waits for a new address of the node. After a lease expired it reads the entries of
-    /// remote MRs again. Atomics that the RNICs do not support are executed in the peer's kernel.
+    /// If the node did not respond, waits for a new address of the node. If a lease expired, reads the
+    /// entries of remote MRs again. Atomics that the RNICs do not support are executed in the peer's kernel.
     pub(super) fn resolve_blocker(&self, table: &VqpTable) {
         let (deadline, cluster) = (Deadline::after_ms(RESOLVE_TIMEOUT_MS), &table.lmr.cluster);
         let (mut atomics_batch, mut old_values) = (u64::MAX, (KVec::new(), Ok(())));

@@ -99,9 +99,11 @@ pub(crate) struct VqpTable {
     registry: VqpRegistry,
     next_vqpn: Atomic<u64>,
     deferred_wq: OwnedQueue,
-    /// Workers that execute atomics in the peer's kernel. These may take long, so they have their own queue.
+    /// Workers that execute atomics in the peer's kernel. Each waits for another node, so other work has
+    /// another queue.
     atomics_wq: OwnedQueue,
-    /// Workers that send updates to peer endpoints, which may take long. No other work depends on them.
+    /// Workers that send updates to peer endpoints. Each waits for another node. No other work depends on an
+    /// update.
     pub(super) updates_wq: OwnedQueue,
     pub(crate) lmr: Arc<MemoryService>,
 }

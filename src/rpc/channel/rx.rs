@@ -4,9 +4,9 @@
 //!
 //! # Operation
 //!
-//! The receive poller handles the immediate of each message. A call waits in the ring until a server takes the
-//! call. A reply is copied to its call at once. If a quarter of the ring was freed without a message in the
-//! other direction, a deferred write publishes the head.
+//! The receive poller handles the immediate of each message. A call waits in the ring until a server takes
+//! the call. A reply is copied to its call at once. If a quarter of the ring was freed without a message in
+//! the other direction, a deferred write publishes the head.
 //!
 //! # Recovery
 //!

@@ -9,8 +9,8 @@
 //!
 //! # Recovery
 //!
-//! A failed message is written again to the same slot. If the sender gives up, a deferred write fills the slot
-//! with a void message.
+//! A failed message is written again to the same slot. If the sender gives up, a deferred write fills the
+//! slot with a void message.
 //!
 //! # Locking
 //!

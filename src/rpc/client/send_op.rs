@@ -5,7 +5,7 @@
 //! # Operation
 //!
 //! Non-blocking form of [`RpcChannel::send`]. The message gets a slot in the ring at the other end when one
-//! is free. It is posted when the QP has credits. Then the owner polls for the completion.
+//! is free. The message is posted when the QP has credits. Then the owner polls for the completion.
 //!
 //! # Recovery
 //!

@@ -4,8 +4,8 @@
 //!
 //! # Operation
 //!
-//! A server takes a [`RendezvousCall`], fetches its data, and completes or rejects the call. The end of a fetch
-//! notifies the service, since a parked call may wait for that end.
+//! A server takes a [`RendezvousCall`], fetches its data, and completes or rejects the call. The end of a
+//! fetch notifies the service, since a parked call may wait for that end.
 //!
 //! # Recovery
 //!
@@ -47,8 +47,8 @@ impl Drop for FetchGuard {
     }
 }
 
-/// Call or one-way message that has left the ring, and whose data are in a rendezvous buffer. Dropping it
-/// parks it for any server, unless it was rejected or completed.
+/// Call or one-way message that has left the ring, and whose data are in a rendezvous buffer. A dropped
+/// call is parked for any server, unless the call was rejected or completed.
 pub(crate) struct RendezvousCall {
     channel: Arc<RpcChannel>,
     pub(in crate::rpc) header: MsgHeader,

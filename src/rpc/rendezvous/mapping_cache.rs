@@ -2,8 +2,12 @@
 
 //! Cache of mapped rendezvous buffers at the server's node.
 //!
+//! # Operation
+//!
 //! Mapping a buffer needs a request to the caller's node, and so does unmapping. Each takes as long as the
 //! call itself. So a mapping is kept for the next call through the same channel.
+//!
+//! # Locking
 //!
 //! `mappings` (mutex) protects the list and nests with no other lock.
 

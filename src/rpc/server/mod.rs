@@ -5,13 +5,14 @@
 //! # Operation
 //!
 //! Several sessions may serve one region. Each call is delivered to one of them ([`receive`],
-//! [`try_receive`]). Clients, one per calling node and ring, are served round-robin ([`clients`]). A delivered
-//! call is open until its server replies. If the session of the server ends first, the caller receives
-//! `ECONNRESET` ([`reply`]).
+//! [`try_receive`]). Clients, one per calling node and ring, are served round-robin ([`clients`]). A
+//! delivered call is open until its server replies. If the session of the server ends first, the caller
+//! receives `ECONNRESET` ([`reply`]).
 //!
 //! # Recovery
 //!
-//! The last server ends: queued messages that expect an answer fail with `ECONNRESET`, and all channels close.
+//! The last server ends: queued messages that expect an answer fail with `ECONNRESET`, and all channels
+//! close.
 //!
 //! # Locking
 //!

@@ -4,8 +4,8 @@
 //!
 //! # Operation
 //!
-//! A server waits by busy polling, then on `arrival_cv`. The data of an inline call are copied from the ring to
-//! the buffer of the server. The data of a rendezvous call are fetched by the caller of
+//! A server waits by busy polling, then on `arrival_cv`. The data of an inline call are copied from the ring
+//! to the buffer of the server. The data of a rendezvous call are fetched by the caller of
 //! [`RpcService::receive`]. A receive on an I/O queue is polled by the poller thread instead
 //! ([`super::try_receive`]).
 //!
@@ -15,8 +15,8 @@
 //!
 //! # Locking
 //!
-//! `RpcService::state` (spinlock) protects `arrival_seq`, which is read before the poll. An arrival during the
-//! poll makes the counter differ, so the server does not sleep. Data are copied without a lock.
+//! `RpcService::state` (spinlock) protects `arrival_seq`, which is read before the poll. An arrival during
+//! the poll makes the counter differ, so the server does not sleep. Data are copied without a lock.
 
 use super::{dequeue::DequeuedCall, received::ReceivedCall, RpcService};
 use crate::{

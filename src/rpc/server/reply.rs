@@ -2,8 +2,14 @@
 
 //! Replies to callers: the reply of a server, or a status in its place.
 //!
-//! A status of the kernel never waits for space in a caller's ring. If the ring is full, a worker sends the
-//! status later. So no teardown waits for a caller.
+//! # Operation
+//!
+//! A server sends its reply, and may wait for space in the ring of the caller. A status of the kernel never
+//! waits for space. If the ring is full, a worker sends the status later. So no teardown waits for a caller.
+//!
+//! # Recovery
+//!
+//! A reply that cannot be sent is followed by the status `ECONNRESET`.
 
 use crate::{
     errno,
@@ -162,7 +168,10 @@ pub(in crate::rpc) fn send_status_deferred(
     }) {
         Ok(true) => flush_replies_deferred(rpc.clone(), channel.clone()),
         Ok(false) => {}
-        Err(error) => pr_debug!("a caller is not told what came of its call: {error:?}\n"),
+        Err(error) => pr_debug!(
+            "node {}: status of call {call_id} dropped: {error:?} (caller waits until its deadline)\n",
+            channel.peer.node
+        ),
     }
 }
 

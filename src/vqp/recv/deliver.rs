@@ -2,8 +2,12 @@
 
 //! Dispatch of packets to the endpoints of VQPs.
 //!
+//! # Operation
+//!
 //! A packet for which no endpoint exists is rejected with an update to its sender. Views do not reach all
 //! nodes at the same time. So packets of nodes outside the view are stored until the next view.
+//!
+//! # Locking
 //!
 //! `VqpTable::deferred_packets` is held during the dispatch, so packets are processed in order. Its lock
 //! order is in [`crate::vqp::table`].

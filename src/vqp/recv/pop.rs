@@ -4,10 +4,10 @@
 //!
 //! # Operation
 //!
-//! Short messages are copied from the queue. Long messages are fetched with one READ, directly into the buffer
-//! of the process. Before the READ, the MR entry of the sender is validated, so a dead sender cannot cause an
-//! error on the QP. After a message was taken, the receiver sends an update if the sender could otherwise
-//! block.
+//! Short messages are copied from the queue. Long messages are fetched with one READ, directly into the
+//! buffer of the process. Before the READ, the MR entry of the sender is validated, so a dead sender cannot
+//! cause an error on the QP. After a message was taken, the receiver sends an update if the sender could
+//! otherwise block.
 //!
 //! # Recovery
 //!

@@ -2,9 +2,18 @@
 
 //! Updates between the endpoints of a VQP: accepted, messages consumed, closed.
 //!
-//! A failed update is sent again, for as long as both endpoints exist. Packets are dispatched by the poller,
-//! so work that may wait for other nodes runs on workers. All state is under `Vqp::state`, which is not held
-//! while an update is sent.
+//! # Operation
+//!
+//! A process that has received a message sends the update itself. The poller must not wait for other nodes,
+//! so all other updates are sent by workers.
+//!
+//! # Recovery
+//!
+//! A failed update is sent again by a worker, for as long as both endpoints exist.
+//!
+//! # Locking
+//!
+//! All state is under `Vqp::state`, which is not held while an update is sent.
 
 use crate::{
     sys::deadline::{retry_until, Deadline},
@@ -43,8 +52,8 @@ impl VqpTable {
         })
     }
 
-    /// Sends a packet on a worker. After a failure the peer endpoint learns nothing, until it sends a message
-    /// and receives a reply.
+    /// Sends a packet on a worker. The packet is not sent again after a failure. The peer endpoint receives
+    /// another reply when it sends its next message.
     pub(in crate::vqp) fn send_packet_deferred(
         self: &Arc<Self>,
         peer: NodeInstance,

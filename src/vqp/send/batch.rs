@@ -93,7 +93,7 @@ pub(in crate::vqp) struct VqpBatch {
     /// Numbers of rejections on a connection, and of RNR errors.
     pub(in crate::vqp) rc_retries: u32,
     pub(in crate::vqp) rnr_retries: u32,
-    /// Deadline after which the batch is forced to complete, and whether that was done.
+    /// Deadline after which the batch is forced to complete. `force_failed` is set after the first attempt.
     pub(in crate::vqp) completion_deadline: Deadline,
     pub(in crate::vqp) force_failed: bool,
     /// Result of the first incomplete request, once the batch has ended.

@@ -2,6 +2,8 @@
 
 //! Validation of requests before posting (KRCORE, section 4.4).
 //!
+//! # Operation
+//!
 //! A request that passes cannot cause an error at the RNICs of both nodes. An error would fail the shared QP,
 //! and with it the requests of other users. The remote range is checked later, with the MR entry
 //! ([`VqpRequest::validate_mr`]).

@@ -2,13 +2,21 @@
 
 //! Outcome of posted batches: complete, failed, or to be posted again.
 //!
-//! Requests whose execution is uncertain are posted again only if they are idempotent. All state is under
-//! `Vqp::state`.
+//! # Operation
+//!
+//! The first error of a batch, and the cause of the QP's failure, decide about its outcome.
+//! [`super::recover`] applies the outcome.
 //!
 //! # Recovery
 //!
+//! Requests whose execution is uncertain are posted again only if they are idempotent.
+//!
 //! A batch in flight for [`STUCK_AFTER_MS`] on a QP without progress is forced to complete: first the QP is
 //! moved to the error state, then to reset.
+//!
+//! # Locking
+//!
+//! All state is under `Vqp::state`.
 
 use super::batch::{RetryCause, VqpBatch, VqpBatchState};
 use crate::{

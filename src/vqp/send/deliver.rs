@@ -5,11 +5,12 @@
 //!
 //! # Operation
 //!
-//! Popped completions are stored in the VQP. A sink receives each completion immediately, and is then woken.
+//! Completions to be popped are stored in the VQP. A sink receives each completion immediately, and is then
+//! woken.
 //!
 //! # Locking
 //!
-//! Both happen under `Vqp::state`.
+//! Completions are stored, and sinks called, under `Vqp::state`.
 
 use super::{batch::VqpBatch, request::VqpRequest};
 use crate::{errno, vqp::VqpCompletion};

@@ -3,8 +3,17 @@
 //! Atomics executed by the peer's kernel ([`crate::region::kernel_atomic`]), for RNICs that offer none to
 //! kernels.
 //!
-//! The atomics of a batch run one after the other on a worker, after all earlier requests completed. The
-//! worker holds no lock, and takes `Vqp::state` to apply the results.
+//! # Operation
+//!
+//! The atomics of a batch run one after the other on a worker, after all earlier requests completed.
+//!
+//! # Recovery
+//!
+//! If an operation fails, its request fails, and all later requests fail with `ECANCELED`.
+//!
+//! # Locking
+//!
+//! The worker executes the operations without a lock, and takes `Vqp::state` to apply the results.
 
 use super::{
     batch::{VqpBatch, VqpBatchState},

@@ -2,7 +2,12 @@
 
 //! Cache of the MR entries of a node (KRCORE, section 4.4).
 //!
-//! The first use of a key needs one READ of the entry. The entry is then valid for the length of a lease.
+//! # Operation
+//!
+//! The first use of a key needs one READ of the entry. The entry is then valid for [`MR_LEASE_MS`].
+//!
+//! # Locking
+//!
 //! `Vqp::mr_cache` protects the cache. The lock is not held during a READ, and its holder does not sleep.
 
 use crate::{

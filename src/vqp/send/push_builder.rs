@@ -130,8 +130,8 @@ impl Vqp {
         Ok(())
     }
 
-    /// Wakes the poller for an I/O queue that waits for entries, if some are free. Also wakes it if no
-    /// request is pending: then only [`pop`](Vqp::pop) can free entries.
+    /// Wakes the poller for an I/O queue that waits for entries, if an entry is free. Also wakes the poller
+    /// if no request is pending: then only [`pop`](Vqp::pop) can free entries.
     pub(in crate::vqp) fn wake_blocked_push(fabric: &Fabric, state: &mut VqpState) {
         if state.push_blocked && (state.free_entries() != 0 || state.pending == 0) {
             state.push_blocked = false;
@@ -147,7 +147,9 @@ impl PushBuilder<'_> {
     /// # Errors
     ///
     /// - [`PushError::Missing`]: the MR entry is not cached.
-    /// - [`PushError::Full`], [`PushError::Refused`]: see there.
+    /// - [`PushError::Full`]: no entry is free.
+    /// - [`PushError::Refused`]: the endpoint does not support the request, the MR entry does not allow the
+    ///   request, or no entry is free and only [`pop`](Vqp::pop) can free entries.
     /// - Any error of `admit`.
     pub(crate) fn add(
         &mut self,

@@ -5,8 +5,8 @@
 //! # Operation
 //!
 //! [`super::check`] creates a request from the request of a user. Before the post, the entry of the remote MR
-//! sets rkey and lease ([`VqpRequest::validate_mr`]). A request with a message gets a sequence number, and its
-//! message header is written to the buffer of the slot.
+//! sets rkey and lease ([`VqpRequest::validate_mr`]). A request with a message gets a sequence number, and
+//! its message header is written to the buffer of the slot.
 //!
 //! # Locking
 //!
