@@ -200,9 +200,9 @@ impl VqpTable {
             listeners: KVec::new(),
             pending_accepts: KVec::new(),
         };
-        let deferred_wq = OwnedQueue::new(c"kite_list_vqps", WQ_MAX_ACTIVE)?;
-        let atomics_wq = OwnedQueue::new(c"kite_vqp_asks", WQ_MAX_ACTIVE)?;
-        let updates_wq = OwnedQueue::new(c"kite_vqp_tells", WQ_MAX_ACTIVE)?;
+        let deferred_wq = OwnedQueue::new(c"kite_vqps", WQ_MAX_ACTIVE)?;
+        let atomics_wq = OwnedQueue::new(c"kite_vqp_atomics", WQ_MAX_ACTIVE)?;
+        let updates_wq = OwnedQueue::new(c"kite_vqp_updates", WQ_MAX_ACTIVE)?;
         Arc::pin_init(
             try_pin_init!(Self {
                 state <- new_mutex!(state),
