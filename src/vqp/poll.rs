@@ -28,7 +28,7 @@ use super::{
     Vqp,
 };
 use crate::fabric::{
-    recv::poller::{PollClient, PollHint},
+    recv::poll_client::{PollClient, PollHint},
     Fabric,
 };
 use kernel::{

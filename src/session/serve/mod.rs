@@ -31,10 +31,7 @@ use crate::{
     bindings, errno,
     rpc::{
         rendezvous::call::RendezvousCall,
-        server::{
-            self, reply::PendingReply, PolledReceiver, RpcDelivery, RpcReceiveError, RpcService,
-            RpcTryReceive,
-        },
+        server::{self, PolledReceiver, RpcDelivery, RpcReceiveError, RpcService, RpcTryReceive},
         Rpc,
     },
     sys::{buffer::Buffer, deadline::Deadline},
