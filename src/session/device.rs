@@ -34,7 +34,9 @@ impl MiscDevice for Session {
     }
 
     fn ioctl(session: ArcBorrow<'_, Self>, _file: &File, cmd: u32, arg: usize) -> Result<isize> {
-        ioctl::dispatch(session, cmd, arg).map(|()| 0)
+        ioctl::dispatch(session, cmd, arg)
+            .map(|()| 0)
+            .map_err(|error| session.refine_hostdown(error))
     }
 
     fn mmap(session: ArcBorrow<'_, Self>, _file: &File, vma: &VmaNew) -> Result {

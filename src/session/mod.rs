@@ -180,6 +180,21 @@ impl Session {
         self.rnic()?.enter_services()
     }
 
+    /// Returns `ENODEV` if the RNIC was removed, else `error`. The node leaves the cluster before its RNIC goes, so
+    /// a request in flight fails with a secondary error.
+    fn or_device_gone(&self, error: Error) -> Error {
+        self.enter_services().err().unwrap_or(error)
+    }
+
+    /// Returns `ENODEV` in place of an `EHOSTDOWN` that the removal of the RNIC caused.
+    fn refine_hostdown(&self, error: Error) -> Error {
+        if error == errno::hostdown() {
+            self.or_device_gone(error)
+        } else {
+            error
+        }
+    }
+
     fn enter_rpc(&self) -> Result<RpcGuard<'_>> {
         self.enter_services().map(RpcGuard)
     }

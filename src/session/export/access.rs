@@ -2,7 +2,7 @@
 
 //! Functions of `include/kite.h`: reads, writes, fills, copies, and atomic operations.
 
-use super::{borrow_session, check};
+use super::{borrow_session, check, status};
 use crate::{
     bindings,
     fabric::send::inflight::Direction,
@@ -14,7 +14,7 @@ use crate::{
     },
 };
 use core::ptr;
-use kernel::{error::from_result, prelude::*};
+use kernel::prelude::*;
 
 check! { kite_read kite_write kite_readv kite_writev kite_fill kite_copy kite_atomic }
 
@@ -29,7 +29,9 @@ unsafe fn access(
     buf: *mut c_void,
     len: usize,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         let rw = bindings::kite_rw {
             offset,
             addr: buf as u64,
@@ -37,8 +39,6 @@ unsafe fn access(
             ..Default::default()
         };
         let (access, memory) = parse_access(Requester::KernelModule, direction, &rw)?;
-        // SAFETY: By the safety requirements the session is open.
-        let session = unsafe { borrow_session(session) };
         session.access(handle, &access, &memory).map(|()| 0)
     })
 }
@@ -98,7 +98,9 @@ unsafe fn access_vectors(
     vectors: *const bindings::kite_vector,
     count: u32,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         if vectors.is_null() && count != 0 {
             return Err(EINVAL);
         }
@@ -112,8 +114,6 @@ unsafe fn access_vectors(
                 len: vector.len as u64,
             })
         })?;
-        // SAFETY: By the safety requirements the session is open.
-        let session = unsafe { borrow_session(session) };
         session
             .access_segments(handle, direction, &segments, deadline(0))
             .map(|()| 0)
@@ -167,17 +167,16 @@ unsafe extern "C" fn kite_fill(
     byte: u8,
     len: u64,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         let request = parse_fill(&bindings::kite_fill {
             offset,
             len,
             byte: byte.into(),
             ..Default::default()
         })?;
-        // SAFETY: By the safety requirements the session is open.
-        unsafe { borrow_session(session) }
-            .fill(handle, &request)
-            .map(|()| 0)
+        session.fill(handle, &request).map(|()| 0)
     })
 }
 
@@ -195,7 +194,9 @@ unsafe extern "C" fn kite_copy(
     from_offset: u64,
     len: u64,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         let copy = parse_copy(&bindings::kite_copy {
             from,
             from_offset,
@@ -204,8 +205,7 @@ unsafe extern "C" fn kite_copy(
             len,
             ..Default::default()
         })?;
-        // SAFETY: By the safety requirements the session is open.
-        copy.run(unsafe { borrow_session(session) }).map(|()| 0)
+        copy.run(session).map(|()| 0)
     })
 }
 
@@ -224,7 +224,9 @@ unsafe extern "C" fn kite_atomic(
     expected: u64,
     value: *mut u64,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         let request = parse_atomic_update(&bindings::kite_atomic {
             offset,
             operand,
@@ -232,8 +234,7 @@ unsafe extern "C" fn kite_atomic(
             operation,
             ..Default::default()
         })?;
-        // SAFETY: By the safety requirements the session is open.
-        let old_value = unsafe { borrow_session(session) }.atomic_update(handle, &request)?;
+        let old_value = session.atomic_update(handle, &request)?;
         if !value.is_null() {
             // SAFETY: By the safety requirements, and because `value` is not null, `value` is writable.
             unsafe { ptr::write(value, old_value) };

@@ -50,6 +50,11 @@ unsafe fn borrow_session<'a>(session: *mut bindings::kite_session) -> &'a Sessio
     unsafe { &*session.cast::<Session>() }
 }
 
+/// Returns the result of a request of `session` to a C caller: a negative errno or the value.
+fn status(session: &Session, request: impl FnOnce() -> Result<c_int>) -> c_int {
+    from_result(|| request().map_err(|error| session.refine_hostdown(error)))
+}
+
 /// # Safety
 ///
 /// `name` must be null or a C string.
@@ -111,9 +116,9 @@ unsafe extern "C" fn kite_set_priority(
     session: *mut bindings::kite_session,
     priority: u32,
 ) -> c_int {
-    from_result(|| {
-        // SAFETY: By the safety requirements the session is open.
-        let session = unsafe { borrow_session(session) };
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         session
             .set_low_priority(qos::parse_priority(priority)?)
             .map(|()| 0)
@@ -153,7 +158,9 @@ unsafe extern "C" fn kite_alloc(
     others: u32,
     handle: *mut u64,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         if len == 0 {
             return Err(EINVAL);
         }
@@ -166,8 +173,8 @@ unsafe extern "C" fn kite_alloc(
             owner: ROOT_UID,
             other_rights: parse_rights(others)?,
         };
-        // SAFETY: By the safety requirements the session is open, and `handle` is writable.
-        unsafe { ptr::write(handle, borrow_session(session).alloc(&request)?) };
+        // SAFETY: By the safety requirements `handle` is writable.
+        unsafe { ptr::write(handle, session.alloc(&request)?) };
         Ok(0)
     })
 }
@@ -189,7 +196,9 @@ unsafe extern "C" fn kite_register(
     context: *mut c_void,
     handle: *mut u64,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         // SAFETY: By the safety requirements any thread that may sleep may call `release` with `context`.
         let release = release.map(|release| unsafe { ReleaseCallback::new(release, context) });
         if len == 0 || buf as usize % PAGE_SIZE != 0 || release.is_none() {
@@ -206,8 +215,8 @@ unsafe extern "C" fn kite_register(
         // SAFETY: By the safety requirements the memory stays valid until `release` is called, when `pinned`
         // is dropped.
         let pinned = unsafe { PinnedPages::from_kernel(buf.cast(), len, release)? };
-        // SAFETY: By the safety requirements the session is open, and `handle` is writable.
-        unsafe { ptr::write(handle, borrow_session(session).register(pinned, &request)?) };
+        // SAFETY: By the safety requirements `handle` is writable.
+        unsafe { ptr::write(handle, session.register(pinned, &request)?) };
         Ok(0)
     })
 }
@@ -225,12 +234,12 @@ unsafe extern "C" fn kite_map(
     handle: *mut u64,
     len: *mut u64,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         let rights = parse_map_rights(rights)?;
         // SAFETY: By the safety requirements `name` is a C string.
         let name = unsafe { optional_name(name)? }.ok_or(EINVAL)?;
-        // SAFETY: By the safety requirements the session is open.
-        let session = unsafe { borrow_session(session) };
         let (handle_id, region_len) = session.map(name, ROOT_UID, rights)?;
         // SAFETY: By the safety requirements `handle` is writable, and `len` is null or writable.
         unsafe {
@@ -251,7 +260,8 @@ unsafe extern "C" fn kite_map(
 #[no_mangle]
 unsafe extern "C" fn kite_unmap(session: *mut bindings::kite_session, handle: u64) -> c_int {
     // SAFETY: By the safety requirements the session is open.
-    from_result(|| unsafe { borrow_session(session) }.unmap(handle).map(|()| 0))
+    let session = unsafe { borrow_session(session) };
+    status(session, || session.unmap(handle).map(|()| 0))
 }
 
 /// See `include/kite.h`.
@@ -262,7 +272,8 @@ unsafe extern "C" fn kite_unmap(session: *mut bindings::kite_session, handle: u6
 #[no_mangle]
 unsafe extern "C" fn kite_free(session: *mut bindings::kite_session, handle: u64) -> c_int {
     // SAFETY: By the safety requirements the session is open.
-    from_result(|| unsafe { borrow_session(session) }.free(handle).map(|()| 0))
+    let session = unsafe { borrow_session(session) };
+    status(session, || session.free(handle).map(|()| 0))
 }
 
 /// See `include/kite.h`.
@@ -278,17 +289,16 @@ unsafe extern "C" fn kite_grant(
     rights: u32,
     flags: u32,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         let request = parse_grant(&bindings::kite_grant {
             uid,
             rights,
             flags,
             ..Default::default()
         })?;
-        // SAFETY: By the safety requirements the session is open.
-        unsafe { borrow_session(session) }
-            .grant(handle, &request)
-            .map(|()| 0)
+        session.grant(handle, &request).map(|()| 0)
     })
 }
 
@@ -305,12 +315,13 @@ unsafe extern "C" fn kite_migrate(
     node_count: u32,
     timeout_ms: u32,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         // SAFETY: By the safety requirements `nodes` is null or points to `node_count` numbers.
         let nodes = unsafe { node_list(nodes, node_count)? };
         let deadline = deadline(timeout_ms);
-        // SAFETY: By the safety requirements the session is open.
-        let result = unsafe { borrow_session(session) }.move_region(handle, nodes, deadline);
+        let result = session.move_region(handle, nodes, deadline);
         result.map(|()| 0)
     })
 }

@@ -2,7 +2,7 @@
 
 //! Functions of `include/kite.h`: RPC clients and servers.
 
-use super::{borrow_session, check};
+use super::{borrow_session, check, status};
 use crate::{
     bindings,
     session::{
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 use core::ptr;
-use kernel::{error::from_result, prelude::*};
+use kernel::prelude::*;
 
 check! { kite_serve kite_receive kite_reply kite_reply_abort kite_call kite_send }
 
@@ -27,9 +27,9 @@ unsafe extern "C" fn kite_serve(
     ring_size: u32,
     data_max: u32,
 ) -> c_int {
-    from_result(|| {
-        // SAFETY: By the safety requirements the session is open.
-        let session = unsafe { borrow_session(session) };
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         session.serve(handle, ring_size, data_max).map(|()| 0)
     })
 }
@@ -48,11 +48,11 @@ unsafe extern "C" fn kite_receive(
     timeout_ms: u32,
     got: *mut bindings::kite_receive,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         let (deadline, len) = (deadline(timeout_ms), len as u64);
         let memory = Requester::KernelModule.buffer_at(buf as u64, len)?;
-        // SAFETY: By the safety requirements the session is open.
-        let session = unsafe { borrow_session(session) };
         let incoming = session.receive(handle, &memory, len, Some(deadline))?;
         let mut received = bindings::kite_receive {
             handle,
@@ -77,7 +77,9 @@ unsafe extern "C" fn kite_reply(
     data: *const c_void,
     len: usize,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         let reply = bindings::kite_reply {
             call,
             addr: data as u64,
@@ -85,8 +87,7 @@ unsafe extern "C" fn kite_reply(
             ..Default::default()
         };
         let reply = parse_reply(Requester::KernelModule, &reply)?;
-        // SAFETY: By the safety requirements the session is open.
-        reply.run(unsafe { borrow_session(session) }).map(|()| 0)
+        reply.run(session).map(|()| 0)
     })
 }
 
@@ -97,11 +98,9 @@ unsafe extern "C" fn kite_reply(
 /// `session` must be open.
 #[no_mangle]
 unsafe extern "C" fn kite_reply_abort(session: *mut bindings::kite_session, call: u64) -> c_int {
-    from_result(|| {
-        // SAFETY: By the safety requirements the session is open.
-        let session = unsafe { borrow_session(session) };
-        session.abandon_call(call).map(|()| 0)
-    })
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || session.abandon_call(call).map(|()| 0))
 }
 
 /// See `include/kite.h`.
@@ -120,7 +119,9 @@ unsafe extern "C" fn kite_call(
     reply: *mut c_void,
     reply_len: *mut usize,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         // SAFETY: By the safety requirements `reply_len` is readable.
         let max_reply_len = unsafe { ptr::read(reply_len) };
         let call = bindings::kite_call {
@@ -132,8 +133,7 @@ unsafe extern "C" fn kite_call(
             ..Default::default()
         };
         let request = parse_call(Requester::KernelModule, &call)?;
-        // SAFETY: By the safety requirements the session is open.
-        let actual_reply_len = unsafe { borrow_session(session) }.call(handle, &request)?;
+        let actual_reply_len = session.call(handle, &request)?;
         // SAFETY: By the safety requirements `reply_len` is writable.
         unsafe { ptr::write(reply_len, actual_reply_len as usize) };
         Ok(0)
@@ -153,7 +153,9 @@ unsafe extern "C" fn kite_send(
     data: *const c_void,
     len: usize,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         let message = bindings::kite_call {
             addr: data as u64,
             len: len as u64,
@@ -162,9 +164,6 @@ unsafe extern "C" fn kite_send(
             ..Default::default()
         };
         let request = parse_call(Requester::KernelModule, &message)?;
-        // SAFETY: By the safety requirements the session is open.
-        unsafe { borrow_session(session) }
-            .call(handle, &request)
-            .map(|_| 0)
+        session.call(handle, &request).map(|_| 0)
     })
 }

@@ -2,13 +2,13 @@
 
 //! Functions of `include/kite.h`: locks and barriers.
 
-use super::{borrow_session, check};
+use super::{borrow_session, check, status};
 use crate::{
     bindings,
     session::{args::deadline, lock},
 };
 use core::ptr;
-use kernel::{error::from_result, prelude::*};
+use kernel::prelude::*;
 
 check! { kite_lock kite_unlock kite_barrier }
 
@@ -26,10 +26,11 @@ unsafe extern "C" fn kite_lock(
     timeout_ms: u32,
     lock: *mut u64,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         let request = lock::parse_lock_request(number, flags, deadline(timeout_ms))?;
-        // SAFETY: By the safety requirements the session is open.
-        let acquired = unsafe { borrow_session(session) }.lock(handle, &request)?;
+        let acquired = session.lock(handle, &request)?;
         // SAFETY: By the safety requirements `lock` is writable.
         unsafe { ptr::write(lock, acquired.lock_id) };
         Ok(acquired.owner_died.into())
@@ -47,10 +48,10 @@ unsafe extern "C" fn kite_unlock(
     lock: u64,
     flags: u32,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         let reason = lock::parse_release_reason(flags)?;
-        // SAFETY: By the safety requirements the session is open.
-        let session = unsafe { borrow_session(session) };
         session.unlock(lock, reason, deadline(0)).map(|()| 0)
     })
 }
@@ -69,10 +70,10 @@ unsafe extern "C" fn kite_barrier(
     timeout_ms: u32,
     generation: *mut u64,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         let deadline = deadline(timeout_ms);
-        // SAFETY: By the safety requirements the session is open.
-        let session = unsafe { borrow_session(session) };
         let current_generation = session.barrier(handle, number, count, deadline)?;
         if !generation.is_null() {
             // SAFETY: By the safety requirements, and because `generation` is not null, `generation` is

@@ -2,7 +2,7 @@
 
 //! Functions of `include/kite.h`: virtual queue pairs (VQPs), and memory regions (MRs) for their requests.
 
-use super::{borrow_session, check};
+use super::{borrow_session, check, status};
 use crate::{
     bindings,
     session::{
@@ -13,7 +13,7 @@ use crate::{
     sys::pin::{PinnedPages, ReleaseCallback},
 };
 use core::{ptr, slice};
-use kernel::{error::from_result, page::PAGE_SIZE, prelude::*};
+use kernel::{page::PAGE_SIZE, prelude::*};
 
 check! {
     kite_reg_mr kite_dereg_mr kite_connect kite_listen kite_accept kite_close_vqp kite_push kite_pop
@@ -36,7 +36,9 @@ unsafe extern "C" fn kite_reg_mr(
     context: *mut c_void,
     key: *mut u32,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         // SAFETY: By the safety requirements any thread that may sleep may call `release` with `context`.
         let release = release.map(|release| unsafe { ReleaseCallback::new(release, context) });
         let is_valid_len = len != 0 && len <= bindings::KITE_MR_SIZE_MAX as usize;
@@ -47,8 +49,6 @@ unsafe extern "C" fn kite_reg_mr(
         // SAFETY: By the safety requirements the memory stays valid until `release` is called, when `pinned`
         // is dropped.
         let pinned = unsafe { PinnedPages::from_kernel(buf.cast(), len, release)? };
-        // SAFETY: By the safety requirements the session is open.
-        let session = unsafe { borrow_session(session) };
         // Requests address the MR from 0, so that no kernel address is disclosed.
         let mr_key = session.register_mr(pinned, (0, len as u64), ROOT_UID, others)?;
         // SAFETY: By the safety requirements `key` is writable.
@@ -64,12 +64,9 @@ unsafe extern "C" fn kite_reg_mr(
 /// `session` must be open.
 #[no_mangle]
 unsafe extern "C" fn kite_dereg_mr(session: *mut bindings::kite_session, key: u32) -> c_int {
-    from_result(|| {
-        // SAFETY: By the safety requirements the session is open.
-        unsafe { borrow_session(session) }
-            .deregister_mr(key)
-            .map(|()| 0)
-    })
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || session.deregister_mr(key).map(|()| 0))
 }
 
 /// See `include/kite.h`.
@@ -85,9 +82,9 @@ unsafe extern "C" fn kite_connect(
     timeout_ms: u32,
     vqp: *mut u64,
 ) -> c_int {
-    from_result(|| {
-        // SAFETY: By the safety requirements the session is open.
-        let session = unsafe { borrow_session(session) };
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         let vqp_id = session.connect(node, port, ROOT_UID, deadline(timeout_ms))?;
         // SAFETY: By the safety requirements `vqp` is writable.
         unsafe { ptr::write(vqp, vqp_id) };
@@ -106,9 +103,10 @@ unsafe extern "C" fn kite_listen(
     port: u32,
     listener: *mut u64,
 ) -> c_int {
-    from_result(|| {
-        // SAFETY: By the safety requirements the session is open.
-        let listener_id = unsafe { borrow_session(session) }.listen(port, ROOT_UID)?;
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
+        let listener_id = session.listen(port, ROOT_UID)?;
         // SAFETY: By the safety requirements `listener` is writable.
         unsafe { ptr::write(listener, listener_id) };
         Ok(0)
@@ -125,9 +123,11 @@ unsafe extern "C" fn kite_accept(
     session: *mut bindings::kite_session,
     accepted: *mut bindings::kite_accept,
 ) -> c_int {
-    from_result(|| {
-        // SAFETY: By the safety requirements the session is open, and `accepted` is readable and writable.
-        let (session, accept) = unsafe { (borrow_session(session), &mut *accepted) };
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
+        // SAFETY: By the safety requirements `accepted` is readable and writable.
+        let accept = unsafe { &mut *accepted };
         let wait_until = wait_until(accept.timeout_ms);
         (accept.vqp, accept.node, accept.uid) = session.accept(accept.listener, wait_until)?;
         Ok(0)
@@ -141,12 +141,9 @@ unsafe extern "C" fn kite_accept(
 /// `session` must be open.
 #[no_mangle]
 unsafe extern "C" fn kite_close_vqp(session: *mut bindings::kite_session, vqp: u64) -> c_int {
-    from_result(|| {
-        // SAFETY: By the safety requirements the session is open.
-        unsafe { borrow_session(session) }
-            .disconnect(vqp)
-            .map(|()| 0)
-    })
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || session.disconnect(vqp).map(|()| 0))
 }
 
 /// See `include/kite.h`.
@@ -161,11 +158,12 @@ unsafe extern "C" fn kite_push(
     wrs: *const bindings::kite_send_wr,
     count: u32,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         let count = check_push_count(count)?;
-        // SAFETY: By the safety requirements the session is open, and `wrs` points to `count` work requests.
-        let (session, wrs) =
-            unsafe { (borrow_session(session), slice::from_raw_parts(wrs, count)) };
+        // SAFETY: By the safety requirements `wrs` points to `count` work requests.
+        let wrs = unsafe { slice::from_raw_parts(wrs, count) };
         let read_wr = |i: usize| wrs.get(i).copied().ok_or(EINVAL);
         let result = session.push(vqp, count, read_wr, ROOT_UID, deadline(0));
         result.map(|()| 0)
@@ -185,12 +183,12 @@ unsafe extern "C" fn kite_pop(
     count: u32,
     timeout_ms: u32,
 ) -> c_int {
-    from_result(|| {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
         if count == 0 {
             return Err(EINVAL);
         }
-        // SAFETY: By the safety requirements the session is open.
-        let session = unsafe { borrow_session(session) };
         let wait_until = wait_until(timeout_ms);
         let popped = session.pop(vqp, count, wait_until)?;
         for (i, (tag, result)) in popped.iter().enumerate() {
@@ -213,9 +211,11 @@ unsafe extern "C" fn kite_pop_message(
     session: *mut bindings::kite_session,
     message: *mut bindings::kite_pop_message,
 ) -> c_int {
-    from_result(|| {
-        // SAFETY: By the safety requirements the session is open, and `message` is readable and writable.
-        let (session, message) = unsafe { (borrow_session(session), &mut *message) };
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || {
+        // SAFETY: By the safety requirements `message` is readable and writable.
+        let message = unsafe { &mut *message };
         let wait_until = wait_until(message.timeout_ms);
         session.pop_message_into(message, wait_until).map(|()| 0)
     })

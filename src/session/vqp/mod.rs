@@ -253,12 +253,6 @@ impl Session {
         pushed.map_err(|error| self.or_device_gone(error))
     }
 
-    /// Returns `ENODEV` if the RNIC was removed, else `error`. A node leaves the cluster just before its RNIC
-    /// is removed, so requests can fail with a secondary error.
-    pub(in crate::session) fn or_device_gone(&self, error: Error) -> Error {
-        self.enter_vqp_table().err().unwrap_or(error)
-    }
-
     /// Takes up to `max_count` completions of a VQP. Without a deadline does not wait.
     ///
     /// # Errors
