@@ -87,7 +87,7 @@ impl Rpc {
         drop(channels);
         inserted
             .map(|_| channel.clone())
-            .inspect_err(|_| self.close_channel(&channel))
+            .inspect_err(|_| self.detach(channel.clone()))
     }
 
     /// Returns an open channel that exists, and counts one more handle.

@@ -301,7 +301,7 @@ impl Conn {
         drop(state);
         self.state_changed.notify_all();
         if let Some(Err(error)) = endpoint.map(|endpoint| endpoint.qp().modify_to_err()) {
-            pr_err!("QP cannot be moved to RESET: {error:?}\n");
+            pr_err!("QP cannot be moved to ERR: {error:?}\n");
         }
     }
 

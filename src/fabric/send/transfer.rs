@@ -234,11 +234,12 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
                 .select_conn(subset)?;
             let max_bytes = self.max_segment_bytes(&conn, segment);
             let front = segment.split_front(stride.max(MIN_SEGMENT_BYTES).min(max_bytes));
-            self.admit_segment(front)?;
             let index = self.next % MAX_INFLIGHT_SEGMENTS;
             if let Some(oldest) = self.inflight[index].take() {
                 self.reap(oldest)?;
             }
+            // Last, since the bytes of a segment that is not posted must not be charged.
+            self.admit_segment(front)?;
             let op = self.post_segment(&conn, front);
             if op.is_err() {
                 // Admitted bytes are charged only once, so keep them for the next attempt.

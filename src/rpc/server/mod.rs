@@ -226,8 +226,9 @@ impl Rpc {
         service: &Arc<RpcService>,
         events: &Arc<EventCounter>,
     ) {
-        // A receive that waits through the closing handle rechecks `check_open`.
-        service.notify_arrival();
+        // All receives wake up: one that waits through the closing handle rechecks `check_open`.
+        service.state.lock().arrival_seq += 1;
+        service.wake_servers();
         let mut services = self.services.lock();
         if !service.remove_server(events) {
             return;

@@ -35,7 +35,7 @@ const FAULTS: &[&str] = &[
 /// speaks at lower levels.
 const ALARMS: &[&str] = &[
     r"kite: failed QP does not flush",
-    r"kite: QP cannot be moved to RESET",
+    r"kite: QP cannot be moved to (ERR|RESET)",
     r"kite: slot released with work requests in flight",
     r"kite: CQ error",
     r"kite: DCT cannot be destroyed",
