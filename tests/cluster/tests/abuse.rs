@@ -38,7 +38,7 @@ fn fuzz(node: &Node, requests: u32, seed: u32) -> Result<String> {
 }
 
 #[test]
-fn random_requests_do_no_harm() -> Result<()> {
+fn random_requests_leave_kernel_and_other_users_intact() -> Result<()> {
     let pair = pair()?;
     let report = fuzz(pair.node(1), 200_000, 1)?;
     // It did reach the inside of every request: some of them worked.
@@ -52,7 +52,7 @@ fn random_requests_do_no_harm() -> Result<()> {
 }
 
 #[test]
-fn random_requests_of_two_nodes_at_once_do_no_harm() -> Result<()> {
+fn random_requests_of_two_nodes_leave_both_kernels_intact() -> Result<()> {
     let pair = pair()?;
     let start = |n: usize| {
         let line = format!("fuzz --requests 30000 --no-sweep --seed {}", n + 100);
@@ -68,7 +68,7 @@ fn random_requests_of_two_nodes_at_once_do_no_harm() -> Result<()> {
 }
 
 #[test]
-fn random_requests_of_a_process_that_is_killed_do_no_harm() -> Result<()> {
+fn killed_process_with_random_requests_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     for seed in 200..205 {
         let line = format!("fuzz --requests 10000000 --seed {seed}");
@@ -81,7 +81,7 @@ fn random_requests_of_a_process_that_is_killed_do_no_harm() -> Result<()> {
 }
 
 #[test]
-fn random_requests_outside_any_cluster_do_no_harm() -> Result<()> {
+fn random_requests_without_a_cluster_leave_the_kernel_intact() -> Result<()> {
     let pair = pair()?;
     pair.node(2).stop_kited()?;
     fuzz(pair.node(2), 30_000, 2)?;

@@ -35,7 +35,7 @@ fn assert_each_once(sums: &[String], count: u64) {
 }
 
 #[test]
-fn each_addition_is_made_once() -> Result<()> {
+fn concurrent_fetch_adds_are_applied_exactly_once() -> Result<()> {
     let trio = trio()?;
     trio.node(1).kite("alloc tally 8M --node 1 --node 2")?;
     for offset in OFFSETS {
@@ -52,7 +52,7 @@ fn each_addition_is_made_once() -> Result<()> {
 }
 
 #[test]
-fn a_test_and_set_is_a_lock_for_all_nodes() -> Result<()> {
+fn swap_lock_excludes_threads_of_all_nodes() -> Result<()> {
     let trio = trio()?;
     trio.node(2).kite("alloc turns 8M --node 1 --node 2")?;
     for offset in OFFSETS {
@@ -66,7 +66,7 @@ fn a_test_and_set_is_a_lock_for_all_nodes() -> Result<()> {
 
 /// A request whose answer was lost is made again, and gets the same answer.
 #[test]
-fn lost_packets_and_failed_queue_pairs_add_nothing_twice() -> Result<()> {
+fn fetch_add_is_applied_once_despite_lost_packets_and_failed_qps() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     one.kite("alloc lossy 4096 --node 2")?;
@@ -91,7 +91,7 @@ fn lost_packets_and_failed_queue_pairs_add_nothing_twice() -> Result<()> {
 }
 
 #[test]
-fn a_word_is_gone_with_the_node_that_has_it_or_whose_it_is() -> Result<()> {
+fn atomics_fail_when_the_lender_or_home_is_down() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     one.kite("alloc there 4096 --node 3")?;
@@ -119,7 +119,7 @@ fn a_word_is_gone_with_the_node_that_has_it_or_whose_it_is() -> Result<()> {
 }
 
 #[test]
-fn what_no_word_is_is_refused() -> Result<()> {
+fn invalid_atomic_requests_are_rejected() -> Result<()> {
     let trio = trio()?;
     for node in [1, 2] {
         let checks = trio.node(node).workload("errors atomics").sh()?;

@@ -72,7 +72,7 @@ fn complaints(node: &Node) -> Result<String> {
 }
 
 #[test]
-fn the_driver_finds_its_device_and_has_nothing_to_complain_about() -> Result<()> {
+fn mlx5_driver_probes_without_warnings() -> Result<()> {
     let pair = PAIR.take()?;
     for node in pair.nodes() {
         let port =
@@ -84,28 +84,28 @@ fn the_driver_finds_its_device_and_has_nothing_to_complain_about() -> Result<()>
 }
 
 #[test]
-fn rc_pingpong_has_its_data() -> Result<()> {
+fn rc_pingpong_transfers_its_data() -> Result<()> {
     pingpong("rc")
 }
 
 #[test]
 #[ignore = "long"]
-fn uc_pingpong_has_its_data() -> Result<()> {
+fn uc_pingpong_transfers_its_data() -> Result<()> {
     pingpong("uc")
 }
 
 #[test]
-fn ud_pingpong_has_its_data() -> Result<()> {
+fn ud_pingpong_transfers_its_data() -> Result<()> {
     pingpong("ud")
 }
 
 #[test]
-fn srq_pingpong_has_its_data() -> Result<()> {
+fn srq_pingpong_transfers_its_data() -> Result<()> {
     pingpong("srq")
 }
 
 #[test]
-fn who_sleeps_until_an_event_is_woken() -> Result<()> {
+fn completion_event_wakes_a_sleeping_process() -> Result<()> {
     sleep_for_events(&*PAIR.take()?)
 }
 
@@ -117,7 +117,7 @@ fn sleep_for_events(pair: &Cluster) -> Result<()> {
 }
 
 #[test]
-fn xrc_pingpong_reaches_the_other_node() -> Result<()> {
+fn xrc_pingpong_transfers_its_data() -> Result<()> {
     let pair = PAIR.take()?;
     let program = "ibv_xsrq_pingpong -n 200";
     let output = run_pair(&pair, &format!("{program} -c 1"), program, 18515)?;
@@ -200,7 +200,7 @@ fn works(pair: &Cluster) -> Result<()> {
 }
 
 #[test]
-fn a_driver_goes_and_comes_back() -> Result<()> {
+fn driver_unbind_and_bind_restores_the_device() -> Result<()> {
     let pair = PAIR.take()?;
     let node = pair.node(2);
     for _ in 0..2 {
@@ -214,7 +214,7 @@ fn a_driver_goes_and_comes_back() -> Result<()> {
 }
 
 #[test]
-fn a_function_is_reset() -> Result<()> {
+fn function_level_reset_restores_the_device() -> Result<()> {
     let pair = PAIR.take()?;
     let node = pair.node(2);
     node.sh(
@@ -230,7 +230,7 @@ fn a_function_is_reset() -> Result<()> {
 }
 
 #[test]
-fn a_machine_is_reset() -> Result<()> {
+fn machine_reset_restores_the_device() -> Result<()> {
     let pair = PAIR.take()?;
     let node = pair.node(2);
     node.reset()?;
@@ -242,7 +242,7 @@ fn a_machine_is_reset() -> Result<()> {
 }
 
 #[test]
-fn a_port_goes_down_and_up() -> Result<()> {
+fn port_state_follows_the_link() -> Result<()> {
     let pair = PAIR.take()?;
     let node = pair.node(2);
     node.disconnect()?;
@@ -256,7 +256,7 @@ fn a_port_goes_down_and_up() -> Result<()> {
 }
 
 #[test]
-fn a_device_that_dies_is_noticed_and_comes_back_after_a_reset() -> Result<()> {
+fn dead_device_is_detected_and_recovers_after_reset() -> Result<()> {
     let pair = PAIR.take()?;
     let node = pair.node(2);
     node.kill_rnic()?;
@@ -271,7 +271,7 @@ fn a_device_that_dies_is_noticed_and_comes_back_after_a_reset() -> Result<()> {
 
 /// Requests of virtual queue pairs end with a device that dies, at either end; and once it is back others are done.
 #[test]
-fn requests_end_with_a_device_that_dies() -> Result<()> {
+fn requests_fail_when_the_device_dies() -> Result<()> {
     let builder = Cluster::builder().nodes(2).cpus(1);
     let pair = builder.fabric(Fabric::Connectx).boot()?;
     pair.start_kite(&Setup::default())?;
@@ -307,7 +307,7 @@ fn requests_end_with_a_device_that_dies() -> Result<()> {
 }
 
 #[test]
-fn a_machine_with_two_devices_has_them_talk_to_each_other() -> Result<()> {
+fn two_devices_of_one_machine_exchange_data() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).rnics(2);
     let cluster = cluster.fabric(Fabric::Connectx).boot()?;
     let node = cluster.node(1);
@@ -354,7 +354,7 @@ fn kernel_made_queue_pairs(node: &Node, near: &str, far: &str) -> Result<()> {
 }
 
 #[test]
-fn the_kernel_registers_memory_by_work_requests() -> Result<()> {
+fn kernel_registers_memory_by_fast_registration() -> Result<()> {
     let pair = PAIR.take()?;
     let node = pair.node(1);
     let cases = node.sh(&format!(
@@ -370,7 +370,7 @@ fn the_kernel_registers_memory_by_work_requests() -> Result<()> {
 }
 
 #[test]
-fn memory_that_comes_as_a_dma_buf_is_lent() -> Result<()> {
+fn dma_buf_is_registered_and_accessed() -> Result<()> {
     let pair = PAIR.take()?;
     let node = pair.node(1);
     let line = format!("/kite/tests/cluster/guest/dmabuf {}", node.rnic()?);
@@ -381,7 +381,7 @@ fn memory_that_comes_as_a_dma_buf_is_lent() -> Result<()> {
 }
 
 #[test]
-fn a_device_that_is_pulled_out_leaves_the_others_and_the_module_well() -> Result<()> {
+fn surprise_removal_keeps_other_devices_and_module_working() -> Result<()> {
     let builder = Cluster::builder().nodes(2).cpus(1);
     let pair = builder.fabric(Fabric::Connectx).boot()?;
     pair.start_kite(&Setup::default())?;
@@ -419,7 +419,7 @@ fn a_device_that_is_pulled_out_leaves_the_others_and_the_module_well() -> Result
 }
 
 #[test]
-fn doorbells_that_are_mapped_ring_as_well() -> Result<()> {
+fn mapped_doorbells_start_work_requests() -> Result<()> {
     let builder = Cluster::builder().nodes(2).cpus(1);
     let pair = builder
         .fabric(Fabric::Connectx)
@@ -435,7 +435,7 @@ fn doorbells_that_are_mapped_ring_as_well() -> Result<()> {
 }
 
 #[test]
-fn kite_puts_and_gets() -> Result<()> {
+fn kite_puts_and_gets_a_file() -> Result<()> {
     put_and_get(&*PAIR.take()?)
 }
 
@@ -466,7 +466,7 @@ fn put_and_get(pair: &Cluster) -> Result<()> {
 /// The network keeps packets back until the queue pair that sent them has failed and the process that wrote
 /// is dead. Before they have come, the memory that they are for must not be another's.
 #[test]
-fn memory_is_not_given_back_before_what_a_failed_queue_pair_sent_has_come() -> Result<()> {
+fn memory_is_freed_only_after_packets_of_a_failed_qp_arrived() -> Result<()> {
     const LATE: Duration = Duration::from_secs(30);
     let trio = Cluster::builder().name("late").nodes(3).cpus(1);
     let trio = trio.fabric(Fabric::Connectx).boot()?;
@@ -496,7 +496,7 @@ fn memory_is_not_given_back_before_what_a_failed_queue_pair_sent_has_come() -> R
 
 /// Its daemon answers all the same, and every kernel waits for word from every other before it grants a name.
 #[test]
-fn a_member_whose_rnic_has_no_link_is_put_out_and_comes_back() -> Result<()> {
+fn node_with_rnic_link_down_is_evicted_and_rejoins() -> Result<()> {
     let trio = Cluster::builder().name("unreached").nodes(3).cpus(1);
     let trio = trio.fabric(Fabric::Connectx).boot()?;
     trio.start_kite(&Setup::default())?;

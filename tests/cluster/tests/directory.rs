@@ -25,7 +25,7 @@ fn say(node: &Node, number: usize, round: usize) -> Result<Process> {
 
 /// Whoever connects to a node meanwhile reaches it, in its present life, or learns that it cannot; and nobody else.
 #[test]
-fn nodes_that_come_and_go_are_never_taken_for_others() -> Result<()> {
+fn node_that_rejoins_never_gets_packets_of_another() -> Result<()> {
     let four = FOUR.take()?;
     four.start_kite(&Setup::patient())?;
     // One that keeps the directory, and one that does not.
@@ -70,7 +70,7 @@ fn nodes_that_come_and_go_are_never_taken_for_others() -> Result<()> {
 
 /// Who keeps the directory only while others are away is not asked afterwards, when nobody tells him any more.
 #[test]
-fn the_directory_is_found_although_two_that_keep_it_were_away_at_once() -> Result<()> {
+fn directory_is_restored_after_two_owners_were_down() -> Result<()> {
     let four = FOUR.take()?;
     four.start_kite(&Setup::patient())?;
     let mut said = [2, 3].map(|number| say(four.node(number), number, 0).unwrap());
@@ -121,7 +121,7 @@ fn make_names(four: &Cluster, prefix: &str) -> Result<()> {
 
 /// All are connected to the nodes that keep the directory, and nobody else to anybody, until they talk.
 #[test]
-fn nodes_that_have_nothing_to_tell_each_other_are_not_connected() -> Result<()> {
+fn nodes_without_traffic_have_no_connection() -> Result<()> {
     let four = FOUR.take()?;
     start_anew(&four)?;
     make_names(&four, "name")?;
@@ -137,7 +137,7 @@ fn nodes_that_have_nothing_to_tell_each_other_are_not_connected() -> Result<()> 
 
 /// What gets lost is told again: in the end all have heard from all.
 #[test]
-fn views_are_told_until_they_are_heard() -> Result<()> {
+fn view_announcements_are_retried_until_acknowledged() -> Result<()> {
     let four = FOUR.take()?;
     four.start_kite(&Setup::patient())?;
     let [three, loser] = [four.node(3), four.node(4)];

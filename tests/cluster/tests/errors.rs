@@ -28,73 +28,73 @@ fn case_on(pair: &Cluster, user: &str, name: &str) -> Result<()> {
 }
 
 #[test]
-fn names_are_short_enough_unique_and_known() -> Result<()> {
+fn invalid_duplicate_and_unknown_names_are_rejected() -> Result<()> {
     case("alice", "names")
 }
 
 #[test]
-fn what_is_no_memory_of_the_process_is_not_registered() -> Result<()> {
+fn register_of_unmapped_memory_fails() -> Result<()> {
     case("alice", "register")
 }
 
 #[test]
-fn only_root_sets_policies_and_limits() -> Result<()> {
+fn policies_and_limits_require_root() -> Result<()> {
     case("alice", "qos")?;
     case("root", "qos")
 }
 
 #[test]
-fn segments_are_all_checked_before_any_is_moved() -> Result<()> {
+fn invalid_segment_fails_before_any_byte_moves() -> Result<()> {
     case("alice", "vectors")
 }
 
 #[test]
-fn a_handle_has_the_rights_it_was_mapped_with_and_no_others() -> Result<()> {
+fn handle_allows_only_the_rights_of_its_mapping() -> Result<()> {
     case("alice", "rights")
 }
 
 #[test]
-fn nothing_outside_a_region_is_reached() -> Result<()> {
+fn access_beyond_the_region_is_rejected() -> Result<()> {
     case("alice", "range")
 }
 
 #[test]
-fn values_that_the_header_does_not_allow_are_refused() -> Result<()> {
+fn invalid_argument_values_are_rejected() -> Result<()> {
     case("alice", "values")
 }
 
 #[test]
-fn handles_belong_to_their_session_and_end_when_given_back() -> Result<()> {
+fn handles_are_per_session_and_invalid_after_unmap() -> Result<()> {
     case("alice", "handles")
 }
 
 #[test]
-fn an_unbound_session_can_do_nothing() -> Result<()> {
+fn unbound_session_fails_with_enotconn() -> Result<()> {
     case("alice", "unbound")
 }
 
 #[test]
-fn a_session_is_bound_once_to_a_known_rnic_in_a_known_version() -> Result<()> {
+fn bind_checks_version_rnic_and_repetition() -> Result<()> {
     case("alice", "bind")
 }
 
 #[test]
-fn requests_of_another_number_or_size_are_unknown() -> Result<()> {
+fn unknown_ioctl_numbers_and_sizes_fail_with_enotty() -> Result<()> {
     case("alice", "requests")
 }
 
 #[test]
-fn pointers_to_nowhere_are_found_out() -> Result<()> {
+fn invalid_pointers_fail_with_efault() -> Result<()> {
     case("alice", "pointers")
 }
 
 #[test]
-fn a_failed_request_writes_no_result() -> Result<()> {
+fn failed_request_leaves_the_argument_unchanged() -> Result<()> {
     case("alice", "untouched")
 }
 
 #[test]
-fn a_request_whose_result_cannot_be_written_leaves_nothing() -> Result<()> {
+fn request_with_unwritable_result_creates_no_object() -> Result<()> {
     let pair = pair()?;
     // The case looks at node 1. What it left lent by node 2 outlives its session if it has a name.
     let lent = || Ok(pair.node(2).stats()?["lent_bytes"]);
@@ -105,22 +105,22 @@ fn a_request_whose_result_cannot_be_written_leaves_nothing() -> Result<()> {
 }
 
 #[test]
-fn there_is_one_daemon_and_it_has_to_make_sense() -> Result<()> {
+fn join_accepts_one_daemon_with_valid_arguments() -> Result<()> {
     case("root", "daemon")
 }
 
 #[test]
-fn a_user_cannot_act_as_the_daemon() -> Result<()> {
+fn join_and_set_view_require_root() -> Result<()> {
     case("alice", "user")
 }
 
 #[test]
-fn a_node_that_is_not_in_the_view_is_down() -> Result<()> {
+fn node_outside_the_view_fails_with_ehostdown() -> Result<()> {
     case("alice", "absent")
 }
 
 #[test]
-fn node_zero_is_this_node() -> Result<()> {
+fn node_number_zero_is_this_node() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(2);
     assert_eq!(node.attempt("alice", "alloc 5000 --nodes 0")?, "OK");
@@ -129,7 +129,7 @@ fn node_zero_is_this_node() -> Result<()> {
 }
 
 #[test]
-fn users_have_the_rights_that_the_owner_gives_them() -> Result<()> {
+fn granted_rights_apply_to_each_user() -> Result<()> {
     let pair = pair()?;
     let attempt = |node: usize, user: &str, what: &str| pair.node(node).attempt(user, what);
     for (others, granted) in [
@@ -155,7 +155,7 @@ fn users_have_the_rights_that_the_owner_gives_them() -> Result<()> {
 }
 
 #[test]
-fn rights_that_cannot_be_granted_are_refused() -> Result<()> {
+fn invalid_grants_are_rejected() -> Result<()> {
     case("alice", "grants")
 }
 
@@ -176,7 +176,7 @@ fn assert_denied(process: &mut Process) -> Result<()> {
 
 /// Whichever node has the memory, and whichever the region.
 #[test]
-fn who_loses_a_right_loses_what_was_mapped_with_it() -> Result<()> {
+fn revoked_right_ends_the_mappings_that_used_it() -> Result<()> {
     let pair = pair()?;
     let uid = pair.node(2).sh("id -u bob")?;
     for (home, granter) in [(1, 2), (2, 2)] {
@@ -222,7 +222,7 @@ fn who_loses_a_right_loses_what_was_mapped_with_it() -> Result<()> {
 }
 
 #[test]
-fn who_is_not_in_the_group_cannot_open_the_device() -> Result<()> {
+fn user_outside_the_group_cannot_open_the_device() -> Result<()> {
     let pair = pair()?;
     assert_eq!(pair.node(1).attempt("mallory", "open")?, "EACCES");
     assert_eq!(pair.node(1).attempt("bob", "open")?, "OK");
@@ -230,7 +230,7 @@ fn who_is_not_in_the_group_cannot_open_the_device() -> Result<()> {
 }
 
 #[test]
-fn who_has_a_region_mapped_hears_that_another_node_freed_it() -> Result<()> {
+fn mapped_region_reports_its_free_by_another_node() -> Result<()> {
     let pair = pair()?;
     for (home, freer) in [(1, 2), (2, 1), (2, 2)] {
         pair.node(home)
@@ -245,7 +245,7 @@ fn who_has_a_region_mapped_hears_that_another_node_freed_it() -> Result<()> {
 }
 
 #[test]
-fn a_node_without_a_daemon_reaches_no_other() -> Result<()> {
+fn node_without_daemon_fails_with_ehostunreach() -> Result<()> {
     let pair = pair()?;
     pair.node(2).stop_kited()?;
     let checks = pair.node(2).workload("errors outside").user("alice").sh()?;
@@ -254,7 +254,7 @@ fn a_node_without_a_daemon_reaches_no_other() -> Result<()> {
 }
 
 #[test]
-fn views_have_to_make_sense() -> Result<()> {
+fn invalid_views_are_rejected() -> Result<()> {
     let pair = pair()?;
     pair.node(2).stop_kited()?;
     let checks = pair.node(2).workload("errors views").sh()?;
@@ -274,7 +274,7 @@ fn patient_pair() -> Result<Turn<'static>> {
 }
 
 #[test]
-fn a_peer_that_does_not_answer_is_waited_for_until_the_deadline() -> Result<()> {
+fn unresponsive_peer_fails_at_the_deadline() -> Result<()> {
     let pair = patient_pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     one.kite("alloc far 9000 --node 2")?;
@@ -304,7 +304,7 @@ fn a_peer_that_does_not_answer_is_waited_for_until_the_deadline() -> Result<()> 
 }
 
 #[test]
-fn signals_do_not_prolong_a_deadline() -> Result<()> {
+fn signals_do_not_extend_a_deadline() -> Result<()> {
     let pair = patient_pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     one.kite("alloc far 9000 --node 2")?;

@@ -75,7 +75,7 @@ fn gauge(node: &Node, name: &str) -> Result<u64> {
 }
 
 #[test]
-fn a_process_that_is_killed_disturbs_nobody_and_leaves_nothing() -> Result<()> {
+fn killed_process_leaks_nothing_and_disturbs_no_other() -> Result<()> {
     let trio = trio()?;
     let node = trio.node(1);
     node.kite("alloc victim 16M --node 2 --node 3")?;
@@ -96,7 +96,7 @@ fn a_process_that_is_killed_disturbs_nobody_and_leaves_nothing() -> Result<()> {
 }
 
 #[test]
-fn a_master_frees_a_region_that_others_use() -> Result<()> {
+fn free_by_a_master_ends_accesses_of_others() -> Result<()> {
     let trio = trio()?;
     let lent: Vec<u64> = (1..=3)
         .map(|n| gauge(trio.node(n), "lent_bytes"))
@@ -121,7 +121,7 @@ fn a_master_frees_a_region_that_others_use() -> Result<()> {
 }
 
 #[test]
-fn a_network_that_loses_packets_corrupts_nothing() -> Result<()> {
+fn lost_packets_corrupt_no_data() -> Result<()> {
     let trio = trio()?;
     trio.node(1)
         .kite("alloc lossy 3000217 --node 1 --node 2 --node 3")?;
@@ -151,7 +151,7 @@ fn a_network_that_loses_packets_corrupts_nothing() -> Result<()> {
 }
 
 #[test]
-fn who_asks_for_memory_and_names_notices_no_lost_packets() -> Result<()> {
+fn control_requests_succeed_despite_lost_packets() -> Result<()> {
     let trio = patient_trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     let mut lost = 0;
@@ -182,7 +182,7 @@ fn who_asks_for_memory_and_names_notices_no_lost_packets() -> Result<()> {
 }
 
 #[test]
-fn what_a_failed_queue_pair_left_undone_is_done_by_the_next() -> Result<()> {
+fn requests_of_a_failed_qp_complete_on_the_next() -> Result<()> {
     let trio = TRIO.take()?;
     trio.start_kite(&Setup {
         parameters: "default_timeout_ms=60000".into(),
@@ -206,7 +206,7 @@ fn what_a_failed_queue_pair_left_undone_is_done_by_the_next() -> Result<()> {
 }
 
 #[test]
-fn a_cut_link_delays_transfers_and_later_ones_work() -> Result<()> {
+fn link_cut_delays_transfers_and_later_ones_succeed() -> Result<()> {
     let trio = TRIO.take()?;
     // A node that is suspected, as the one cut off will be, is given two heartbeats to answer: longer
     // than the cut, also on a busy machine.
@@ -238,7 +238,7 @@ fn a_cut_link_delays_transfers_and_later_ones_work() -> Result<()> {
 }
 
 #[test]
-fn a_node_whose_daemon_is_killed_leaves_and_others_go_on() -> Result<()> {
+fn killed_daemon_removes_the_node_and_others_continue() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     one.kite("alloc stays 4M --node 2")?;
@@ -262,7 +262,7 @@ fn a_node_whose_daemon_is_killed_leaves_and_others_go_on() -> Result<()> {
 }
 
 #[test]
-fn a_daemon_that_is_restarted_changes_no_view_and_disturbs_no_program() -> Result<()> {
+fn restarted_daemon_changes_no_view_and_fails_no_request() -> Result<()> {
     let trio = trio()?;
     let setup = Setup::default();
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
@@ -312,7 +312,7 @@ fn a_daemon_that_is_restarted_changes_no_view_and_disturbs_no_program() -> Resul
 }
 
 #[test]
-fn the_seed_goes_and_others_go_on() -> Result<()> {
+fn others_continue_after_the_seed_stops() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     two.kite("alloc seedless 4M --node 3")?;
@@ -331,7 +331,7 @@ fn the_seed_goes_and_others_go_on() -> Result<()> {
 
 /// Who cannot be reached holds up what is meant for it, and nothing else.
 #[test]
-fn a_member_that_is_not_reached_holds_up_no_work_for_others() -> Result<()> {
+fn unreachable_member_delays_no_requests_to_others() -> Result<()> {
     let trio = patient_trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     let lent = |node: &Node| Ok(format!("lent_bytes={}", gauge(node, "lent_bytes")?));
@@ -357,7 +357,7 @@ fn a_member_that_is_not_reached_holds_up_no_work_for_others() -> Result<()> {
 
 /// Names are told to each node for itself.
 #[test]
-fn a_node_that_joins_hears_names_although_another_member_is_not_reached() -> Result<()> {
+fn joining_node_receives_names_while_a_member_is_unreachable() -> Result<()> {
     const NAMES: usize = 12;
     let trio = patient_trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
@@ -397,7 +397,7 @@ fn a_node_that_joins_hears_names_although_another_member_is_not_reached() -> Res
 /// The addresses that a mapping holds mean nothing in the node's next life: there they are anybody's
 /// memory.
 #[test]
-fn memory_of_a_former_life_of_a_node_is_never_touched() -> Result<()> {
+fn memory_of_an_earlier_incarnation_is_never_accessed() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     let regions = gauge(one, "regions")?;
@@ -425,7 +425,7 @@ fn memory_of_a_former_life_of_a_node_is_never_touched() -> Result<()> {
 }
 
 #[test]
-fn a_node_that_is_reset_in_mid_transfer_is_down_in_time_and_comes_back() -> Result<()> {
+fn node_reset_during_transfer_is_detected_and_rejoins() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     let lent = gauge(two, "lent_bytes")?;
@@ -463,7 +463,7 @@ fn a_node_that_is_reset_in_mid_transfer_is_down_in_time_and_comes_back() -> Resu
 }
 
 #[test]
-fn an_rnic_that_is_removed_under_load_ends_its_sessions_and_can_come_back() -> Result<()> {
+fn rnic_removal_under_load_ends_sessions_and_rnic_returns() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     two.kite("alloc removed 8M --node 2 --node 3")?;
@@ -491,7 +491,7 @@ fn an_rnic_that_is_removed_under_load_ends_its_sessions_and_can_come_back() -> R
 
 /// What a program leaves behind it is cleared away while nobody else waits for anything.
 #[test]
-fn a_free_does_not_wait_for_what_another_program_left() -> Result<()> {
+fn free_does_not_wait_for_cleanup_of_another_program() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     two.kite("alloc popular 4096")?;
@@ -513,7 +513,7 @@ fn a_free_does_not_wait_for_what_another_program_left() -> Result<()> {
 
 /// A program whose own memory does not come waits for it alone.
 #[test]
-fn an_rnic_can_be_removed_while_requests_wait_for_their_callers_memory() -> Result<()> {
+fn rnic_removal_succeeds_while_requests_wait_for_user_pages() -> Result<()> {
     let trio = trio()?;
     let two = trio.node(2);
     two.kite("alloc near 1M --node 2")?;

@@ -23,7 +23,7 @@ fn pings(from: &Node, to: &Node) -> Result<bool> {
 }
 
 #[test]
-fn clocks_of_nodes_run_as_fast_as_that_of_the_host() -> Result<()> {
+fn node_clocks_run_at_the_rate_of_the_host_clock() -> Result<()> {
     const SPAN: Duration = Duration::from_secs(2);
     let pair = PAIR.take()?;
     for node in pair.nodes() {
@@ -40,7 +40,7 @@ fn clocks_of_nodes_run_as_fast_as_that_of_the_host() -> Result<()> {
 }
 
 #[test]
-fn a_command_returns_its_status_and_both_streams() -> Result<()> {
+fn command_returns_status_stdout_and_stderr() -> Result<()> {
     let pair = PAIR.take()?;
     let output = pair.node(2).run("hostname; echo \"it's\" >&2; exit 7")?;
     assert_eq!(
@@ -61,7 +61,7 @@ fn a_command_returns_its_status_and_both_streams() -> Result<()> {
 }
 
 #[test]
-fn a_command_runs_as_the_user_asked_for() -> Result<()> {
+fn command_runs_as_the_given_user() -> Result<()> {
     let pair = PAIR.take()?;
     let as_user = |name, line| pair.node(1).command(line).user(name).sh();
     assert!(as_user("alice", "id -un; id -Gn")?.ends_with("kite"));
@@ -78,7 +78,7 @@ fn a_command_runs_as_the_user_asked_for() -> Result<()> {
 }
 
 #[test]
-fn a_process_can_be_read_signalled_and_killed() -> Result<()> {
+fn process_output_is_read_and_process_signalled_and_killed() -> Result<()> {
     let pair = PAIR.take()?;
     let node = pair.node(1);
     let mut process = node
@@ -110,7 +110,7 @@ fn a_process_can_be_read_signalled_and_killed() -> Result<()> {
 }
 
 #[test]
-fn a_binary_file_survives_the_round_trip() -> Result<()> {
+fn binary_file_is_unchanged_after_write_and_read() -> Result<()> {
     let pair = PAIR.take()?;
     let bytes: Vec<u8> = (0..1_000_003_u32)
         .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
@@ -128,7 +128,7 @@ fn a_binary_file_survives_the_round_trip() -> Result<()> {
 }
 
 #[test]
-fn nodes_have_what_tests_rely_on() -> Result<()> {
+fn node_has_the_required_tools_and_devices() -> Result<()> {
     let pair = PAIR.take()?;
     for node in pair.nodes() {
         node.sh("test -e /kite/Cargo.toml && test -c /dev/infiniband/uverbs0 && test -c /dev/infiniband/rdma_cm")?;
@@ -145,7 +145,7 @@ fn nodes_have_what_tests_rely_on() -> Result<()> {
 }
 
 #[test]
-fn a_module_in_use_does_not_unload() -> Result<()> {
+fn module_in_use_cannot_be_unloaded() -> Result<()> {
     let pair = PAIR.take()?;
     let refused = pair.node(1).unload("ib_core").unwrap_err();
     assert!(refused.to_string().contains("in use"), "{refused}");
@@ -153,7 +153,7 @@ fn a_module_in_use_does_not_unload() -> Result<()> {
 }
 
 #[test]
-fn a_test_that_leaves_the_module_held_fails() -> Result<()> {
+fn test_that_keeps_a_module_reference_fails() -> Result<()> {
     let pair = PAIR.take()?;
     pair.node(1).insmod_kite("")?;
     let mut holder = pair
@@ -170,7 +170,7 @@ fn a_test_that_leaves_the_module_held_fails() -> Result<()> {
 }
 
 #[test]
-fn rdma_moves_data() -> Result<()> {
+fn rdma_transfers_data_between_nodes() -> Result<()> {
     let pair = PAIR.take()?;
     let (one, two) = (pair.node(1), pair.node(2));
     let line = |node: &Node| {
@@ -188,7 +188,7 @@ fn rdma_moves_data() -> Result<()> {
 }
 
 #[test]
-fn the_network_can_be_cut_and_lossy() -> Result<()> {
+fn network_can_be_cut_and_made_lossy() -> Result<()> {
     let pair = PAIR.take()?;
     let (one, two) = (pair.node(1), pair.node(2));
     assert!(pings(one, two)?);
@@ -204,7 +204,7 @@ fn the_network_can_be_cut_and_lossy() -> Result<()> {
 }
 
 #[test]
-fn a_paused_node_answers_only_after_it_is_resumed() -> Result<()> {
+fn paused_node_responds_only_after_resume() -> Result<()> {
     let pair = PAIR.take()?;
     let node = pair.node(2);
     node.pause()?;
@@ -221,7 +221,7 @@ fn a_paused_node_answers_only_after_it_is_resumed() -> Result<()> {
 }
 
 #[test]
-fn a_reset_node_comes_back_and_a_killed_one_does_not() -> Result<()> {
+fn reset_node_boots_again_and_killed_node_does_not() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).boot()?;
     let node = cluster.node(1);
     node.sh("touch /tmp/lost")?;
@@ -241,7 +241,7 @@ fn a_reset_node_comes_back_and_a_killed_one_does_not() -> Result<()> {
 }
 
 #[test]
-fn faults_of_the_kernel_are_found_and_a_panic_ends_the_node() -> Result<()> {
+fn kernel_faults_are_reported_and_panic_ends_the_node() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).boot()?;
     let node = cluster.node(1);
     cluster.check()?;
@@ -285,7 +285,7 @@ mod on_debug_kernel {
 
     #[test]
     #[ignore = "needs the debug kernel"]
-    fn reports_of_a_debug_kernel_are_faults() -> Result<()> {
+    fn debug_kernel_reports_count_as_faults() -> Result<()> {
         let cluster = Cluster::builder().nodes(1).boot()?;
         // Lockdep is over after its first report, and after any of broken memory.
         for (fault, report) in [
@@ -310,7 +310,7 @@ mod on_debug_kernel {
 
     #[test]
     #[ignore = "needs the debug kernel"]
-    fn what_a_module_leaked_is_found_when_the_cluster_ends() -> Result<()> {
+    fn memory_leak_of_a_module_is_found_at_shutdown() -> Result<()> {
         let cluster = Cluster::builder().nodes(1).boot()?;
         commit(cluster.node(1), "leak")?;
         let found = cluster.shutdown().unwrap_err();
@@ -335,7 +335,7 @@ fn children(parent: u32) -> BTreeSet<u32> {
 }
 
 #[test]
-fn nothing_survives_a_harness_that_is_killed() {
+fn killed_harness_leaves_no_process() {
     let mut harness = Command::new(env!("CARGO_BIN_EXE_cluster"))
         .args(["--nodes", "1", "--name", "killed", "--fabric", "connectx"])
         .stdin(Stdio::null())
@@ -399,7 +399,7 @@ impl Terminal {
 }
 
 #[test]
-fn who_sits_at_a_terminal_gets_a_shell_on_a_node() {
+fn cluster_command_on_a_terminal_opens_a_shell() {
     let cluster = env!("CARGO_BIN_EXE_cluster");
     let mut terminal = Terminal::start(&format!("{cluster} --nodes 2 --name terminal"));
     terminal.see("node 1-2, or exit> ");

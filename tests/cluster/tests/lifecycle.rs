@@ -131,7 +131,7 @@ fn leaks_nothing(nodes: &[&Node], cycles: u64, cycle: impl Fn(u64) -> Result<()>
 }
 
 #[test]
-fn the_device_belongs_to_root_and_the_group_kite() -> Result<()> {
+fn device_file_is_owned_by_root_and_group_kite() -> Result<()> {
     let pair = pair()?;
     let mode = pair.node(1).sh("stat -c '%U %G %a' /dev/kite")?;
     assert_eq!(mode, "root kite 660");
@@ -139,7 +139,7 @@ fn the_device_belongs_to_root_and_the_group_kite() -> Result<()> {
 }
 
 #[test]
-fn a_module_in_use_does_not_unload_and_does_so_cleanly_after() -> Result<()> {
+fn module_unloads_cleanly_once_unused() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(2);
     node.stop_kited()?;
@@ -160,7 +160,7 @@ fn a_module_in_use_does_not_unload_and_does_so_cleanly_after() -> Result<()> {
 }
 
 #[test]
-fn loading_warns_of_nothing() -> Result<()> {
+fn module_load_logs_no_warning() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(2);
     node.stop_kited()?;
@@ -189,7 +189,7 @@ fn loading_warns_of_nothing() -> Result<()> {
 
 /// On a machine of its own: it takes as long as all others together.
 #[test]
-fn loading_and_unloading_leaks_nothing() -> Result<()> {
+fn repeated_load_and_unload_leaks_nothing() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).cpus(1).boot()?;
     let node = cluster.node(1);
     // Debugging information takes most of the time.
@@ -203,7 +203,7 @@ fn loading_and_unloading_leaks_nothing() -> Result<()> {
 }
 
 #[test]
-fn opening_and_closing_leaks_nothing() -> Result<()> {
+fn repeated_open_and_close_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);
     leaks_nothing(&[node], 5 * cycles()?, |cycles| {
@@ -213,7 +213,7 @@ fn opening_and_closing_leaks_nothing() -> Result<()> {
 }
 
 #[test]
-fn allocating_and_freeing_leaks_nothing() -> Result<()> {
+fn repeated_alloc_and_free_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     for options in ["", "--name cycle-"] {
@@ -228,7 +228,7 @@ fn allocating_and_freeing_leaks_nothing() -> Result<()> {
 }
 
 #[test]
-fn mapping_and_unmapping_leaks_nothing() -> Result<()> {
+fn repeated_map_and_unmap_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     two.kite("alloc mapped 100000 --node 1 --node 2")?;
@@ -243,7 +243,7 @@ fn mapping_and_unmapping_leaks_nothing() -> Result<()> {
 
 /// Virtual queue pairs, of which one session makes as many.
 #[test]
-fn connecting_and_closing_leaks_nothing() -> Result<()> {
+fn repeated_vqp_connect_and_close_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     leaks_nothing(&[one, two], 10 * cycles()?, |cycles| {
@@ -256,7 +256,7 @@ fn connecting_and_closing_leaks_nothing() -> Result<()> {
 
 /// With an end at the other node, which accepts each and answers.
 #[test]
-fn talking_and_closing_leaks_nothing() -> Result<()> {
+fn repeated_vqp_messages_and_close_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     let mut answers = two.workload("vqp say 7 2000").spawn()?;
@@ -275,7 +275,7 @@ fn talking_and_closing_leaks_nothing() -> Result<()> {
 }
 
 #[test]
-fn an_idle_node_uses_no_processor_to_speak_of() -> Result<()> {
+fn idle_node_uses_little_cpu_time() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     // The two have talked to each other, so all that serves a connection is there.

@@ -25,7 +25,7 @@ fn in_cgroup(limit: &str, line: &str) -> String {
 
 /// What a program allocates on its own node is charged to its cgroup, until it is given back.
 #[test]
-fn memory_of_this_node_is_charged_to_the_callers_cgroup() -> Result<()> {
+fn local_memory_is_charged_to_the_cgroup_of_the_caller() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).boot()?;
     cluster.start_kite(&Setup::default())?;
     let node = cluster.node(1);
@@ -58,7 +58,7 @@ fn memory_of_this_node_is_charged_to_the_callers_cgroup() -> Result<()> {
 
 /// What users allocate on their own node may outlive them, so all of them together have a limit.
 #[test]
-fn users_get_no_more_of_their_own_node_than_own_mib() -> Result<()> {
+fn local_regions_are_limited_by_max_local_mib() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).boot()?;
     cluster.start_kite(&Setup {
         parameters: "max_local_mib=16".into(),
@@ -79,7 +79,7 @@ fn users_get_no_more_of_their_own_node_than_own_mib() -> Result<()> {
 
 /// However many wait for nodes that do not answer, those who want another find a slot.
 #[test]
-fn crowds_that_wait_for_some_nodes_leave_slots_for_others() -> Result<()> {
+fn many_waiters_for_one_node_leave_slots_for_others() -> Result<()> {
     let cluster = Cluster::builder()
         .nodes(4)
         .cpus(1)
@@ -126,7 +126,7 @@ fn crowds_that_wait_for_some_nodes_leave_slots_for_others() -> Result<()> {
 
 /// A user who asks for more memory than there is does not get it, and nobody dies for it.
 #[test]
-fn a_region_larger_than_the_memory_is_refused_and_kills_nobody() -> Result<()> {
+fn region_larger_than_memory_fails_without_oom_kill() -> Result<()> {
     let cluster = Cluster::builder().nodes(2).memory(512).boot()?;
     cluster.start_kite(&Setup::default())?;
     let (one, two) = (cluster.node(1), cluster.node(2));

@@ -93,7 +93,7 @@ fn assert_fails(process: &mut Process, with: &str) -> Result<()> {
 const TAKEN: &str = "nothing is there to be had now";
 
 #[test]
-fn a_lock_is_ones_or_shared_among_all_nodes() -> Result<()> {
+fn lock_is_exclusive_or_shared_across_nodes() -> Result<()> {
     let trio = trio()?;
     trio.node(1).kite("alloc tally 4096 --node 2")?;
     let line = "locks count tally --threads 4 --operations 40";
@@ -105,7 +105,7 @@ fn a_lock_is_ones_or_shared_among_all_nodes() -> Result<()> {
 
 /// A request, an answer or a word that was lost comes again, and makes nobody have a lock twice.
 #[test]
-fn lost_packets_and_failed_queue_pairs_give_no_lock_twice() -> Result<()> {
+fn lock_is_granted_once_despite_lost_packets_and_failed_qps() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc lossy 4096")?;
@@ -127,7 +127,7 @@ fn lost_packets_and_failed_queue_pairs_give_no_lock_twice() -> Result<()> {
 }
 
 #[test]
-fn nobody_overtakes() -> Result<()> {
+fn lock_is_granted_in_fifo_order() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     two.kite("alloc line 4096 --other-rights rw")?;
@@ -156,7 +156,7 @@ fn nobody_overtakes() -> Result<()> {
 }
 
 #[test]
-fn who_waits_too_long_is_in_line_no_more() -> Result<()> {
+fn lock_waiter_that_times_out_leaves_the_queue() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc late 4096")?;
@@ -176,7 +176,7 @@ fn who_waits_too_long_is_in_line_no_more() -> Result<()> {
 }
 
 #[test]
-fn a_lock_outlives_its_holder_and_the_next_are_told() -> Result<()> {
+fn lock_of_a_dead_owner_passes_on_with_owner_died() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     one.kite("alloc robust 4096")?;
@@ -202,7 +202,7 @@ fn a_lock_outlives_its_holder_and_the_next_are_told() -> Result<()> {
 }
 
 #[test]
-fn locks_and_waits_end_with_the_node_of_either() -> Result<()> {
+fn locks_and_waits_end_with_the_home_or_owner_node() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     one.kite("alloc here 4096")?;
@@ -228,7 +228,7 @@ fn locks_and_waits_end_with_the_node_of_either() -> Result<()> {
 /// In its next life a node numbers its requests from 1 again: what is left of the former must not be taken
 /// for it.
 #[test]
-fn a_lock_ends_with_the_life_in_which_it_was_taken() -> Result<()> {
+fn lock_ends_with_the_incarnation_of_its_owner() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc lives 4096")?;
@@ -253,7 +253,7 @@ fn a_lock_ends_with_the_life_in_which_it_was_taken() -> Result<()> {
 }
 
 #[test]
-fn who_is_sent_away_by_signals_does_not_meet_himself() -> Result<()> {
+fn interrupted_lock_request_leaves_no_waiter() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc signals 4096")?;
@@ -265,7 +265,7 @@ fn who_is_sent_away_by_signals_does_not_meet_himself() -> Result<()> {
 }
 
 #[test]
-fn freeing_a_region_ends_its_locks() -> Result<()> {
+fn free_ends_locks_of_the_region() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc freed 4096")?;
@@ -278,7 +278,7 @@ fn freeing_a_region_ends_its_locks() -> Result<()> {
 }
 
 #[test]
-fn a_barrier_is_passed_by_all_or_none() -> Result<()> {
+fn barrier_releases_all_participants_or_none() -> Result<()> {
     let trio = trio()?;
     for name in ["steps", "slippery"] {
         trio.node(1).kite(&format!("alloc {name} 4096 --node 3"))?;
@@ -297,7 +297,7 @@ fn a_barrier_is_passed_by_all_or_none() -> Result<()> {
 }
 
 #[test]
-fn who_dies_or_gives_up_at_a_barrier_does_not_count() -> Result<()> {
+fn dead_or_timed_out_participant_does_not_count_at_barrier() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     one.kite("alloc gate 4096")?;
@@ -322,7 +322,7 @@ fn who_dies_or_gives_up_at_a_barrier_does_not_count() -> Result<()> {
 }
 
 #[test]
-fn a_region_has_room_for_so_many() -> Result<()> {
+fn lock_waiters_per_region_are_limited() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     one.kite("alloc hoard 4096")?;
@@ -340,7 +340,7 @@ fn a_region_has_room_for_so_many() -> Result<()> {
 }
 
 #[test]
-fn another_module_has_locks_and_comes_to_barriers() -> Result<()> {
+fn kernel_module_uses_locks_and_barriers() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     two.kite("alloc module 4096")?;
@@ -365,7 +365,7 @@ fn another_module_has_locks_and_comes_to_barriers() -> Result<()> {
 }
 
 #[test]
-fn what_no_lock_is_is_refused() -> Result<()> {
+fn invalid_lock_and_barrier_requests_are_rejected() -> Result<()> {
     let trio = trio()?;
     for node in [1, 2] {
         let checks = trio.node(node).workload("errors locks").sh()?;

@@ -53,22 +53,22 @@ fn sizes(prefix: &str, place: &str) -> Result<()> {
 }
 
 #[test]
-fn regions_of_all_sizes_on_the_own_node_keep_their_bytes() -> Result<()> {
+fn local_regions_of_all_sizes_keep_their_data() -> Result<()> {
     sizes("own", "")
 }
 
 #[test]
-fn regions_of_all_sizes_on_another_node_keep_their_bytes() -> Result<()> {
+fn remote_regions_of_all_sizes_keep_their_data() -> Result<()> {
     sizes("other", "--node 2")
 }
 
 #[test]
-fn regions_of_all_sizes_striped_over_three_nodes_keep_their_bytes() -> Result<()> {
+fn striped_regions_of_all_sizes_keep_their_data() -> Result<()> {
     sizes("striped", "--node 1 --node 2 --node 3")
 }
 
 #[test]
-fn a_region_of_64_mib_keeps_its_bytes() -> Result<()> {
+fn region_of_64_mib_keeps_its_data() -> Result<()> {
     let trio = trio()?;
     trio.node(2)
         .kite("alloc large 64M --node 1 --node 2 --node 3")?;
@@ -87,7 +87,7 @@ fn registered(node: &Node, line: &str) -> Result<Process> {
 }
 
 #[test]
-fn memory_of_a_process_is_a_region_to_all() -> Result<()> {
+fn registered_memory_is_accessible_from_all_nodes() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     for how in ["", "--huge"] {
@@ -125,7 +125,7 @@ fn pinned(node: &Node) -> Result<String> {
 
 /// With a name the memory is the region's for as long as that lives, and else ends with the process.
 #[test]
-fn memory_of_a_process_that_ends_stays_a_region() -> Result<()> {
+fn registered_memory_outlives_its_process() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     let pinned_before = pinned(one)?;
@@ -147,7 +147,7 @@ fn memory_of_a_process_that_ends_stays_a_region() -> Result<()> {
 }
 
 #[test]
-fn threads_and_processes_of_three_nodes_share_a_region_and_no_byte_is_lost() -> Result<()> {
+fn concurrent_writers_of_three_nodes_lose_no_byte() -> Result<()> {
     let trio = trio()?;
     trio.node(1)
         .kite("alloc shared 36000217 --node 1 --node 2 --node 3")?;
@@ -172,7 +172,7 @@ fn threads_and_processes_of_three_nodes_share_a_region_and_no_byte_is_lost() -> 
 
 /// Whatever becomes of packets and queue pairs, each change is made once, and in its turn.
 #[test]
-fn calls_with_data_beyond_the_limit_of_locked_memory_are_answered() -> Result<()> {
+fn rpcs_over_the_memlock_limit_complete() -> Result<()> {
     let trio = trio()?;
     let limited = |node: usize, line: &str| {
         let line = format!("ulimit -l 64; exec /kite/target/release/kite-workload rpc {line}");
@@ -187,7 +187,7 @@ fn calls_with_data_beyond_the_limit_of_locked_memory_are_answered() -> Result<()
 }
 
 #[test]
-fn what_is_set_and_copied_is_what_a_model_of_it_says() -> Result<()> {
+fn fills_and_copies_match_a_model() -> Result<()> {
     let trio = trio()?;
     let two = trio.node(2);
     outputs(&mut trio.everywhere("copies check --operations 60")?, LONG)?;
@@ -206,7 +206,7 @@ fn what_is_set_and_copied_is_what_a_model_of_it_says() -> Result<()> {
 }
 
 #[test]
-fn what_one_node_has_is_copied_there() -> Result<()> {
+fn copy_within_one_node_stays_on_that_node() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     one.kite("alloc there 8M --node 2")?;
@@ -227,7 +227,7 @@ fn what_one_node_has_is_copied_there() -> Result<()> {
 }
 
 #[test]
-fn copies_end_with_a_node_that_has_either_end() -> Result<()> {
+fn copy_fails_when_source_or_destination_node_is_down() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     one.kite("alloc here 8M --node 2")?;
@@ -256,7 +256,7 @@ fn copies_end_with_a_node_that_has_either_end() -> Result<()> {
 }
 
 #[test]
-fn what_no_copy_is_is_refused() -> Result<()> {
+fn invalid_copy_requests_are_rejected() -> Result<()> {
     let trio = trio()?;
     let checks = trio.node(1).workload("errors copies").limit(LONG).sh()?;
     assert!(checks.ends_with(" checks"), "{checks}");
@@ -264,7 +264,7 @@ fn what_no_copy_is_is_refused() -> Result<()> {
 }
 
 #[test]
-fn memory_is_zeroed_after_others_have_used_it() -> Result<()> {
+fn reused_memory_is_zeroed() -> Result<()> {
     let trio = trio()?;
     let node = trio.node(1);
     for (place, name) in [("", "dirt-here"), ("--node 2 --node 3", "dirt-there")] {
@@ -279,7 +279,7 @@ fn memory_is_zeroed_after_others_have_used_it() -> Result<()> {
 }
 
 #[test]
-fn an_anonymous_region_ends_with_its_session() -> Result<()> {
+fn anonymous_region_ends_with_its_session() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     let (lent, regions) = (gauge(two, "lent_bytes")?, gauge(one, "regions")?);
@@ -297,7 +297,7 @@ fn an_anonymous_region_ends_with_its_session() -> Result<()> {
 }
 
 #[test]
-fn a_named_region_outlives_the_process_that_made_it() -> Result<()> {
+fn named_region_outlives_its_creator() -> Result<()> {
     let trio = trio()?;
     let attempt = |node: usize, what: &str| trio.node(node).attempt("root", what);
     assert_eq!(attempt(1, "alloc 100 --name lasting --nodes 2")?, "OK");
@@ -309,7 +309,7 @@ fn a_named_region_outlives_the_process_that_made_it() -> Result<()> {
 }
 
 #[test]
-fn two_nodes_read_what_a_third_wrote() -> Result<()> {
+fn two_nodes_read_data_written_by_a_third() -> Result<()> {
     let trio = trio()?;
     trio.node(2)
         .kite("alloc letter 3000000 --node 1 --node 2")?;
@@ -330,7 +330,7 @@ fn two_nodes_read_what_a_third_wrote() -> Result<()> {
 }
 
 #[test]
-fn a_file_that_is_put_on_one_node_is_got_on_another() -> Result<()> {
+fn file_put_on_one_node_is_read_on_another() -> Result<()> {
     let trio = trio()?;
     let sum = |node: usize, file: &str| trio.node(node).sh(&format!("sha256sum <{file}"));
     trio.node(1).sh("head -c 9000001 /dev/urandom >/tmp/put")?;
@@ -343,7 +343,7 @@ fn a_file_that_is_put_on_one_node_is_got_on_another() -> Result<()> {
 }
 
 #[test]
-fn a_listing_says_all_about_a_region() -> Result<()> {
+fn region_listing_has_all_attributes() -> Result<()> {
     let trio = trio()?;
     let made = trio
         .node(2)
@@ -384,7 +384,7 @@ fn a_listing_says_all_about_a_region() -> Result<()> {
 }
 
 #[test]
-fn a_long_listing_has_each_region_once() -> Result<()> {
+fn long_region_listing_has_each_region_once() -> Result<()> {
     let trio = trio()?;
     trio.node(2).workload("churn populate 150 many-").sh()?;
     let listing = trio.node(3).kite("regions --node 2")?;
@@ -401,7 +401,7 @@ fn a_long_listing_has_each_region_once() -> Result<()> {
 }
 
 #[test]
-fn a_node_lends_no_more_than_its_cap_and_a_refusal_leaves_nothing_behind() -> Result<()> {
+fn lending_is_limited_and_refusal_leaks_nothing() -> Result<()> {
     let trio = trio()?;
     let lent = |node: usize| gauge(trio.node(node), "lent_bytes");
     assert_eq!((lent(2)?, lent(3)?), (0, 0));

@@ -81,7 +81,7 @@ fn everything(trio: &Cluster, name: &str, operations: u32) -> Result<Vec<Process
 }
 
 #[test]
-fn a_region_is_where_it_was_moved_to() -> Result<()> {
+fn migrated_region_is_on_its_new_nodes() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     one.kite("alloc there 9000001")?;
@@ -120,7 +120,7 @@ fn a_region_is_where_it_was_moved_to() -> Result<()> {
 }
 
 #[test]
-fn nothing_is_lost_while_a_region_moves() -> Result<()> {
+fn migration_loses_no_write() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     one.kite("alloc used 12000051 --node 1 --node 2 --node 3")?;
@@ -161,7 +161,7 @@ fn nothing_is_lost_while_a_region_moves() -> Result<()> {
 
 /// Who opens it while it moves learns where it is, not where it was.
 #[test]
-fn whoever_opens_a_region_that_moves_finds_its_bytes() -> Result<()> {
+fn region_mapped_during_migration_has_its_data() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     one.kite("alloc there 20000003")?;
@@ -182,7 +182,7 @@ fn whoever_opens_a_region_that_moves_finds_its_bytes() -> Result<()> {
 
 /// More requests than a node may have under way at another, beside those that move a region.
 #[test]
-fn a_move_gets_through_a_crowd() -> Result<()> {
+fn migration_completes_under_many_accesses() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc crowded 4096 --node 2")?;
@@ -204,7 +204,7 @@ fn a_move_gets_through_a_crowd() -> Result<()> {
 }
 
 #[test]
-fn a_model_of_sets_and_copies_holds_while_their_regions_move() -> Result<()> {
+fn fills_and_copies_match_a_model_during_migration() -> Result<()> {
     let trio = trio()?;
     let mut copies = trio.everywhere("copies check --operations 80 --move")?;
     let outputs = outputs(&mut copies, LONG)?;
@@ -220,7 +220,7 @@ fn a_model_of_sets_and_copies_holds_while_their_regions_move() -> Result<()> {
 }
 
 #[test]
-fn nothing_is_lost_with_packets_and_queue_pairs() -> Result<()> {
+fn migration_loses_no_write_despite_lost_packets_and_failed_qps() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     one.kite("alloc lossy 6000051 --node 1 --node 2 --node 3")?;
@@ -247,7 +247,7 @@ fn nothing_is_lost_with_packets_and_queue_pairs() -> Result<()> {
 }
 
 #[test]
-fn who_holds_a_lock_holds_it_on_while_the_region_moves() -> Result<()> {
+fn lock_is_kept_during_migration() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     one.kite("alloc locked 8M --node 2")?;
@@ -268,7 +268,7 @@ fn who_holds_a_lock_holds_it_on_while_the_region_moves() -> Result<()> {
 }
 
 #[test]
-fn memory_of_a_process_is_let_go() -> Result<()> {
+fn migration_releases_registered_memory() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     let mut owner = one
@@ -288,7 +288,7 @@ fn memory_of_a_process_is_let_go() -> Result<()> {
 }
 
 #[test]
-fn what_no_move_is_is_refused() -> Result<()> {
+fn invalid_migration_requests_are_rejected() -> Result<()> {
     let trio = trio()?;
     let checks = trio.node(1).workload("errors moves").limit(LONG).sh()?;
     assert!(checks.ends_with(" checks"), "{checks}");
@@ -318,7 +318,7 @@ fn begin(node: &Node, home: &Node, goal: &str) -> Result<Process> {
 }
 
 #[test]
-fn a_region_is_freed_while_it_moves() -> Result<()> {
+fn free_during_migration_succeeds() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     large(one, "--node 2")?;
@@ -338,7 +338,7 @@ fn a_region_is_freed_while_it_moves() -> Result<()> {
 }
 
 #[test]
-fn who_is_killed_leaves_a_move_that_ends() -> Result<()> {
+fn migration_of_a_killed_process_ends() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     large(one, "--node 2")?;
@@ -353,7 +353,7 @@ fn who_is_killed_leaves_a_move_that_ends() -> Result<()> {
 }
 
 #[test]
-fn a_move_that_takes_too_long_ends_in_between() -> Result<()> {
+fn migration_that_times_out_leaves_a_valid_placement() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     large(one, "--node 2")?;
@@ -382,7 +382,7 @@ fn a_move_that_takes_too_long_ends_in_between() -> Result<()> {
 
 /// Whoever uses a region that moves to or from a node that dies hears of that only when he wants what is there.
 #[test]
-fn where_a_region_moves_to_or_from_dies() -> Result<()> {
+fn migration_survives_death_of_source_or_destination() -> Result<()> {
     for dies in [2, 3] {
         let trio = mortals()?;
         let one = trio.node(1);
@@ -405,7 +405,7 @@ fn where_a_region_moves_to_or_from_dies() -> Result<()> {
 }
 
 #[test]
-fn who_uses_a_region_that_moves_dies() -> Result<()> {
+fn migration_survives_death_of_a_mapping_node() -> Result<()> {
     let trio = mortals()?;
     let (one, three) = (trio.node(1), trio.node(3));
     large(one, "--node 2")?;
@@ -423,7 +423,7 @@ fn who_uses_a_region_that_moves_dies() -> Result<()> {
 }
 
 #[test]
-fn the_owner_of_a_region_that_moves_dies() -> Result<()> {
+fn migration_ends_when_the_home_dies() -> Result<()> {
     let trio = mortals()?;
     let (one, two) = (trio.node(1), trio.node(2));
     large(one, "--node 2")?;
@@ -442,7 +442,7 @@ fn the_owner_of_a_region_that_moves_dies() -> Result<()> {
 }
 
 #[test]
-fn rnics_go_while_regions_move() -> Result<()> {
+fn rnic_removal_during_migration_leaks_nothing() -> Result<()> {
     for goes in [1, 3] {
         let trio = mortals()?;
         let one = trio.node(1);
@@ -463,7 +463,7 @@ fn rnics_go_while_regions_move() -> Result<()> {
 }
 
 #[test]
-fn the_module_goes_while_regions_move() -> Result<()> {
+fn module_unload_during_migration_leaks_nothing() -> Result<()> {
     let trio = mortals()?;
     let one = trio.node(1);
     large(one, "--node 2")?;
@@ -482,7 +482,7 @@ fn the_module_goes_while_regions_move() -> Result<()> {
 
 /// What the source pushes does not come by way of who asks for it.
 #[test]
-fn what_goes_from_one_other_node_to_another_goes_there_directly() -> Result<()> {
+fn migration_between_two_other_nodes_is_direct() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     one.kite("alloc from 9000001 --node 2 --other-rights rw")?;

@@ -18,7 +18,7 @@ fn pair() -> Result<Turn<'static>> {
 }
 
 #[test]
-fn fdinfo_tells_what_a_session_has() -> Result<()> {
+fn fdinfo_shows_rnic_and_handles_of_a_session() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);
     node.kite("alloc seen 9000 --node 2")?;
@@ -45,7 +45,7 @@ fn fdinfo_tells_what_a_session_has() -> Result<()> {
 }
 
 #[test]
-fn a_check_exits_with_0_in_a_cluster_and_2_without_rnic() -> Result<()> {
+fn status_check_exits_0_in_a_cluster_and_2_without_rnic() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);
     for (rnic, start, status) in [("", "ok: ", 0), ("nosuch", "down: ", 2)] {
@@ -58,7 +58,7 @@ fn a_check_exits_with_0_in_a_cluster_and_2_without_rnic() -> Result<()> {
 }
 
 #[test]
-fn nodes_are_shown_and_given_by_host_name() -> Result<()> {
+fn nodes_are_shown_and_accepted_by_host_name() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     for node in [one, two] {
@@ -88,7 +88,7 @@ fn nodes_are_shown_and_given_by_host_name() -> Result<()> {
 }
 
 #[test]
-fn a_shell_completes_names_of_regions_and_nodes() -> Result<()> {
+fn shell_completes_names_of_regions_and_nodes() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);
     node.kite("alloc complete-me 9000")?;
@@ -131,7 +131,7 @@ fn has(trace: &str, event: &str, words: &[&str]) -> bool {
 }
 
 #[test]
-fn trace_events_tell_what_a_request_does() -> Result<()> {
+fn trace_events_record_each_step_of_a_request() -> Result<()> {
     let pair = pair()?;
     let workload = "/kite/target/release/kite-workload";
     pair.node(1).kite("alloc traced 100000 --node 2")?;
@@ -170,7 +170,7 @@ fn write_to_who_left(pair: &Cluster) -> Result<String> {
 }
 
 #[test]
-fn a_node_that_does_not_answer_shows_in_events_and_counters() -> Result<()> {
+fn unresponsive_node_is_visible_in_events_and_counters() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     let before = [one.stats()?, two.stats()?];
@@ -225,7 +225,7 @@ fn move_counter(
 
 /// The memory is given back while it is still being lent, and that has to wait.
 #[test]
-fn what_undoes_a_request_that_is_under_way_shows_in_a_counter() -> Result<()> {
+fn cancellation_of_a_pending_request_is_counted() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     // As much takes longer to be cleared than it takes to kill somebody.
@@ -240,7 +240,7 @@ fn what_undoes_a_request_that_is_under_way_shows_in_a_counter() -> Result<()> {
 }
 
 #[test]
-fn counters_tell_what_was_moved() -> Result<()> {
+fn counters_match_the_transferred_bytes() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);
     node.sh("head -c 3000000 /dev/urandom >/tmp/file")?;
@@ -260,7 +260,7 @@ fn counters_tell_what_was_moved() -> Result<()> {
 }
 
 #[test]
-fn the_module_says_what_it_is_and_warns_once_of_its_key() -> Result<()> {
+fn modinfo_is_complete_and_global_key_is_logged_once() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);
     let info = node.sh("modinfo /run/kite/build/kite.ko")?;

@@ -33,7 +33,7 @@ fn connected(node: &Node) -> Result<u64> {
 }
 
 #[test]
-fn nodes_with_different_numbers_share_the_smaller_one() -> Result<()> {
+fn peers_with_different_conns_per_peer_use_the_smaller() -> Result<()> {
     let cluster = TRIO.take()?;
     for (pairs, shared) in [([1, 4], 1), ([16, 1], 1), ([2, 4], 2), ([4, 2], 2)] {
         start(
@@ -83,7 +83,7 @@ fn use_now_and_then(node: &Node, processor: u32, times: u32, ms: [u32; 2]) -> Re
 
 /// Whoever has too many, the side that begins connections or the other: both agree to give up what neither uses.
 #[test]
-fn connections_that_nobody_uses_are_given_up_beyond_a_bound() -> Result<()> {
+fn idle_connections_over_the_limit_are_evicted() -> Result<()> {
     let cluster = TRIO.take()?;
     let bound = |connections: u32| format!("max_idle_conns={connections}");
     for bounds in [[0, 256], [256, 0]] {
@@ -117,7 +117,7 @@ fn connections_that_nobody_uses_are_given_up_beyond_a_bound() -> Result<()> {
 
 /// One that is wanted at the very moment when it goes is made again, and who wants it hears of nothing.
 #[test]
-fn whoever_wants_a_connection_that_is_given_up_has_it() -> Result<()> {
+fn connection_requested_during_eviction_is_established() -> Result<()> {
     let cluster = TRIO.take()?;
     start(&cluster, [(); 2].map(|()| "max_idle_conns=0".into()))?;
     let (one, two) = (cluster.node(1), cluster.node(2));
@@ -146,7 +146,7 @@ fn whoever_wants_a_connection_that_is_given_up_has_it() -> Result<()> {
 
 /// Where there is room for no more, both processors use the same, which stays.
 #[test]
-fn as_many_connections_stay_as_there_is_room_for() -> Result<()> {
+fn max_idle_conns_connections_are_kept() -> Result<()> {
     let cluster = TRIO.take()?;
     start(&cluster, [(); 2].map(|()| "max_idle_conns=1".into()))?;
     let (one, two) = (cluster.node(1), cluster.node(2));
@@ -173,7 +173,7 @@ fn as_many_connections_stay_as_there_is_room_for() -> Result<()> {
 
 /// Those that nobody has used for longest go, and no more than there are too many.
 #[test]
-fn the_connections_that_were_used_last_stay() -> Result<()> {
+fn recently_used_connections_are_kept() -> Result<()> {
     let cluster = TRIO.take()?;
     let parameters = [
         "conns_per_peer=1 max_idle_conns=1",
@@ -216,7 +216,7 @@ fn unexpected(node: &Node) -> Result<u64> {
 
 /// However many call each other at once: requests and replies each have their receives.
 #[test]
-fn every_message_finds_a_receive() -> Result<()> {
+fn every_message_has_a_posted_receive() -> Result<()> {
     let cluster = TRIO.take()?;
     cluster.start_kite(&Setup::default())?;
     let (one, two) = (cluster.node(1), cluster.node(2));

@@ -69,7 +69,7 @@ fn run(pair: &Cluster, program: &str) -> Result<[u64; 2]> {
 }
 
 #[test]
-fn pingpong_is_played() -> Result<()> {
+fn preload_runs_ibv_pingpong_programs() -> Result<()> {
     let pair = pair()?;
     // Of short messages and long ones, by who polls and who sleeps; each side checks what it gets.
     for how in ["-c -s 1000", "-c", "-c -e", "-c -e -s 100000"] {
@@ -92,7 +92,7 @@ fn kite_run_preloads_the_library() -> Result<()> {
 }
 
 #[test]
-fn a_node_plays_with_itself() -> Result<()> {
+fn preload_runs_pingpong_on_one_node() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     let line = preloaded("ibv_rc_pingpong -n 200 -c -e");
@@ -106,7 +106,7 @@ fn a_node_plays_with_itself() -> Result<()> {
 }
 
 #[test]
-fn perftest_measures_kite() -> Result<()> {
+fn preload_runs_perftest() -> Result<()> {
     let pair = pair()?;
     for (program, sent, received) in [
         ("ib_read_lat", 100, 0),
@@ -144,7 +144,7 @@ fn see(pair: &Cluster, program: &str, user: &str, scenes: &str) -> Result<String
 
 /// Every operation and every error has the effects that it has with the driver of the RNIC.
 #[test]
-fn programs_see_what_they_see_of_an_rnic() -> Result<()> {
+fn preload_reports_the_attributes_of_an_rnic() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     let made = commands(one)?;
@@ -162,7 +162,7 @@ fn programs_see_what_they_see_of_an_rnic() -> Result<()> {
 
 /// What programs see of ends and limits where RNICs are no measure.
 #[test]
-fn ends_and_limits_are_kept() -> Result<()> {
+fn preload_enforces_qp_states_and_limits() -> Result<()> {
     let pair = pair()?;
     let program = preloaded(&format!("{VERBS} kite0"));
     for (scene, expected) in [
@@ -206,7 +206,7 @@ fn ends_and_limits_are_kept() -> Result<()> {
 
 /// Threads that use a queue pair, and a completion queue, at the same time get what is theirs, each once.
 #[test]
-fn threads_share_what_they_like() -> Result<()> {
+fn preload_objects_are_shared_among_threads() -> Result<()> {
     let program = compile("verbs_threads", "ibverbs");
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
@@ -226,7 +226,7 @@ fn threads_share_what_they_like() -> Result<()> {
 
 /// Also of who only waits to receive, which with verbs would be for ever.
 #[test]
-fn a_peer_that_is_killed_ends_the_other() -> Result<()> {
+fn killed_peer_ends_the_other_program() -> Result<()> {
     let pair = pair()?;
     for program in [
         "ibv_rc_pingpong",
@@ -266,7 +266,7 @@ fn number(process: &mut Process) -> Result<String> {
 
 /// Also if one listens for nobody any more. Processes begin with numbers that depend on their own, here the same.
 #[test]
-fn queue_pairs_of_a_node_have_numbers_of_their_own() -> Result<()> {
+fn preload_qp_numbers_are_unique_per_node() -> Result<()> {
     let pair = pair()?;
     let program = "unshare --pid --fork stdbuf -oL ib_send_lat";
     let (_server, mut first) = endless(&pair, program)?;
@@ -284,7 +284,7 @@ fn told(client: Process) -> Result<()> {
 }
 
 #[test]
-fn a_node_that_does_not_answer_ends_what_it_is_needed_for() -> Result<()> {
+fn unresponsive_node_fails_pending_work_requests() -> Result<()> {
     let pair = pair()?;
     for program in ["ib_read_lat", "ib_write_bw"] {
         let (_server, client) = endless(&pair, program)?;
@@ -296,7 +296,7 @@ fn a_node_that_does_not_answer_ends_what_it_is_needed_for() -> Result<()> {
 }
 
 #[test]
-fn a_node_that_leaves_ends_what_it_is_needed_for() -> Result<()> {
+fn leaving_node_fails_pending_work_requests() -> Result<()> {
     let pair = pair()?;
     for program in ["ibv_rc_pingpong", "ibv_rc_pingpong -e", "ib_read_lat"] {
         pair.start_kite(&Setup::patient())?;
@@ -309,7 +309,7 @@ fn a_node_that_leaves_ends_what_it_is_needed_for() -> Result<()> {
 
 /// What kite has not is refused as by an RNIC that has it not, and other programs go on.
 #[test]
-fn what_is_not_supported_says_so() -> Result<()> {
+fn unsupported_verbs_fail_with_a_clear_error() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     for (program, said) in [
@@ -337,7 +337,7 @@ fn what_is_not_supported_says_so() -> Result<()> {
 }
 
 #[test]
-fn who_has_no_kite_is_told_so() -> Result<()> {
+fn preload_without_module_reports_an_error() -> Result<()> {
     let pair = pair()?;
     let two = pair.node(2);
     two.stop_kited()?;

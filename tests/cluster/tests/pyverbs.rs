@@ -111,7 +111,7 @@ fn run(cluster: &Cluster) -> Result<String> {
 
 #[test]
 #[ignore = "long"]
-fn rdma_core_s_own_tests_pass() -> Result<()> {
+fn rdma_core_tests_pass() -> Result<()> {
     let cluster = Cluster::builder()
         .nodes(2)
         .cpus(1)

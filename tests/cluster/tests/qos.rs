@@ -66,7 +66,7 @@ const KINDS: [(&str, u64); 9] = [
 ];
 
 #[test]
-fn no_kind_of_request_gets_round_a_limit() -> Result<()> {
+fn limit_applies_to_every_kind_of_request() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     for (kind, counted) in KINDS {
@@ -87,7 +87,7 @@ fn no_kind_of_request_gets_round_a_limit() -> Result<()> {
 }
 
 #[test]
-fn messages_and_their_bytes_are_limited() -> Result<()> {
+fn limit_applies_to_messages_and_their_bytes() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     one.kite("free shared")?;
@@ -115,7 +115,7 @@ fn messages_and_their_bytes_are_limited() -> Result<()> {
 }
 
 #[test]
-fn bytes_are_limited_also_within_a_request() -> Result<()> {
+fn limit_applies_within_one_request() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     one.kite("limit --user $(id -u alice) --bytes 16M")?;
@@ -144,7 +144,7 @@ fn held(node: &Node, kind: &str) -> Result<Process> {
 
 /// Not even one of low priority.
 #[test]
-fn a_limit_holds_nobody_else_back() -> Result<()> {
+fn limit_of_one_user_delays_no_other() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     let mut processes = Vec::new();
@@ -177,7 +177,7 @@ fn a_limit_holds_nobody_else_back() -> Result<()> {
 
 /// Who waits again and again does not keep those from going who only look.
 #[test]
-fn all_ways_to_ask_have_their_turns_under_one_limit() -> Result<()> {
+fn all_interfaces_share_one_limit_fairly() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     one.kite("limit --user $(id -u alice) --requests 400")?;
@@ -197,7 +197,7 @@ fn all_ways_to_ask_have_their_turns_under_one_limit() -> Result<()> {
 
 /// More requests of queues are held back than there are workers, each of which would wait for hours.
 #[test]
-fn who_is_held_back_takes_no_worker_from_others() -> Result<()> {
+fn throttled_requests_leave_workers_to_others() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     one.kite("limit --user $(id -u alice) --bytes 1")?;
@@ -220,7 +220,7 @@ fn who_is_held_back_takes_no_worker_from_others() -> Result<()> {
 }
 
 #[test]
-fn who_is_held_back_for_too_long_is_told_and_nothing_is_left() -> Result<()> {
+fn throttled_request_times_out_and_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     one.kite("limit --user $(id -u alice) --bytes 1")?;
@@ -237,7 +237,7 @@ fn who_is_held_back_for_too_long_is_told_and_nothing_is_left() -> Result<()> {
 }
 
 #[test]
-fn who_is_held_back_can_be_killed() -> Result<()> {
+fn throttled_process_can_be_killed() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     for kind in ["write", "set", "queue-write", "queue-add"] {
@@ -252,7 +252,7 @@ fn who_is_held_back_can_be_killed() -> Result<()> {
 }
 
 #[test]
-fn who_is_held_back_does_not_hold_an_rnic() -> Result<()> {
+fn throttled_request_does_not_delay_rnic_removal() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     let mut processes = Vec::new();
@@ -272,7 +272,7 @@ fn who_is_held_back_does_not_hold_an_rnic() -> Result<()> {
 
 /// What is no request at all neither counts nor has others wait.
 #[test]
-fn what_is_out_of_range_is_not_counted() -> Result<()> {
+fn rejected_request_is_not_charged() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     one.kite("limit --user $(id -u alice) --bytes 100M")?;
@@ -295,7 +295,7 @@ fn what_is_out_of_range_is_not_counted() -> Result<()> {
 
 /// Requests that wait for a limit which nobody knows any more give nothing back to its successor.
 #[test]
-fn limits_come_and_go_while_those_held_back_are_killed() -> Result<()> {
+fn limits_change_while_throttled_processes_are_killed() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     let flip = "kite='/kite/target/release/kite limit --user '$(id -u alice); \
@@ -323,7 +323,7 @@ fn limits_come_and_go_while_those_held_back_are_killed() -> Result<()> {
 
 /// Who waits for its turn in a queue and is cancelled, or goes, lets those behind it have it.
 #[test]
-fn a_queue_that_ends_gives_its_turns_back() -> Result<()> {
+fn destroyed_queue_returns_its_admission() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     one.kite("limit --user $(id -u alice) --bytes 1000")?;
@@ -342,7 +342,7 @@ fn a_queue_that_ends_gives_its_turns_back() -> Result<()> {
 }
 
 #[test]
-fn a_cgroup_is_limited_with_those_below_it() -> Result<()> {
+fn cgroup_limit_includes_descendants() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     one.sh("mkdir -p /sys/fs/cgroup/batch/inner")?;
@@ -368,7 +368,7 @@ fn a_cgroup_is_limited_with_those_below_it() -> Result<()> {
 }
 
 #[test]
-fn only_an_administrator_sets_limits_and_policies() -> Result<()> {
+fn limits_and_policies_require_the_administrator() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     for line in ["qos --policy none", "limit --user 7 --requests 1"] {
@@ -392,7 +392,7 @@ fn endless(node: &Node, line: &str) -> Result<Process> {
 }
 
 #[test]
-fn low_priority_gives_way_while_there_is_other_and_no_longer() -> Result<()> {
+fn low_priority_yields_only_while_high_priority_is_active() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     let rate = || Ok(json(one, "qos")?["rate"].as_u64());
@@ -423,7 +423,7 @@ fn low_priority_gives_way_while_there_is_other_and_no_longer() -> Result<()> {
 }
 
 #[test]
-fn a_module_of_low_priority_gives_way_on_a_workqueue_too() -> Result<()> {
+fn kernel_module_of_low_priority_yields_on_a_workqueue() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     let mut high = vec![
@@ -445,7 +445,7 @@ fn a_module_of_low_priority_gives_way_on_a_workqueue_too() -> Result<()> {
 
 /// Many check what they read and write, of both priorities and by all ways, and nobody starves.
 #[test]
-fn both_priorities_keep_their_bytes_under_every_policy() -> Result<()> {
+fn both_priorities_keep_their_data_under_every_policy() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     one.kite("free shared")?;
@@ -480,7 +480,7 @@ fn pairs_of(node: &Node, line: &str) -> Result<String> {
 }
 
 #[test]
-fn queue_pairs_are_kept_apart_if_that_is_the_policy() -> Result<()> {
+fn hw_policy_separates_qps_of_priorities() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     one.kite("qos --policy hw")?;

@@ -40,7 +40,7 @@ fn ends_with(process: &mut Process, errno: &str) -> Result<()> {
 }
 
 #[test]
-fn what_is_submitted_is_what_a_model_of_it_says() -> Result<()> {
+fn io_queue_results_match_a_model() -> Result<()> {
     let trio = trio()?;
     let mut all = trio.everywhere("queues check")?;
     outputs(&mut all, LONG)?;
@@ -56,7 +56,7 @@ fn what_is_submitted_is_what_a_model_of_it_says() -> Result<()> {
 }
 
 #[test]
-fn packets_and_queue_pairs_are_lost_and_nothing_that_was_submitted_is() -> Result<()> {
+fn io_queue_loses_no_request_despite_lost_packets_and_failed_qps() -> Result<()> {
     let trio = trio()?;
     let two = trio.node(2);
     trio.losing(1.0, || {
@@ -73,7 +73,7 @@ fn packets_and_queue_pairs_are_lost_and_nothing_that_was_submitted_is() -> Resul
 }
 
 #[test]
-fn steady_traffic_makes_no_system_calls() -> Result<()> {
+fn steady_io_queue_traffic_makes_no_system_calls() -> Result<()> {
     let trio = trio()?;
     let said = trio.node(1).workload("queues steady 2").limit(LONG).sh()?;
     let calls = said.split_whitespace().nth(2).and_then(|n| n.parse().ok());
@@ -84,7 +84,7 @@ fn steady_traffic_makes_no_system_calls() -> Result<()> {
 }
 
 #[test]
-fn requests_by_many_handles_in_turn_are_all_done() -> Result<()> {
+fn io_queue_requests_of_many_handles_complete() -> Result<()> {
     let trio = trio()?;
     // No two of them can be posted together, and there are more than may be under way by themselves.
     let line = "queues steady 2 --depth 1024 --regions 8 --operations 100000";
@@ -93,7 +93,7 @@ fn requests_by_many_handles_in_turn_are_all_done() -> Result<()> {
 }
 
 #[test]
-fn calls_are_made_many_at_a_time_and_given_up() -> Result<()> {
+fn io_queue_calls_run_concurrently_and_are_cancelled() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     let line = "rpc serve inverter --threads 2 --most 20000";
@@ -128,7 +128,7 @@ fn calls_are_made_many_at_a_time_and_given_up() -> Result<()> {
 }
 
 #[test]
-fn what_is_submitted_ends_with_the_region_the_rights_and_the_node() -> Result<()> {
+fn io_queue_requests_fail_with_region_rights_or_node() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     one.kite("alloc freed 4M --node 2 --node 3")?;
@@ -154,7 +154,7 @@ fn what_is_submitted_ends_with_the_region_the_rights_and_the_node() -> Result<()
 }
 
 #[test]
-fn a_process_that_is_killed_leaves_nothing_of_its_queues() -> Result<()> {
+fn killed_process_leaves_no_io_queue() -> Result<()> {
     let trio = trio()?;
     let node = trio.node(1);
     node.kite("alloc left 4M --node 2 --node 3")?;
@@ -174,7 +174,7 @@ fn a_process_that_is_killed_leaves_nothing_of_its_queues() -> Result<()> {
 }
 
 #[test]
-fn what_no_queue_and_no_submission_is_is_refused() -> Result<()> {
+fn invalid_io_queues_and_sqes_are_rejected() -> Result<()> {
     let trio = trio()?;
     let checks = trio.node(1).workload("errors queues").limit(LONG).sh()?;
     assert!(checks.ends_with(" checks"), "{checks}");
@@ -182,7 +182,7 @@ fn what_no_queue_and_no_submission_is_is_refused() -> Result<()> {
 }
 
 #[test]
-fn memory_of_queues_counts_against_the_limit_of_the_user() -> Result<()> {
+fn io_queue_memory_counts_against_rlimit_memlock() -> Result<()> {
     let trio = trio()?;
     let node = trio.node(1);
     node.kite("alloc limited 1M --other-rights rw")?;
@@ -195,7 +195,7 @@ fn memory_of_queues_counts_against_the_limit_of_the_user() -> Result<()> {
 }
 
 #[test]
-fn a_hostile_process_harms_nobody_by_its_queues() -> Result<()> {
+fn hostile_io_queue_disturbs_no_other_process() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc prey 1M --node 2 --other-rights rw")?;
@@ -217,7 +217,7 @@ fn a_hostile_process_harms_nobody_by_its_queues() -> Result<()> {
 }
 
 #[test]
-fn an_rnic_goes_under_what_is_submitted() -> Result<()> {
+fn rnic_removal_fails_submitted_requests() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc gone 4M --node 2")?;
@@ -242,7 +242,7 @@ fn an_rnic_goes_under_what_is_submitted() -> Result<()> {
 const CALLERS: usize = 6;
 
 #[test]
-fn calls_are_served_by_queues() -> Result<()> {
+fn io_queue_serves_calls() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     // Of 20,000 bytes most calls are too long for a message, and so are their replies.
@@ -271,7 +271,7 @@ fn calls_are_served_by_queues() -> Result<()> {
 }
 
 #[test]
-fn callers_hear_that_a_server_with_a_queue_was_killed() -> Result<()> {
+fn callers_fail_when_a_server_with_io_queue_is_killed() -> Result<()> {
     let trio = trio()?;
     for most in [4096, 20_000] {
         let line = format!("queues serve mortal --most {most}");
@@ -314,7 +314,7 @@ fn writes(node: &Node) -> Result<u64> {
 }
 
 #[test]
-fn another_module_has_a_queue_pair() -> Result<()> {
+fn kernel_module_uses_an_io_queue() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     let mut server = trio.node(3).workload("rpc serve silent").spawn()?;
@@ -333,7 +333,7 @@ fn another_module_has_a_queue_pair() -> Result<()> {
 }
 
 #[test]
-fn an_rnic_goes_under_what_another_module_submitted() -> Result<()> {
+fn rnic_removal_fails_requests_of_a_kernel_module() -> Result<()> {
     const ENODEV: &str = "-19";
     let trio = trio()?;
     let one = trio.node(1);

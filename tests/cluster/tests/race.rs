@@ -95,7 +95,7 @@ fn is_spread(report: &Value) {
 }
 
 #[test]
-fn what_was_done_is_there_while_the_table_grows() -> Result<()> {
+fn hash_table_keeps_updates_while_it_grows() -> Result<()> {
     let trio = trio()?;
     let _servers = serve_both(&trio)?;
     let work = |worker: usize| {
@@ -119,7 +119,7 @@ fn what_was_done_is_there_while_the_table_grows() -> Result<()> {
 
 /// Without DC the kernel of the memory node is asked for compare-and-swaps, while others have its RNIC do them.
 #[test]
-fn workers_of_kite_and_verbs_agree_without_dc() -> Result<()> {
+fn race_workers_of_kite_and_verbs_agree_without_dc() -> Result<()> {
     let trio = Cluster::builder().name("race-plain").nodes(3);
     let trio = trio
         .fabric(Fabric::Connectx)
@@ -170,7 +170,7 @@ fn has_inserted(report: &Value, number: u64, said: u64) {
 }
 
 #[test]
-fn a_worker_that_is_killed_disturbs_nobody() -> Result<()> {
+fn killed_race_worker_disturbs_no_other() -> Result<()> {
     let trio = trio()?;
     let _servers = serve_both(&trio)?;
     assert_eq!(check(&trio)?["segments"], 1);
@@ -197,7 +197,7 @@ fn a_worker_that_is_killed_disturbs_nobody() -> Result<()> {
 
 /// A wait in the kernel is interrupted by each.
 #[test]
-fn signals_do_not_end_a_worker() -> Result<()> {
+fn race_worker_continues_after_signals() -> Result<()> {
     let trio = trio()?;
     let _server = serve(&trio, 3, "")?;
     let mut worker = start(&trio, 1, "work", "--keys 300 --operations 1000")?;
@@ -215,7 +215,7 @@ fn signals_do_not_end_a_worker() -> Result<()> {
 }
 
 #[test]
-fn too_many_who_ask_do_not_end_the_table() -> Result<()> {
+fn race_table_survives_too_many_clients() -> Result<()> {
     let trio = trio()?;
     let address = address(&trio, 3);
     let serve = format!("ulimit -n 30; exec {PROGRAM} serve {address} 2>&1");
@@ -234,7 +234,7 @@ fn too_many_who_ask_do_not_end_the_table() -> Result<()> {
 
 /// How long anything takes is not looked at.
 #[test]
-fn a_spike_is_measured_both_ways() -> Result<()> {
+fn race_spike_is_measured_with_kite_and_verbs() -> Result<()> {
     let trio = trio()?;
     let _servers = serve_both(&trio)?;
     let options = "--over both --workers 3 --keys 300 --ms 6000 --json";
@@ -275,7 +275,7 @@ fn miss_the_memory(workers: &mut [Process]) -> Result<()> {
 }
 
 #[test]
-fn workers_end_when_a_memory_is_gone() -> Result<()> {
+fn race_workers_end_when_a_memory_process_exits() -> Result<()> {
     let trio = trio()?;
     let [mut second, _third] = serve_both(&trio)?;
     let mut workers = endless(&trio, [1, 2])?;
@@ -284,7 +284,7 @@ fn workers_end_when_a_memory_is_gone() -> Result<()> {
 }
 
 #[test]
-fn workers_end_when_a_memory_node_dies() -> Result<()> {
+fn race_workers_end_when_a_memory_node_dies() -> Result<()> {
     let trio = Cluster::builder().name("race-dies").nodes(3);
     let trio = trio.fabric(Fabric::Connectx).boot()?;
     trio.start_kite(&Setup::default())?;
@@ -302,7 +302,7 @@ fn workers_end_when_a_memory_node_dies() -> Result<()> {
 
 /// Who makes a table hears of all its memories first, or makes none.
 #[test]
-fn a_table_needs_all_its_memories() -> Result<()> {
+fn race_table_requires_all_its_memory_nodes() -> Result<()> {
     let trio = trio()?;
     let [third, second] = [3, 2].map(|node| address(&trio, node));
     let line = format!("{PROGRAM} serve {third} --with {second}");
@@ -315,7 +315,7 @@ fn a_table_needs_all_its_memories() -> Result<()> {
 
 /// Its slots would lead into memory where others put something else by now.
 #[test]
-fn memory_that_was_lent_anew_is_not_the_tables() -> Result<()> {
+fn race_table_rejects_memory_registered_again() -> Result<()> {
     let trio = trio()?;
     let [mut second, _third] = serve_both(&trio)?;
     second.kill()?;
@@ -331,7 +331,7 @@ fn is_heard(trio: &Cluster) -> Result<bool> {
 }
 
 #[test]
-fn the_memory_node_forgets_a_node_that_dies() -> Result<()> {
+fn race_memory_node_drops_clients_of_a_dead_node() -> Result<()> {
     let trio = Cluster::builder().name("race-forgets").nodes(3);
     let trio = trio.fabric(Fabric::Connectx).boot()?;
     trio.start_kite(&Setup::default())?;

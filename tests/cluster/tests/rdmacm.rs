@@ -47,7 +47,7 @@ fn run(pair: &Cluster, (server, says): (&str, &str), client: &str) -> Result<Vec
 }
 
 #[test]
-fn ping_is_played() -> Result<()> {
+fn rdmacm_rping_runs() -> Result<()> {
     let pair = pair()?;
     let to = pair.node(2).address();
     // The second time with queue pairs that the program connects itself.
@@ -61,7 +61,7 @@ fn ping_is_played() -> Result<()> {
 }
 
 #[test]
-fn perftest_connects_by_addresses() -> Result<()> {
+fn rdmacm_perftest_connects_by_address() -> Result<()> {
     let pair = pair()?;
     let (one, to) = (pair.node(1), pair.node(2).address());
     for program in ["ib_send_lat", "ib_read_lat", "ib_write_lat"] {
@@ -79,7 +79,7 @@ fn perftest_connects_by_addresses() -> Result<()> {
 
 /// Several connections at a time, of programs that come with librdmacm.
 #[test]
-fn examples_do_what_they_show() -> Result<()> {
+fn rdmacm_examples_run() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     let client = format!("ucmatose -c 3 -C 4 -s {}", two.address());
@@ -118,7 +118,7 @@ const TOLD: [&[&str]; 2] = [
 
 /// Both ends hear what the other says, and of each step in its order; also if both are on one node.
 #[test]
-fn words_are_told_both_ways() -> Result<()> {
+fn rdmacm_private_data_is_exchanged() -> Result<()> {
     let program = preloaded(&compile("rdmacm_echo", "rdmacm"));
     let pair = pair()?;
     let two = pair.node(2);
@@ -158,7 +158,7 @@ fn in_vain(node: &Node, program: &str, to: &str) -> Result<String> {
 }
 
 #[test]
-fn who_cannot_connect_is_told_why() -> Result<()> {
+fn rdmacm_failed_connect_reports_the_reason() -> Result<()> {
     let program = compile("rdmacm_echo", "rdmacm");
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
@@ -188,7 +188,7 @@ fn connected(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
 
 /// Whoever has not heard yet that it is connected when that is over already, hears both.
 #[test]
-fn a_short_connection_was_one() -> Result<()> {
+fn rdmacm_short_connection_reports_all_events() -> Result<()> {
     let program = preloaded(&compile("rdmacm_echo", "rdmacm"));
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
@@ -204,7 +204,7 @@ fn a_short_connection_was_one() -> Result<()> {
 }
 
 #[test]
-fn whoever_is_left_is_told() -> Result<()> {
+fn rdmacm_death_of_a_peer_is_reported() -> Result<()> {
     let program = compile("rdmacm_echo", "rdmacm");
     let pair = pair()?;
     let (mut client, mut server) = connected(&pair, &program)?;
@@ -232,7 +232,7 @@ fn told(node: &Node, other: &Node) -> Result<String> {
 
 /// A GID is an address, too, and such a one means nothing without an interface.
 #[test]
-fn a_node_is_found_by_its_gid() -> Result<()> {
+fn rdmacm_resolves_a_node_by_gid() -> Result<()> {
     let pair = pair()?;
     let gid = told(pair.node(1), pair.node(2))?;
     assert!(gid.starts_with("fe80:"), "{gid}");
@@ -244,7 +244,7 @@ fn a_node_is_found_by_its_gid() -> Result<()> {
 
 /// What is told of addresses stays as long as the daemon runs that tells it.
 #[test]
-fn a_daemon_that_is_refused_takes_nothing_from_the_other() -> Result<()> {
+fn rejected_second_daemon_leaves_the_first_working() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     let gid = told(one, two)?;
@@ -255,7 +255,7 @@ fn a_daemon_that_is_refused_takes_nothing_from_the_other() -> Result<()> {
 }
 
 #[test]
-fn what_is_not_supported_says_so() -> Result<()> {
+fn unsupported_verbs_fail_with_a_clear_error() -> Result<()> {
     let pair = pair()?;
     let (one, to) = (pair.node(1), pair.node(2).address());
     let refused = |line: String| failed(one.command(preloaded(&line)).spawn()?);

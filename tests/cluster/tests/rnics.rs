@@ -21,7 +21,7 @@ fn kite(node: &Node, end: &str, arguments: &str) -> Result<String> {
 }
 
 #[test]
-fn two_rnics_of_one_machine_are_two_nodes() -> Result<()> {
+fn two_rnics_of_one_host_are_two_nodes() -> Result<()> {
     let cluster = alone().boot()?;
     let node = cluster.node(1);
     node.sh(ONE_KERNEL)?;
@@ -54,7 +54,7 @@ fn two_rnics_of_one_machine_are_two_nodes() -> Result<()> {
 }
 
 #[test]
-fn an_rnic_that_goes_leaves_the_others_alone() -> Result<()> {
+fn rnic_removal_keeps_other_rnics_working() -> Result<()> {
     let cluster = alone().boot()?;
     let node = cluster.node(1);
     node.sh(ONE_KERNEL)?;
@@ -78,7 +78,7 @@ fn an_rnic_that_goes_leaves_the_others_alone() -> Result<()> {
 
 /// As udev does, which may be later than the module.
 #[test]
-fn an_rnic_that_is_renamed_is_known_by_its_new_name() -> Result<()> {
+fn renamed_rnic_is_found_by_its_new_name() -> Result<()> {
     let cluster = alone().boot()?;
     cluster.start_kite(&Setup::default())?;
     let node = cluster.node(1);

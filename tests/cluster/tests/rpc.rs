@@ -81,7 +81,7 @@ fn assert_no_regions(trio: &Cluster) -> Result<()> {
 }
 
 #[test]
-fn each_call_gets_its_own_reply() -> Result<()> {
+fn concurrent_calls_receive_their_own_replies() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     let mut servers = [
@@ -95,7 +95,7 @@ fn each_call_gets_its_own_reply() -> Result<()> {
 
 /// The smallest ring fills all the time when more threads call than it has room for.
 #[test]
-fn a_full_ring_makes_callers_wait() -> Result<()> {
+fn full_ring_blocks_callers() -> Result<()> {
     let trio = trio()?;
     let two = trio.node(2);
     let mut servers = [serve(two, "narrow --ring 32768")?];
@@ -109,7 +109,7 @@ fn a_full_ring_makes_callers_wait() -> Result<()> {
 
 /// A message or an acknowledgement that was lost is sent again, and what came twice is taken once.
 #[test]
-fn lost_packets_and_failed_queue_pairs_make_no_call_twice() -> Result<()> {
+fn call_is_executed_once_despite_lost_packets_and_failed_qps() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     let mut servers = [serve(one, "lossy --threads 4")?];
@@ -139,7 +139,7 @@ fn lost_packets_and_failed_queue_pairs_make_no_call_twice() -> Result<()> {
 }
 
 #[test]
-fn messages_come_in_order_and_none_is_lost() -> Result<()> {
+fn messages_arrive_in_order_and_complete() -> Result<()> {
     let trio = trio()?;
     let three = trio.node(3);
     // One thread, so that it takes them in the order in which they came.
@@ -158,7 +158,7 @@ fn messages_come_in_order_and_none_is_lost() -> Result<()> {
 }
 
 #[test]
-fn messages_outlive_who_sent_them() -> Result<()> {
+fn messages_outlive_their_sender() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     let mut asleep = serve(one, "legacy --asleep")?;
@@ -178,7 +178,7 @@ fn messages_outlive_who_sent_them() -> Result<()> {
 }
 
 #[test]
-fn a_server_that_dies_takes_only_its_own_calls_along() -> Result<()> {
+fn dead_server_fails_only_its_own_calls() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     let before = one.stats()?["rpcs_served"];
@@ -206,7 +206,7 @@ fn a_server_that_dies_takes_only_its_own_calls_along() -> Result<()> {
 }
 
 #[test]
-fn a_call_that_nobody_takes_ends_with_the_deadline_or_the_server() -> Result<()> {
+fn unserved_call_ends_at_the_deadline_or_with_the_server() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     let mut asleep = serve(one, "asleep --asleep")?;
@@ -223,7 +223,7 @@ fn a_call_that_nobody_takes_ends_with_the_deadline_or_the_server() -> Result<()>
 }
 
 #[test]
-fn callers_that_die_are_forgotten() -> Result<()> {
+fn calls_of_dead_callers_are_dropped() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     let before = one.stats()?["rpcs_served"];
@@ -245,7 +245,7 @@ fn callers_that_die_are_forgotten() -> Result<()> {
 
 /// The ring has no room for as many refusals at once, and nothing else waits for them.
 #[test]
-fn a_server_that_leaves_many_calls_behind_holds_up_nobody() -> Result<()> {
+fn server_exit_with_many_pending_calls_delays_no_other() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     one.workload("rpc desert 3000").limit(LONG).sh()?;
@@ -254,7 +254,7 @@ fn a_server_that_leaves_many_calls_behind_holds_up_nobody() -> Result<()> {
 }
 
 #[test]
-fn calls_end_with_the_node_of_either() -> Result<()> {
+fn calls_fail_with_the_node_of_caller_or_server() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     let before = three.stats()?["rpcs_served"];
@@ -283,7 +283,7 @@ fn calls_end_with_the_node_of_either() -> Result<()> {
 }
 
 #[test]
-fn long_calls_and_replies_come_whole() -> Result<()> {
+fn rendezvous_calls_and_replies_are_complete() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     let mut servers = [
@@ -301,7 +301,7 @@ fn long_calls_and_replies_come_whole() -> Result<()> {
 
 /// To map memory of the caller's node and to unmap it takes requests to it.
 #[test]
-fn long_calls_of_a_session_use_the_same_memory() -> Result<()> {
+fn rendezvous_buffers_are_reused_within_a_session() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     let mut servers = [serve(two, "steady --most 100000")?];
@@ -315,7 +315,7 @@ fn long_calls_of_a_session_use_the_same_memory() -> Result<()> {
 }
 
 #[test]
-fn long_messages_come_in_order_with_short_ones() -> Result<()> {
+fn rendezvous_messages_keep_order_with_inline_ones() -> Result<()> {
     let trio = trio()?;
     let three = trio.node(3);
     let mut servers = [serve(three, "parcels --most 20000")?];
@@ -330,7 +330,7 @@ fn long_messages_come_in_order_with_short_ones() -> Result<()> {
 }
 
 #[test]
-fn long_calls_that_were_given_up_are_made_by_nobody() -> Result<()> {
+fn cancelled_rendezvous_calls_are_not_executed() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     let mut asleep = serve(one, "dozing --asleep --most 100000")?;
@@ -357,7 +357,7 @@ fn long_calls_that_were_given_up_are_made_by_nobody() -> Result<()> {
 }
 
 #[test]
-fn long_calls_end_with_their_server() -> Result<()> {
+fn rendezvous_calls_fail_with_their_server() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     let before = one.stats()?["rpcs_served"];
@@ -376,7 +376,7 @@ fn long_calls_end_with_their_server() -> Result<()> {
 }
 
 #[test]
-fn freeing_a_region_ends_its_service() -> Result<()> {
+fn free_ends_the_service_of_the_region() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     let before = one.stats()?["rpcs_served"];
@@ -389,7 +389,7 @@ fn freeing_a_region_ends_its_service() -> Result<()> {
 }
 
 #[test]
-fn what_no_call_is_is_refused() -> Result<()> {
+fn invalid_rpc_requests_are_rejected() -> Result<()> {
     let trio = trio()?;
     for node in [1, 2] {
         let checks = trio.node(node).workload("errors calls").sh()?;

@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
 #[test]
-fn threads_of_two_nodes_find_their_data_although_frames_are_lost() -> Result<()> {
+fn threads_of_two_nodes_keep_their_data_despite_lost_frames() -> Result<()> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup::default())?;
     let one = pair.node(1);
@@ -49,7 +49,7 @@ fn threads_of_two_nodes_find_their_data_although_frames_are_lost() -> Result<()>
 
 /// What connects queue pairs fails when the network goes while it sends, and starts anew.
 #[test]
-fn connections_are_made_again_after_the_network_went_while_they_were_made() -> Result<()> {
+fn connection_setup_is_restarted_after_a_network_failure() -> Result<()> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup {
         heartbeat_ms: 40_000,
@@ -94,7 +94,7 @@ fn connections_are_made_again_after_the_network_went_while_they_were_made() -> R
 
 /// As storage drivers do, and kite does not: Soft-RoCE agrees with the software ConnectX.
 #[test]
-fn the_kernel_registers_memory_by_work_requests() -> Result<()> {
+fn kernel_registers_memory_by_fast_registration() -> Result<()> {
     let pair = PAIR.take()?;
     pair.node(1).sh(
         "insmod /run/kite/build/user/kite_fastreg.ko device=rxe0 || { dmesg | tail >&2; exit 1; }; \
@@ -105,7 +105,7 @@ fn the_kernel_registers_memory_by_work_requests() -> Result<()> {
 
 /// Soft-RoCE has no DC: virtual queue pairs go by connections, and do the same.
 #[test]
-fn virtual_queue_pairs_go_by_connections_without_dc() -> Result<()> {
+fn vqps_use_rc_without_dc() -> Result<()> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup::patient())?;
     let (one, two) = (pair.node(1), pair.node(2));
@@ -139,7 +139,7 @@ fn virtual_queue_pairs_go_by_connections_without_dc() -> Result<()> {
 
 /// So do programs of verbs, which take the node for what it is: one of RoCE.
 #[test]
-fn programs_of_verbs_go_by_connections_without_dc() -> Result<()> {
+fn verbs_programs_use_rc_without_dc() -> Result<()> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup::patient())?;
     let (one, two) = (pair.node(1), pair.node(2));
@@ -165,7 +165,7 @@ fn programs_of_verbs_go_by_connections_without_dc() -> Result<()> {
 
 /// What went by a connection that failed goes again, when nothing of it can come late; so does what is lost.
 #[test]
-fn virtual_queue_pairs_keep_order_although_connections_fail() -> Result<()> {
+fn vqps_keep_order_despite_failed_connections() -> Result<()> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup::patient())?;
     let (one, two) = (pair.node(1), pair.node(2));
@@ -200,7 +200,7 @@ fn virtual_queue_pairs_keep_order_although_connections_fail() -> Result<()> {
 
 /// Who waits for a connection to a node that leaves does not wait for ever.
 #[test]
-fn requests_that_wait_for_a_connection_end_with_their_node() -> Result<()> {
+fn requests_waiting_for_a_connection_fail_with_their_node() -> Result<()> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup::default())?;
     let (one, two) = (pair.node(1), pair.node(2));

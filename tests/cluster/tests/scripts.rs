@@ -22,7 +22,7 @@ fn bash(line: &str) -> (bool, String) {
 }
 
 #[test]
-fn a_name_of_nothing_is_refused_and_the_known_ones_are_named() {
+fn unknown_step_name_is_rejected_with_the_known_names() {
     for (line, known) in [
         ("scripts/check clipy", "clippy-kernel"),
         ("scripts/check shell clipy", "clippy-kernel"),
@@ -41,7 +41,7 @@ fn remedy(line: &str) -> String {
 }
 
 #[test]
-fn an_archive_that_was_not_reached_is_told_from_other_failures() {
+fn unreachable_archive_is_distinguished_from_other_failures() {
     for line in [
         "E: Failed getting release file http://deb.debian.org/debian/dists/trixie/Release",
         "E: Couldn't download packages: apt base-files",
@@ -116,7 +116,7 @@ fn kernel_version_is_the_newest_of_its_series() {
 }
 
 #[test]
-fn a_command_waits_for_a_set_up_that_is_under_way() {
+fn command_waits_for_a_running_setup() {
     let (success, said) = bash(&format!(
         "export KITE_CACHE={TMP}/cache; rm -rf $KITE_CACHE; mkdir $KITE_CACHE; cd {TMP}
         exec 9>>$KITE_CACHE/lock; flock 9
@@ -148,7 +148,7 @@ fn on_tmpfs(options: &str) -> String {
 }
 
 #[test]
-fn a_set_up_that_may_not_or_has_no_room_says_what_to_do() {
+fn setup_without_permission_or_space_reports_a_remedy() {
     let user = refused("user", "", "setpriv --reuid=alice --clear-groups");
     assert!(user.contains("needs root"), "{user}");
     assert!(user.contains("sudo make"), "{user}");
@@ -164,7 +164,7 @@ fn a_set_up_that_may_not_or_has_no_room_says_what_to_do() {
 }
 
 #[test]
-fn a_host_without_debootstrap_or_archive_is_told_what_it_lacks() {
+fn setup_without_debootstrap_or_archive_reports_the_lack() {
     let bare = "mkdir bin; ln -sf /usr/bin/* /usr/sbin/* bin/; PATH=$PWD/bin
         rm -f bin/apt-get bin/debootstrap";
     let said = refused("bare", bare, "");
@@ -181,7 +181,7 @@ fn a_host_without_debootstrap_or_archive_is_told_what_it_lacks() {
 }
 
 #[test]
-fn a_set_up_that_is_interrupted_goes_on_where_it_stopped() {
+fn interrupted_setup_resumes_at_its_stage() {
     let set_up = r#". scripts/stages.sh
         stage_first() { echo first >>$KITE_CACHE/ran; }
         stage_second() {

@@ -44,7 +44,7 @@ fn used(node: &Node) -> Result<(u64, u64)> {
 
 /// Whether requests come by system calls or by a queue, each waits for its turn.
 #[test]
-fn no_request_gets_round_a_limit() -> Result<()> {
+fn vqp_limit_applies_to_every_request() -> Result<()> {
     let pair = pair()?;
     let (_memory, name) = offer(pair.node(2), 2, "")?;
     let one = pair.node(1);
@@ -66,7 +66,7 @@ fn no_request_gets_round_a_limit() -> Result<()> {
 
 /// Low priority gives way to who uses regions, and has all when there is nobody else.
 #[test]
-fn low_priority_gives_way() -> Result<()> {
+fn vqp_of_low_priority_yields() -> Result<()> {
     let pair = pair()?;
     let (_memory, name) = offer(pair.node(2), 2, "")?;
     let one = pair.node(1);
@@ -98,7 +98,7 @@ fn low_priority_gives_way() -> Result<()> {
 
 /// Some who have as many requests under way as may be do not keep others from having theirs.
 #[test]
-fn who_pushes_without_pause_leaves_room_for_others() -> Result<()> {
+fn busy_vqp_leaves_capacity_to_others() -> Result<()> {
     let pair = few_slots()?;
     let (_memory, name) = offer(pair.node(2), 2, "")?;
     let one = pair.node(1);
@@ -133,7 +133,7 @@ fn pushed(node: &Node) -> Result<BTreeMap<u64, u64>> {
 
 /// One of them wants far more bytes with each.
 #[test]
-fn who_push_without_pause_have_like_shares() -> Result<()> {
+fn busy_vqps_get_equal_shares() -> Result<()> {
     let pair = few_slots()?;
     let (_memory, name) = offer(pair.node(2), 2, "--mib 1")?;
     let one = pair.node(1);
@@ -165,7 +165,7 @@ fn who_push_without_pause_have_like_shares() -> Result<()> {
 
 /// A child drops what it has of its parent's, and the parent goes on with all of it.
 #[test]
-fn a_child_ends_nothing_of_its_parents() -> Result<()> {
+fn forked_child_ends_no_object_of_its_parent() -> Result<()> {
     let pair = pair()?;
     let (_memory, name) = offer(pair.node(2), 2, "")?;
     let line = format!("vqp fork {name}");

@@ -73,7 +73,7 @@ fn run_installed(node: &Node, line: &str) -> Result<String> {
 }
 
 #[test]
-fn what_is_installed_is_complete_and_names_its_place() {
+fn installation_is_complete_and_uses_its_prefix() {
     let place = *INSTALLED;
     let files = host(&format!("cd {place}/usr && find . ! -type d"));
     for file in [
@@ -112,7 +112,7 @@ fn installed_kite_run_finds_the_library() {
 }
 
 #[test]
-fn systemd_finds_no_fault_with_the_unit() {
+fn systemd_verifies_the_unit() {
     // In a namespace of its own, what is installed can be where the unit says.
     let faults = host(&format!(
         "unshare --mount sh -euc '
@@ -124,7 +124,7 @@ fn systemd_finds_no_fault_with_the_unit() {
 }
 
 #[test]
-fn the_shell_sample_brings_a_file_back() -> Result<()> {
+fn shell_sample_returns_the_file() -> Result<()> {
     let pair = pair()?;
     let sample: Vec<&str> = readme("**Shell**", "**Rust**")
         .lines()
@@ -140,7 +140,7 @@ fn the_shell_sample_brings_a_file_back() -> Result<()> {
 }
 
 #[test]
-fn a_put_that_is_interrupted_leaves_no_region() -> Result<()> {
+fn interrupted_put_leaves_no_region() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);
     // Takes many seconds to copy where packets are lost, and milliseconds to see.
@@ -159,7 +159,7 @@ fn a_put_that_is_interrupted_leaves_no_region() -> Result<()> {
 }
 
 #[test]
-fn a_get_that_is_interrupted_or_fails_leaves_no_file() -> Result<()> {
+fn interrupted_or_failed_get_leaves_no_file() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);
     // Takes seconds to copy, and milliseconds to see.
@@ -194,7 +194,7 @@ fn a_get_that_is_interrupted_or_fails_leaves_no_file() -> Result<()> {
 }
 
 #[test]
-fn a_get_to_what_is_no_file_or_a_link_leaves_it_what_it_is() -> Result<()> {
+fn get_to_a_device_or_link_keeps_its_type() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);
     node.sh("set -e; PATH=/kite/target/release:$PATH; cd /tmp
@@ -213,14 +213,14 @@ fn a_get_to_what_is_no_file_or_a_link_leaves_it_what_it_is() -> Result<()> {
 }
 
 #[test]
-fn the_rust_sample_reads_what_it_wrote() -> Result<()> {
+fn rust_sample_reads_the_written_data() -> Result<()> {
     let pair = pair()?;
     pair.node(1).workload("readme").user("alice").sh()?;
     Ok(())
 }
 
 #[test]
-fn the_c_samples_work() -> Result<()> {
+fn c_samples_run() -> Result<()> {
     let sample = readme("```c\n", "\n```");
     let sample = format!(
         "#include <kite/kite.h>\n#include <kite/lite.h>\n\
@@ -241,7 +241,7 @@ fn the_c_samples_work() -> Result<()> {
 }
 
 #[test]
-fn the_samples_of_copies_draw_their_lines() -> Result<()> {
+fn copy_samples_print_their_lines() -> Result<()> {
     let c = include_str!("../../../userlib/examples/copies.c");
     let c = compile("", "copies", c);
     let rust = "/kite/target/release/examples/copies";
@@ -255,7 +255,7 @@ fn the_samples_of_copies_draw_their_lines() -> Result<()> {
 }
 
 #[test]
-fn the_sample_of_krcores_calls_counts() -> Result<()> {
+fn krcore_sample_counts() -> Result<()> {
     let c = include_str!("../../../userlib/examples/krcore.c");
     let c = compile("", "krcore", c);
     let pair = pair()?;
@@ -269,7 +269,7 @@ fn the_sample_of_krcores_calls_counts() -> Result<()> {
 }
 
 #[test]
-fn all_of_krcores_calls_do_what_they_say() -> Result<()> {
+fn krcore_functions_work_as_documented() -> Result<()> {
     let c = compile("", "krcore-all", include_str!("../guest/krcore.c"));
     let pair = pair()?;
     let mut lends = pair.node(2).command(installed(&c)).user("alice").spawn()?;
@@ -282,7 +282,7 @@ fn all_of_krcores_calls_do_what_they_say() -> Result<()> {
 }
 
 #[test]
-fn the_samples_of_moves_count_on() -> Result<()> {
+fn migration_samples_continue_to_count() -> Result<()> {
     let c = include_str!("../../../userlib/examples/moves.c");
     let c = compile("", "moves", c);
     let rust = "/kite/target/release/examples/moves";
@@ -296,7 +296,7 @@ fn the_samples_of_moves_count_on() -> Result<()> {
 }
 
 #[test]
-fn the_samples_of_grants_give_and_take() -> Result<()> {
+fn grant_samples_grant_and_revoke() -> Result<()> {
     let c = include_str!("../../../userlib/examples/grants.c");
     let c = compile("", "grants", c);
     let rust = "/kite/target/release/examples/grants";
@@ -321,7 +321,7 @@ fn the_samples_of_grants_give_and_take() -> Result<()> {
 }
 
 #[test]
-fn the_samples_of_vectors_write_columns() -> Result<()> {
+fn vector_samples_write_columns() -> Result<()> {
     let c = include_str!("../../../userlib/examples/vectors.c");
     let c = compile("", "vectors", c);
     let rust = "/kite/target/release/examples/vectors";
@@ -335,7 +335,7 @@ fn the_samples_of_vectors_write_columns() -> Result<()> {
 }
 
 #[test]
-fn the_samples_of_votes_count_in_their_memory() -> Result<()> {
+fn vote_samples_count_in_registered_memory() -> Result<()> {
     let c = include_str!("../../../userlib/examples/votes.c");
     let c = compile("", "votes", c);
     let rust = "/kite/target/release/examples/votes";
@@ -355,7 +355,7 @@ fn the_samples_of_votes_count_in_their_memory() -> Result<()> {
 }
 
 #[test]
-fn the_samples_of_priorities_send_what_can_wait() -> Result<()> {
+fn priority_samples_send_with_low_priority() -> Result<()> {
     let c = include_str!("../../../userlib/examples/background.c");
     let c = compile("", "background", c);
     let rust = "/kite/target/release/examples/background";
@@ -390,7 +390,7 @@ fn transfers_succeed_under_any_limit_of_locked_memory() -> Result<()> {
 }
 
 #[test]
-fn memory_is_registered_and_taken_back_in_a_loop() -> Result<()> {
+fn repeated_register_and_deregister_succeeds() -> Result<()> {
     let c = compile("", "locked", include_str!("../guest/locked.c"));
     let pair = pair()?;
     let node = pair.node(1);
@@ -402,7 +402,7 @@ fn memory_is_registered_and_taken_back_in_a_loop() -> Result<()> {
 }
 
 #[test]
-fn waits_of_the_c_library_end_by_timeout_signal_and_cancel() -> Result<()> {
+fn c_library_waits_end_by_timeout_signal_and_cancel() -> Result<()> {
     let c = compile("", "waits", include_str!("../guest/waits.c"));
     let pair = pair()?;
     assert_eq!(run_installed(pair.node(1), &c)?, "all is well");
@@ -410,7 +410,7 @@ fn waits_of_the_c_library_end_by_timeout_signal_and_cancel() -> Result<()> {
 }
 
 #[test]
-fn library_exports_only_names_with_a_prefix_of_its_own() {
+fn library_exports_only_prefixed_names() {
     let place = *INSTALLED;
     let names = host(&format!(
         "nm --dynamic --defined-only --format=just-symbols {place}/usr/local/lib/libkite.so"
@@ -421,7 +421,7 @@ fn library_exports_only_names_with_a_prefix_of_its_own() {
 }
 
 #[test]
-fn headers_compile_beside_programs_own_names() {
+fn headers_compile_beside_names_of_the_program() {
     let place = *INSTALLED;
     let headers = ["kite", "krcore", "lite"].map(|name| format!("#include <kite/{name}.h>\n"));
     let headers = headers.concat();
@@ -446,7 +446,7 @@ fn headers_compile_beside_programs_own_names() {
 }
 
 #[test]
-fn the_samples_of_queues_square_numbers() -> Result<()> {
+fn io_queue_samples_square_numbers() -> Result<()> {
     let c = include_str!("../../../userlib/examples/queue.c");
     let c = compile("", "queue", c);
     let rust = "/kite/target/release/examples/queue";
@@ -460,7 +460,7 @@ fn the_samples_of_queues_square_numbers() -> Result<()> {
 }
 
 #[test]
-fn the_samples_of_queues_serve() -> Result<()> {
+fn io_queue_samples_serve_calls() -> Result<()> {
     let c = include_str!("../../../userlib/examples/serve_queue.c");
     let c = compile("", "serve_queue", c);
     let rust = "/kite/target/release/examples/serve_queue";
@@ -474,7 +474,7 @@ fn the_samples_of_queues_serve() -> Result<()> {
 }
 
 #[test]
-fn the_samples_of_locks_take_turns() -> Result<()> {
+fn lock_samples_alternate() -> Result<()> {
     let c = include_str!("../../../userlib/examples/locks.c");
     let c = compile("", "locks", c);
     let rust = "/kite/target/release/examples/locks";
@@ -519,7 +519,7 @@ int main(void)
 "#;
 
 #[test]
-fn who_waits_for_a_lock_of_a_freed_region_does_not_get_it() -> Result<()> {
+fn lock_waiter_of_a_freed_region_fails() -> Result<()> {
     let program = compile("", "frees", FREES_LOCKED);
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
@@ -551,7 +551,7 @@ fn capitals(pair: &Cluster, server: &str, caller: &str, args: &str, want: &str) 
 }
 
 #[test]
-fn the_samples_of_calls_answer_each_other() -> Result<()> {
+fn rpc_samples_call_each_other() -> Result<()> {
     let c = include_str!("../../../userlib/examples/rpc.c");
     let c = compile("", "rpc", c);
     let rust = "/kite/target/release/examples/rpc";
@@ -566,7 +566,7 @@ fn the_samples_of_calls_answer_each_other() -> Result<()> {
 
 /// Who waits for a server that gave its handle back learns that, and so does who comes later.
 #[test]
-fn a_handle_that_is_given_back_answers_nobody() -> Result<()> {
+fn unmapped_handle_serves_no_call() -> Result<()> {
     let server = compile("", "forsaken", include_str!("../guest/forsaken.c"));
     let caller = compile("", "rpc", include_str!("../../../userlib/examples/rpc.c"));
     let pair = pair()?;
@@ -591,7 +591,7 @@ fn a_handle_that_is_given_back_answers_nobody() -> Result<()> {
 }
 
 #[test]
-fn the_samples_of_multicast_get_an_answer_from_each() -> Result<()> {
+fn multicast_samples_receive_a_reply_from_each() -> Result<()> {
     let c = include_str!("../../../userlib/examples/multicast.c");
     let c = compile("", "multicast", c);
     let rust = "/kite/target/release/examples/multicast";
@@ -628,7 +628,7 @@ fn the_samples_of_multicast_get_an_answer_from_each() -> Result<()> {
 }
 
 #[test]
-fn another_module_serves_calls_and_makes_them() -> Result<()> {
+fn kernel_module_serves_and_makes_calls() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     one.sh("insmod /run/kite/build/user/kite_server.ko name=inverter calls=100")?;
@@ -645,7 +645,7 @@ fn another_module_serves_calls_and_makes_them() -> Result<()> {
 }
 
 #[test]
-fn the_sample_of_a_kernel_module_greets_other_nodes() -> Result<()> {
+fn kernel_module_sample_greets_other_nodes() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     one.sh("insmod /run/kite/build/user/kite_user.ko greet=1 && rmmod kite_user")?;
@@ -656,7 +656,7 @@ fn the_sample_of_a_kernel_module_greets_other_nodes() -> Result<()> {
 }
 
 #[test]
-fn the_sample_of_a_module_in_rust_counts_who_is_greeted() -> Result<()> {
+fn rust_module_sample_counts_greetings() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     one.sh("dmesg --clear; insmod /run/kite/build/user/kite_rust.ko node=2")?;
@@ -671,7 +671,7 @@ fn the_sample_of_a_module_in_rust_counts_who_is_greeted() -> Result<()> {
 }
 
 #[test]
-fn another_module_uses_memory_of_this_node_and_of_others() -> Result<()> {
+fn kernel_module_accesses_local_and_remote_memory() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     for parameters in ["node=0", "node=2", "node=2 len=1", "node=2 len=4096"] {
@@ -703,7 +703,7 @@ fn watch(pair: &Cluster, end: impl FnOnce() -> Result<()>) -> Result<String> {
 }
 
 #[test]
-fn another_module_learns_why_it_cannot_go_on() -> Result<()> {
+fn kernel_module_gets_the_reason_of_a_failure() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     const ESTALE: &str = "-116";
@@ -720,7 +720,7 @@ fn another_module_learns_why_it_cannot_go_on() -> Result<()> {
 }
 
 #[test]
-fn a_service_manager_is_told_when_the_daemon_is_ready_and_when_it_stops() -> Result<()> {
+fn daemon_notifies_the_service_manager_when_ready_and_stopping() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     two.stop_kited()?;
@@ -746,7 +746,7 @@ fn a_service_manager_is_told_when_the_daemon_is_ready_and_when_it_stops() -> Res
 }
 
 #[test]
-fn nodes_come_into_a_cluster_by_init_and_join_and_out_of_it_by_leave() -> Result<()> {
+fn init_join_and_leave_change_the_membership() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     for node in pair.nodes() {

@@ -27,7 +27,7 @@ fn trio() -> Result<Turn<'static>> {
 }
 
 #[test]
-fn what_is_pushed_is_what_a_model_of_it_says() -> Result<()> {
+fn vqp_results_match_a_model() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let before = failures(&trio)?;
@@ -49,7 +49,7 @@ fn what_is_pushed_is_what_a_model_of_it_says() -> Result<()> {
 
 /// Read-modify-write of a word is done by the RNIC that has it, for whoever asks.
 #[test]
-fn each_is_counted_once() -> Result<()> {
+fn vqp_fetch_adds_are_applied_exactly_once() -> Result<()> {
     let trio = trio()?;
     each_counts(&trio, 3, [1, 1, 2, 2])
 }
@@ -79,7 +79,7 @@ fn each_counts(trio: &Cluster, at: usize, nodes: [usize; 4]) -> Result<()> {
 }
 
 #[test]
-fn what_is_refused_harms_nobody() -> Result<()> {
+fn rejected_work_requests_disturb_no_other_vqp() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let one = trio.node(1);
@@ -100,7 +100,7 @@ fn what_is_refused_harms_nobody() -> Result<()> {
 
 /// Who knows a node waits for nothing, and who does not for one READ of the directory.
 #[test]
-fn the_first_to_connect_reads_the_directory_once() -> Result<()> {
+fn first_connect_reads_the_directory_once() -> Result<()> {
     let trio = trio()?;
     // The others keep copies themselves.
     let three = trio.node(3);
@@ -122,7 +122,7 @@ fn the_first_to_connect_reads_the_directory_once() -> Result<()> {
 
 /// One of those who keep the directory is enough, and who does not answer is asked once at most.
 #[test]
-fn the_loss_of_a_directory_node_goes_unnoticed() -> Result<()> {
+fn loss_of_a_directory_node_fails_no_connect() -> Result<()> {
     let trio = trio()?;
     let three = trio.node(3);
     for (lost, other) in [(2, 1), (1, 2)] {
@@ -144,7 +144,7 @@ fn the_loss_of_a_directory_node_goes_unnoticed() -> Result<()> {
 
 /// Firmware takes a millisecond, so nobody waits for it: neither who opens a session nor who connects.
 #[test]
-fn to_connect_asks_the_rnic_for_nothing() -> Result<()> {
+fn connect_creates_no_rnic_object() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     let commands = || -> Result<u64> {
@@ -169,7 +169,7 @@ fn to_connect_asks_the_rnic_for_nothing() -> Result<()> {
 /// Who asks much of a node gets a connection to it, and leaves that for what it does not take; each request finds
 /// what the one before it has left.
 #[test]
-fn order_is_kept_on_changing_ways() -> Result<()> {
+fn vqp_order_is_kept_across_transport_switches() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let one = trio.node(1);
@@ -189,7 +189,7 @@ fn order_is_kept_on_changing_ways() -> Result<()> {
 
 /// Writes that go by a connection are done before a message that tells of them, which goes by DC.
 #[test]
-fn what_is_told_of_was_written() -> Result<()> {
+fn immediate_data_arrives_after_the_written_bytes() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     let mut written = three.workload("vqp written 11").limit(LONG).spawn()?;
@@ -219,7 +219,7 @@ fn without_promotion() -> Setup {
 
 /// Where no node may be promoted, no request goes by a connection, however many there are.
 #[test]
-fn nobody_is_promoted_where_nobody_may_be() -> Result<()> {
+fn max_promoted_of_zero_promotes_no_peer() -> Result<()> {
     let trio = TRIO.take()?;
     trio.start_kite(&without_promotion())?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
@@ -243,7 +243,7 @@ fn all_lengths(trio: &Cluster, node: usize, at: usize, mib: usize) -> Result<()>
 }
 
 #[test]
-fn a_request_may_have_as_much_as_memory() -> Result<()> {
+fn vqp_request_may_be_as_long_as_its_mr() -> Result<()> {
     let trio = TRIO.take()?;
     trio.start_kite(&without_promotion())?;
     all_lengths(&trio, 1, 3, 256)
@@ -251,7 +251,7 @@ fn a_request_may_have_as_much_as_memory() -> Result<()> {
 
 /// Where one may be promoted, a node that gets more takes the place of the one before.
 #[test]
-fn no_more_are_promoted_than_may_be() -> Result<()> {
+fn promoted_peers_are_limited() -> Result<()> {
     let trio = TRIO.take()?;
     trio.start_kite(&Setup {
         parameters: "max_promoted=1".into(),
@@ -277,7 +277,7 @@ fn no_more_are_promoted_than_may_be() -> Result<()> {
 
 /// What went by a connection that failed goes again, when nothing of it can come late.
 #[test]
-fn order_is_kept_when_a_connection_fails() -> Result<()> {
+fn vqp_order_is_kept_when_a_connection_fails() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let one = trio.node(1);
@@ -300,7 +300,7 @@ fn order_is_kept_when_a_connection_fails() -> Result<()> {
 
 /// A node that dies under requests ends those, and no others, whether they go by DC alone or by connections.
 #[test]
-fn a_node_that_dies_takes_only_its_own_requests_along() -> Result<()> {
+fn dead_node_fails_only_requests_to_it() -> Result<()> {
     let trio = TRIO.take()?;
     trio.start_kite(&without_promotion())?;
     die_under_requests(&trio, "dci_errors")?;
@@ -335,7 +335,7 @@ fn die_under_requests(trio: &Cluster, failure: &str) -> Result<()> {
 
 /// Who asks a node that answers does not wait for those who ask one that does not: there are initiators enough.
 #[test]
-fn a_node_that_does_not_answer_holds_up_nobody_else() -> Result<()> {
+fn unresponsive_node_delays_no_requests_to_others() -> Result<()> {
     let trio = TRIO.take()?;
     trio.start_kite(&without_promotion())?;
     let (_two, to_two) = offer(trio.node(2), 2, "")?;
@@ -355,7 +355,7 @@ fn a_node_that_does_not_answer_holds_up_nobody_else() -> Result<()> {
 
 /// Of atomic operations none is done twice and none that ended is lost, whatever happened to the last.
 #[test]
-fn a_node_that_does_not_answer_has_counted_right() -> Result<()> {
+fn atomics_of_an_unresponsive_node_are_applied_once() -> Result<()> {
     let trio = TRIO.take()?;
     trio.start_kite(&without_promotion())?;
     dies_while_it_counts(&trio)
@@ -384,7 +384,7 @@ fn dies_while_it_counts(trio: &Cluster) -> Result<()> {
 }
 
 #[test]
-fn packets_are_lost_and_nothing_else() -> Result<()> {
+fn vqp_loses_no_request_despite_lost_packets() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     trio.losing(2.0, || {
@@ -401,7 +401,7 @@ fn packets_are_lost_and_nothing_else() -> Result<()> {
 }
 
 #[test]
-fn a_process_that_is_killed_leaves_nothing() -> Result<()> {
+fn killed_process_leaves_no_vqp() -> Result<()> {
     let trio = trio()?;
     let (mut memory, name) = offer(trio.node(3), 3, "")?;
     let (one, before) = (trio.node(1), failures(&trio)?);
@@ -424,7 +424,7 @@ fn a_process_that_is_killed_leaves_nothing() -> Result<()> {
 
 /// A million requests that are wrong or nearly right break nothing that others use.
 #[test]
-fn a_hostile_process_harms_nobody() -> Result<()> {
+fn hostile_process_disturbs_no_other_vqp() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "--others rw")?;
     let (_other, other_name) = offer(trio.node(3), 3, "")?;
@@ -472,7 +472,7 @@ fn a_hostile_process_harms_nobody() -> Result<()> {
 
 /// Users have what is theirs, and what they were given.
 #[test]
-fn memory_of_others_is_theirs() -> Result<()> {
+fn vqp_cannot_access_memory_of_others() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     let (_own, own) = offer(three, 3, "")?;
@@ -488,7 +488,7 @@ fn memory_of_others_is_theirs() -> Result<()> {
 }
 
 #[test]
-fn messages_come_as_they_were_sent() -> Result<()> {
+fn vqp_messages_arrive_in_order_unchanged() -> Result<()> {
     let trio = trio()?;
     let _echo = echo(trio.node(3), 7)?;
     let before = failures(&trio)?;
@@ -525,14 +525,14 @@ fn long_messages(trio: &Cluster, from: usize, to: usize) -> Result<()> {
 }
 
 #[test]
-fn messages_may_be_long() -> Result<()> {
+fn vqp_messages_may_exceed_the_inline_size() -> Result<()> {
     let trio = trio()?;
     long_messages(&trio, 1, 3)
 }
 
 /// A node that does not look for a while at what has come, so that there is no room for more, gets all of it later.
 #[test]
-fn a_node_without_room_gets_its_messages_later() -> Result<()> {
+fn vqp_messages_wait_for_memory_at_the_receiver() -> Result<()> {
     let trio = trio()?;
     let three = trio.node(3);
     let mut echo = three.workload("vqp echo 7 --place 4096").spawn()?;
@@ -560,7 +560,7 @@ fn a_node_without_room_gets_its_messages_later() -> Result<()> {
 
 /// A node that could not be reached by DC for a while, since its RNIC made it no target, is found as soon as it is.
 #[test]
-fn a_target_that_could_not_be_made_is_made_later() -> Result<()> {
+fn dct_creation_is_retried_after_a_failure() -> Result<()> {
     let trio = trio()?;
     let three = trio.node(3);
     three.refuse_targets(5)?;
@@ -576,7 +576,7 @@ fn a_target_that_could_not_be_made_is_made_later() -> Result<()> {
 
 /// What comes is taken although the cgroup that pays for it is full, as one is whose programs have read many files.
 #[test]
-fn messages_come_to_a_cgroup_that_is_full() -> Result<()> {
+fn vqp_messages_arrive_in_a_cgroup_at_its_limit() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     two.sh(
@@ -605,7 +605,7 @@ fn messages_come_to_a_cgroup_that_is_full() -> Result<()> {
 }
 
 #[test]
-fn messages_survive_lost_packets() -> Result<()> {
+fn vqp_messages_arrive_despite_lost_packets() -> Result<()> {
     let trio = trio()?;
     let _echo = echo(trio.node(3), 7)?;
     trio.losing(2.0, || {
@@ -620,7 +620,7 @@ fn messages_survive_lost_packets() -> Result<()> {
 
 /// Whoever sends to nobody, to somebody who ends, or whose node dies, is told so.
 #[test]
-fn the_end_of_the_other_end_is_told() -> Result<()> {
+fn vqp_reports_the_close_of_its_peer() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     let nobody = one.workload("vqp last 3 8").limit(SOON).sh()?;
@@ -638,7 +638,7 @@ fn the_end_of_the_other_end_is_told() -> Result<()> {
 
 /// Messages to who takes none wait, and hold up nobody else; nor does it harm that those are long.
 #[test]
-fn who_takes_no_messages_holds_up_nobody() -> Result<()> {
+fn vqp_receiver_that_does_not_pop_delays_only_its_sender() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     let _echo = echo(three, 7)?;
@@ -660,7 +660,7 @@ fn who_takes_no_messages_holds_up_nobody() -> Result<()> {
 
 /// Memory may be taken back while what was pushed waits for something else: it is looked for again then.
 #[test]
-fn what_waits_too_long_is_checked_again() -> Result<()> {
+fn vqp_request_with_expired_lease_is_revalidated() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     let before = failures(&trio)?;
@@ -708,7 +708,7 @@ fn what_waits_too_long_is_checked_again() -> Result<()> {
 
 /// A node reaches itself as it does others.
 #[test]
-fn a_node_talks_to_itself() -> Result<()> {
+fn vqp_connects_to_its_own_node() -> Result<()> {
     let trio = trio()?;
     let two = trio.node(2);
     let (_memory, name) = offer(two, 2, "")?;
@@ -724,7 +724,7 @@ fn a_node_talks_to_itself() -> Result<()> {
 
 /// What queue pairs do is to be seen by their user and by root, and by nobody else.
 #[test]
-fn queue_pairs_have_accounts() -> Result<()> {
+fn vqps_lists_user_node_and_state() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let one = trio.node(1);
@@ -772,7 +772,7 @@ fn queue_pairs_have_accounts() -> Result<()> {
 
 /// When a node leaves all others take other targets, of which those who talk to each other need not know.
 #[test]
-fn a_node_that_leaves_interrupts_nobody() -> Result<()> {
+fn leaving_node_fails_no_requests_to_others() -> Result<()> {
     let trio = trio()?;
     let mut echo = echo(trio.node(2), 7)?;
     let (_memory, name) = offer(trio.node(2), 2, "")?;
@@ -803,7 +803,7 @@ fn a_node_that_leaves_interrupts_nobody() -> Result<()> {
 
 /// A node is promoted while it gets many requests, as who looks is told, and not any more once it has left.
 #[test]
-fn the_pool_is_shown() -> Result<()> {
+fn stats_show_the_dci_pool() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let one = trio.node(1);
@@ -833,7 +833,7 @@ fn the_pool_is_shown() -> Result<()> {
 
 /// What is pushed when the RNIC goes, or is taken out, ends with it.
 #[test]
-fn an_rnic_goes_under_what_is_pushed() -> Result<()> {
+fn rnic_removal_fails_pushed_work_requests() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     let (_memory, name) = offer(three, 3, "")?;
@@ -853,7 +853,7 @@ fn an_rnic_goes_under_what_is_pushed() -> Result<()> {
 
 /// When the daemon of a node starts anew, its queue pairs find the nodes that they are to again.
 #[test]
-fn queue_pairs_outlive_their_nodes_daemon() -> Result<()> {
+fn vqps_outlive_the_daemon_of_their_node() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let one = trio.node(1);
@@ -871,7 +871,7 @@ fn queue_pairs_outlive_their_nodes_daemon() -> Result<()> {
 
 /// A cluster that begins anew counts its views from one again.
 #[test]
-fn nodes_find_each_other_in_a_new_cluster() -> Result<()> {
+fn vqps_connect_in_a_new_cluster() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     for _ in 0..3 {
@@ -886,7 +886,7 @@ fn nodes_find_each_other_in_a_new_cluster() -> Result<()> {
 
 /// Two modules of the kernel talk as processes do.
 #[test]
-fn kernels_talk_by_queue_pairs() -> Result<()> {
+fn kernel_modules_communicate_by_vqps() -> Result<()> {
     let trio = trio()?;
     let load = |options: &str| {
         format!("insmod /run/kite/build/user/kite_verbs.ko port=9 {options} && rmmod kite_verbs")
@@ -913,7 +913,7 @@ fn sample(name: &str) -> String {
 }
 
 #[test]
-fn the_sample_counts() -> Result<()> {
+fn vqp_sample_counts() -> Result<()> {
     let sample = sample("vqp");
     let trio = trio()?;
     let mut has = trio.node(2).command(&sample).spawn()?;
@@ -926,7 +926,7 @@ fn the_sample_counts() -> Result<()> {
 }
 
 #[test]
-fn the_sample_greets() -> Result<()> {
+fn vqp_sample_greets() -> Result<()> {
     let sample = sample("messages");
     let trio = trio()?;
     let mut listens = trio.node(2).command(&sample).spawn()?;
@@ -940,7 +940,7 @@ fn the_sample_greets() -> Result<()> {
 
 /// A node whose RNIC has no DC talks to others, which have it, by connections, and they to it.
 #[test]
-fn nodes_with_and_without_dc_reach_each_other() -> Result<()> {
+fn nodes_with_and_without_dc_connect() -> Result<()> {
     let builder = Cluster::builder().nodes(3).fabric(Fabric::Connectx);
     let trio = builder.without_dc(&[3]).boot()?;
     trio.start_kite(&Setup::patient())?;

@@ -47,7 +47,7 @@ fn held(trio: &Cluster, name: &str, options: &str) -> Result<(Process, Process)>
 }
 
 #[test]
-fn what_goes_by_a_queue_is_what_a_model_of_it_says() -> Result<()> {
+fn vqp_requests_by_io_queue_match_a_model() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let before = failures(&trio)?;
@@ -66,7 +66,7 @@ fn what_goes_by_a_queue_is_what_a_model_of_it_says() -> Result<()> {
 }
 
 #[test]
-fn atomic_operations_by_queues_and_calls_count_together() -> Result<()> {
+fn atomics_by_io_queue_and_ioctl_add_up() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let count = |(node, how): (usize, &str)| {
@@ -86,7 +86,7 @@ fn atomic_operations_by_queues_and_calls_count_together() -> Result<()> {
 }
 
 #[test]
-fn order_is_kept_by_a_queue() -> Result<()> {
+fn vqp_order_is_kept_by_an_io_queue() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let before = failures(&trio)?;
@@ -99,7 +99,7 @@ fn order_is_kept_by_a_queue() -> Result<()> {
 }
 
 #[test]
-fn messages_go_by_a_queue() -> Result<()> {
+fn vqp_messages_are_sent_by_an_io_queue() -> Result<()> {
     let trio = trio()?;
     let _echo = echo(trio.node(3), 7)?;
     let before = failures(&trio)?;
@@ -114,7 +114,7 @@ fn messages_go_by_a_queue() -> Result<()> {
 }
 
 #[test]
-fn what_a_queue_is_refused_harms_nobody() -> Result<()> {
+fn rejected_requests_of_an_io_queue_disturb_no_other() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let one = trio.node(1);
@@ -131,7 +131,7 @@ fn what_a_queue_is_refused_harms_nobody() -> Result<()> {
 
 /// Nothing of what is rewritten while the kernel takes it, or nearly right, reaches what others use.
 #[test]
-fn a_hostile_process_harms_nobody_by_its_queue() -> Result<()> {
+fn hostile_vqp_sqes_disturb_no_other_vqp() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let (_other, other_name) = offer(trio.node(3), 3, "")?;
@@ -153,7 +153,7 @@ fn a_hostile_process_harms_nobody_by_its_queue() -> Result<()> {
 }
 
 #[test]
-fn steady_requests_take_hardly_any_system_calls() -> Result<()> {
+fn steady_vqp_requests_need_few_system_calls() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let said = run(trio.node(1), &format!("queue steady {name}"))?;
@@ -169,7 +169,7 @@ fn steady_requests_take_hardly_any_system_calls() -> Result<()> {
 }
 
 #[test]
-fn what_there_is_no_room_for_waits() -> Result<()> {
+fn vqp_requests_over_the_depth_wait() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     run(trio.node(1), &format!("queue full {name}"))?;
@@ -177,7 +177,7 @@ fn what_there_is_no_room_for_waits() -> Result<()> {
 }
 
 #[test]
-fn what_is_found_out_for_a_request_that_is_given_up_is_no_others() -> Result<()> {
+fn prerequisite_of_a_cancelled_request_serves_no_other() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     run(trio.node(1), &format!("queue given-up {name}"))?;
@@ -186,7 +186,7 @@ fn what_is_found_out_for_a_request_that_is_given_up_is_no_others() -> Result<()>
 
 /// What its cgroup can have only when something else was given back is waited for.
 #[test]
-fn requests_are_done_for_a_cgroup_that_is_full() -> Result<()> {
+fn vqp_requests_complete_in_a_cgroup_at_its_limit() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let one = trio.node(1);
@@ -212,7 +212,7 @@ fn requests_are_done_for_a_cgroup_that_is_full() -> Result<()> {
 
 /// Messages that nobody takes hold up those behind them, and no others; they end with either end.
 #[test]
-fn what_waits_ends_with_what_it_waits_for() -> Result<()> {
+fn waiting_vqp_requests_fail_with_their_node_or_vqp() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let (mut taker, mut sender) = held(&trio, &name, "")?;
@@ -231,7 +231,7 @@ fn what_waits_ends_with_what_it_waits_for() -> Result<()> {
 }
 
 #[test]
-fn a_process_that_is_killed_leaves_nothing_of_its_requests() -> Result<()> {
+fn killed_process_leaves_no_vqp_request() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let (one, before) = (trio.node(1), failures(&trio)?);
@@ -247,7 +247,7 @@ fn a_process_that_is_killed_leaves_nothing_of_its_requests() -> Result<()> {
 }
 
 #[test]
-fn a_node_that_dies_ends_what_is_to_it() -> Result<()> {
+fn dead_node_fails_vqp_requests_of_io_queues() -> Result<()> {
     let trio = trio()?;
     let (_two, to_two) = offer(trio.node(2), 2, "")?;
     let (_three, to_three) = offer(trio.node(3), 3, "")?;
@@ -264,7 +264,7 @@ fn a_node_that_dies_ends_what_is_to_it() -> Result<()> {
 }
 
 #[test]
-fn an_rnic_goes_under_requests_by_queues() -> Result<()> {
+fn rnic_removal_fails_vqp_requests_of_io_queues() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     let (_memory, name) = offer(three, 3, "")?;
@@ -283,7 +283,7 @@ fn an_rnic_goes_under_requests_by_queues() -> Result<()> {
 
 /// Memory is looked for again when it was not for a while, without a word of the process.
 #[test]
-fn keys_are_found_out_again_for_a_queue() -> Result<()> {
+fn mr_attributes_are_read_again_for_an_io_queue() -> Result<()> {
     let trio = trio()?;
     let (mut memory, name) = offer(trio.node(3), 3, "")?;
     let one = trio.node(1);
