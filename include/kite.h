@@ -495,11 +495,13 @@ int kite_push(struct kite_session *session, u64 vqp, const struct kite_send_wr *
  * @vqp: number of the VQP.
  * @done: destination of the completions; see struct kite_pop for their errors.
  * @count: maximum completions, at least 1.
- * @timeout_ms: maximum wait for the first completion in milliseconds; 0 does not wait.
+ * @flags: 0 or KITE_NOWAIT.
+ * @timeout_ms: maximum wait for the first completion in milliseconds, or 0 for the default of the
+ *	module.
  *
  * Return: the number of completions, or an error as for KITE_IOC_POP.
  */
-int kite_pop(struct kite_session *session, u64 vqp, struct kite_cqe *done, u32 count,
+int kite_pop(struct kite_session *session, u64 vqp, struct kite_cqe *done, u32 count, u32 flags,
 	     u32 timeout_ms);
 
 /**

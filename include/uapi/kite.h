@@ -50,6 +50,12 @@
 /* Incremented when an existing request changes its meaning. */
 #define KITE_ABI_VERSION 1
 
+/*
+ * A flag of requests that wait: the request returns at once, with EAGAIN if there is nothing to
+ * return. In all requests a @timeout_ms of 0 is the default of the module.
+ */
+#define KITE_NOWAIT 1
+
 #define KITE_DEVICE "/dev/kite"
 
 /* Sizes of names, terminating zero included. */
@@ -443,9 +449,6 @@ struct kite_call {
 	__u32 reserved;
 };
 
-/* Does not wait: EAGAIN if no call is pending, possibly also after POLLIN. */
-#define KITE_RECEIVE_NOWAIT 1
-
 /**
  * struct kite_receive - waits for a call or message.
  * @handle: in: the handle passed to KITE_IOC_SERVE.
@@ -455,13 +458,13 @@ struct kite_call {
  * @function: out: function number of the caller.
  * @node: out: node of the caller.
  * @uid: out: effective user of the caller.
- * @flags: in: 0 or KITE_RECEIVE_NOWAIT.
+ * @flags: in: 0 or KITE_NOWAIT: EAGAIN if no call is pending, possibly also after POLLIN.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *
  * After EMSGSIZE the call stays pending for a receive with a larger buffer. @data_max of struct
  * kite_serve bounds the length. Data of more than KITE_DATA_INLINE bytes are read from the caller's
- * node. That read may exceed the deadline, also with KITE_RECEIVE_NOWAIT, and the buffer counts
+ * node. That read may exceed the deadline, also with KITE_NOWAIT, and the buffer counts
  * against RLIMIT_MEMLOCK meanwhile. If the session closes before it replies, the caller receives
  * ECONNRESET. EACCES, EAGAIN, EBADF, EHOSTDOWN, EINTR, EINVAL, EMSGSIZE, ENOMEM, EOPNOTSUPP,
  * ESTALE, ETIMEDOUT.
@@ -601,6 +604,9 @@ struct kite_barrier {
 #define KITE_QUEUE_ENTRIES_MAX 1024
 #define KITE_QUEUE_MEMORY_MAX (1 << 30)
 
+/* Version of the layout of the mapping, the SQEs and the CQEs. */
+#define KITE_QUEUE_VERSION 1
+
 /* The kernel does not poll the submission queue: KITE_IOC_ENTER resumes it. */
 #define KITE_QUEUE_NEED_WAKEUP 1
 
@@ -611,6 +617,7 @@ struct kite_barrier {
  * @cq_head: written by the process: CQEs consumed.
  * @cq_tail: written by the kernel: CQEs produced.
  * @flags: written by the kernel: KITE_QUEUE_NEED_WAKEUP.
+ * @version: written by the kernel, once: KITE_QUEUE_VERSION.
  *
  * Indices are free-running modulo 2^32. Entry n is at index n modulo the number of entries. The
  * producer stores entries before the tail (release). The consumer loads them after the tail
@@ -627,6 +634,8 @@ struct kite_ring_header {
 	__u32 reserved4[15];
 	__u32 flags;
 	__u32 reserved5[15];
+	__u32 version;
+	__u32 reserved6[15];
 };
 
 /* Offset of the SQEs in the mapping of an I/O queue. The CQEs follow the SQEs. */
@@ -1067,6 +1076,21 @@ struct kite_stats {
 };
 
 /**
+ * struct kite_get_stats - reads the statistics of the RNIC of the session.
+ * @stats: in: pointer to struct kite_stats.
+ * @size: in: size of that structure in the caller's header; out: size in the kernel.
+ * @reserved: zero.
+ *
+ * Later versions append counters. The kernel writes the first @size bytes, with zeros after its own
+ * last counter. EFAULT, EINVAL.
+ */
+struct kite_get_stats {
+	__u64 stats;
+	__u32 size;
+	__u32 reserved;
+};
+
+/**
  * struct kite_parameters - the module parameters in effect, each limited to its range.
  * @conns_per_peer: RC queue pairs per peer.
  * @max_idle_conns: maximum idle RC queue pairs kept per RNIC.
@@ -1152,6 +1176,7 @@ struct kite_set_view {
 	__u64 members;
 };
 
+/* Not assigned in Documentation/userspace-api/ioctl/ioctl-number.rst of Linux 7.3. */
 #define KITE_IOC_MAGIC 0xBC
 
 #define KITE_IOC_BIND _IOWR(KITE_IOC_MAGIC, 0x00, struct kite_bind)
@@ -1190,7 +1215,7 @@ struct kite_set_view {
 
 #define KITE_IOC_GET_VIEW _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_get_view)
 #define KITE_IOC_QUERY_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_query_rnic)
-#define KITE_IOC_GET_STATS _IOR(KITE_IOC_MAGIC, 0x22, struct kite_stats)
+#define KITE_IOC_GET_STATS _IOWR(KITE_IOC_MAGIC, 0x22, struct kite_get_stats)
 
 #define KITE_IOC_QOS _IOWR(KITE_IOC_MAGIC, 0x23, struct kite_qos)
 #define KITE_IOC_SET_LIMIT _IOW(KITE_IOC_MAGIC, 0x24, struct kite_limit)
@@ -1303,8 +1328,8 @@ struct kite_listen {
  * @vqp: out: number of the VQP in this session.
  * @node: out: node of the other end.
  * @uid: out: user of the other end.
- * @timeout_ms: in: maximum wait in milliseconds; 0 does not wait.
- * @reserved: zero.
+ * @timeout_ms: in: maximum wait in milliseconds, or 0 for the default of the module.
+ * @flags: in: 0 or KITE_NOWAIT.
  *
  * EAGAIN (no VQP to accept), EBADF (also if the listener is closed meanwhile), EBUSY (the session
  * has KITE_VQPS_MAX), EINTR, ENOMEM, ETIMEDOUT.
@@ -1315,7 +1340,7 @@ struct kite_accept {
 	__u32 node;
 	__u32 uid;
 	__u32 timeout_ms;
-	__u32 reserved;
+	__u32 flags;
 };
 
 #define KITE_WR_READ 1 /* copies remote memory to local memory */
@@ -1407,7 +1432,10 @@ struct kite_push {
  *	closed, and can fail with ENXIO (the RNIC of the node has atomics, but not for this one)
  *	and ENOMEM.
  * @count: in: capacity, at least 1; out: number of completions.
- * @timeout_ms: in: maximum wait for the first completion in milliseconds; 0 does not wait.
+ * @timeout_ms: in: maximum wait for the first completion in milliseconds, or 0 for the default of
+ *	the module.
+ * @flags: in: 0 or KITE_NOWAIT.
+ * @reserved: zero.
  *
  * EBADF, EAGAIN (no completion), EINTR, EINVAL, ETIMEDOUT. After the last completion of a closed
  * VQP: ECONNREFUSED, ECONNRESET (also after a failed message), EHOSTDOWN, EHOSTUNREACH.
@@ -1417,6 +1445,8 @@ struct kite_pop {
 	__u64 completions;
 	__u32 count;
 	__u32 timeout_ms;
+	__u32 flags;
+	__u32 reserved;
 };
 
 /**
@@ -1426,8 +1456,9 @@ struct kite_pop {
  * @key: in: key of the buffer, registered by this session.
  * @len: in: bytes of the buffer; out: bytes of the message.
  * @immediate: out: immediate data, if @flags has KITE_WR_WITH_IMM.
- * @flags: out: any of KITE_WR_WITH_IMM and KITE_RECV_PLACED (a WRITE placed the bytes).
- * @timeout_ms: in: maximum wait in milliseconds; 0 does not wait.
+ * @flags: in: 0 or KITE_NOWAIT; out: any of KITE_WR_WITH_IMM and KITE_RECV_PLACED (a WRITE placed
+ *	the bytes).
+ * @timeout_ms: in: maximum wait in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *
  * Messages of one sender arrive in order, and before the error of a closed VQP. EAGAIN (no

@@ -40,9 +40,17 @@ pub(super) fn deadline(timeout_ms: u32) -> Deadline {
     })
 }
 
-/// Returns the deadline for a timeout in milliseconds, or `None` if the timeout is 0: do not wait.
-pub(super) fn wait_until(timeout_ms: u32) -> Option<Deadline> {
-    (timeout_ms != 0).then(|| deadline(timeout_ms))
+/// Returns the deadline of a request with `flags`, or `None` with [`bindings::KITE_NOWAIT`].
+///
+/// # Errors
+///
+/// - `EINVAL`: there are other flags.
+pub(super) fn wait_until(flags: u32, timeout_ms: u32) -> Result<Option<Deadline>> {
+    match flags {
+        0 => Ok(Some(deadline(timeout_ms))),
+        bindings::KITE_NOWAIT => Ok(None),
+        _ => Err(EINVAL),
+    }
 }
 
 /// Parses rights.

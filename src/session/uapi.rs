@@ -4,6 +4,7 @@
 
 use crate::{bindings, region::home::Grantee};
 use kernel::{
+    page::PAGE_SIZE,
     prelude::*,
     transmute::{AsBytes, FromBytes},
     uaccess::{UserPtr, UserSlice},
@@ -59,7 +60,7 @@ abi! {
     kite_copy 48,
     kite_grant 24,
     kite_migrate 24,
-    kite_ring_header 320,
+    kite_ring_header 384,
     kite_sqe 72,
     kite_cqe 24,
     kite_recv_header 32,
@@ -79,6 +80,7 @@ abi! {
     kite_get_view 24,
     kite_query_rnic 112,
     kite_stats 432,
+    kite_get_stats 16,
     kite_parameters 32,
     kite_event 16,
     kite_join 32,
@@ -89,7 +91,7 @@ abi! {
     kite_close_vqp 8,
     kite_send_wr 56,
     kite_push 24,
-    kite_pop 24,
+    kite_pop 32,
     kite_listen 16,
     kite_accept 32,
     kite_pop_message 40,
@@ -107,6 +109,27 @@ pub(super) fn as_bytes<T: Abi>(value: &T) -> &[u8] {
     // SAFETY: `value` is valid for `size_of::<T>()` bytes. By the contract of `Abi` there is no padding, so
     // all bytes are initialized.
     unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+/// Copies a structure that later versions extend to `size` bytes of user space at `addr`. `size` is that of the
+/// caller's version: a longer `value` is truncated, a shorter one padded with zeros.
+///
+/// # Errors
+///
+/// - `EFAULT`: the memory is not writable.
+/// - `EINVAL`: `size` is more than a page.
+/// - `ENOMEM`: out of memory.
+pub(super) fn write_extensible<T: Abi>(addr: u64, size: u32, value: &T) -> Result {
+    let size = size as usize;
+    if size > PAGE_SIZE {
+        return Err(EINVAL);
+    }
+    let mut bytes = KVec::from_elem(0u8, size, GFP_KERNEL)?;
+    for (to, from) in bytes.iter_mut().zip(as_bytes(value)) {
+        *to = *from;
+    }
+    let addr = UserPtr::from_addr(usize::try_from(addr).map_err(|_| EFAULT)?);
+    UserSlice::new(addr, size).writer().write_slice(&bytes)
 }
 
 /// Returns the CQE of a completed request.

@@ -61,7 +61,7 @@ static int push(struct kite_send_wr *work)
 	work->flags |= KITE_WR_SIGNALED;
 	err = kite_push(session, vqp, work, 1);
 	if (!err)
-		err = kite_pop(session, vqp, &done, 1, TIMEOUT_MS);
+		err = kite_pop(session, vqp, &done, 1, 0, TIMEOUT_MS);
 	if (err < 0)
 		return err;
 	return -(int)done.error;
@@ -193,7 +193,7 @@ static int push_batch(u32 lent_key)
 	int err = kite_push(session, vqp, works, ARRAY_SIZE(works));
 
 	if (!err)
-		err = kite_pop(session, vqp, done, ARRAY_SIZE(done), TIMEOUT_MS);
+		err = kite_pop(session, vqp, done, ARRAY_SIZE(done), 0, TIMEOUT_MS);
 	if (err < 0)
 		return err;
 	if (err != 1 || done[0].tag != 2 || *(u64 *)(memory + SWAPPED_OFFSET))

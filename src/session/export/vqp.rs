@@ -128,7 +128,7 @@ unsafe extern "C" fn kite_accept(
     status(session, || {
         // SAFETY: By the safety requirements `accepted` is readable and writable.
         let accept = unsafe { &mut *accepted };
-        let wait_until = wait_until(accept.timeout_ms);
+        let wait_until = wait_until(accept.flags, accept.timeout_ms)?;
         (accept.vqp, accept.node, accept.uid) = session.accept(accept.listener, wait_until)?;
         Ok(0)
     })
@@ -181,6 +181,7 @@ unsafe extern "C" fn kite_pop(
     vqp: u64,
     done: *mut bindings::kite_cqe,
     count: u32,
+    flags: u32,
     timeout_ms: u32,
 ) -> c_int {
     // SAFETY: By the safety requirements the session is open.
@@ -189,7 +190,7 @@ unsafe extern "C" fn kite_pop(
         if count == 0 {
             return Err(EINVAL);
         }
-        let wait_until = wait_until(timeout_ms);
+        let wait_until = wait_until(flags, timeout_ms)?;
         let popped = session.pop(vqp, count, wait_until)?;
         for (i, (tag, result)) in popped.iter().enumerate() {
             let completion = uapi::cqe(*tag, result.map(|()| 0));
@@ -216,7 +217,7 @@ unsafe extern "C" fn kite_pop_message(
     status(session, || {
         // SAFETY: By the safety requirements `message` is readable and writable.
         let message = unsafe { &mut *message };
-        let wait_until = wait_until(message.timeout_ms);
+        let wait_until = wait_until(message.flags, message.timeout_ms)?;
         session.pop_message_into(message, wait_until).map(|()| 0)
     })
 }

@@ -6,7 +6,12 @@ use crate::{
     bindings, errno,
     fabric::qos::limits::TenantCreds,
     rnic,
-    session::{args::check_reserved, source, uapi::UserArray, Session},
+    session::{
+        args::check_reserved,
+        source,
+        uapi::{self, UserArray},
+        Session,
+    },
 };
 use kernel::prelude::*;
 
@@ -30,6 +35,17 @@ pub(super) fn bind(
     )?;
     bind.rnic = rnic.name();
     Ok(bind)
+}
+
+pub(super) fn get_stats(
+    session: &Session,
+    mut args: bindings::kite_get_stats,
+) -> Result<bindings::kite_get_stats> {
+    check_reserved(args.reserved)?;
+    let stats = session.rnic()?.stats.snapshot();
+    uapi::write_extensible(args.stats, args.size, &stats)?;
+    args.size = size_of::<bindings::kite_stats>() as u32;
+    Ok(args)
 }
 
 pub(super) fn next_event(session: &Session) -> Result<bindings::kite_event> {

@@ -133,7 +133,7 @@ pub(super) fn dispatch(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) ->
             UserArray::new(arg as u64).write(0, params::read_all())
         }
         bindings::kite_command_KITE_CMD_GET_STATS => {
-            UserArray::new(arg as u64).write(0, session.rnic()?.stats.snapshot())
+            ioctl_wr(arg, |stats| admin::get_stats(session, stats))
         }
         bindings::kite_command_KITE_CMD_REG_MR => {
             let undo = |registered: bindings::kite_reg_mr| session.deregister_mr(registered.key);

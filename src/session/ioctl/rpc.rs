@@ -5,10 +5,11 @@
 use crate::{
     bindings,
     session::{
-        args::{check_reserved, deadline, parse_call, parse_reply},
+        args::{check_reserved, parse_call, parse_reply, wait_until},
         source::Requester,
         Session,
     },
+    sys::deadline::Deadline,
 };
 use kernel::prelude::*;
 
@@ -30,11 +31,7 @@ pub(super) fn receive(
     mut r: bindings::kite_receive,
 ) -> Result<bindings::kite_receive> {
     check_reserved(r.reserved)?;
-    let wait_until = match r.flags {
-        0 => Some(deadline(r.timeout_ms).interruptible()),
-        bindings::KITE_RECEIVE_NOWAIT => None,
-        _ => return Err(EINVAL),
-    };
+    let wait_until = wait_until(r.flags, r.timeout_ms)?.map(Deadline::interruptible);
     let memory = Requester::CurrentProcess.buffer_at(r.addr, r.len)?;
     let incoming = session.receive(r.handle, &memory, r.len, wait_until)?;
     incoming.store_in(&mut r);

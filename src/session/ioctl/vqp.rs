@@ -46,9 +46,8 @@ pub(super) fn accept_vqp(
     session: &Session,
     mut accept: bindings::kite_accept,
 ) -> Result<bindings::kite_accept> {
-    check_reserved(accept.reserved)?;
     session.rnic()?;
-    let wait_until = wait_until(accept.timeout_ms).map(Deadline::interruptible);
+    let wait_until = wait_until(accept.flags, accept.timeout_ms)?.map(Deadline::interruptible);
     (accept.vqp, accept.node, accept.uid) = session.accept(accept.listener, wait_until)?;
     Ok(accept)
 }
@@ -59,7 +58,7 @@ pub(super) fn pop_message(
 ) -> Result<bindings::kite_pop_message> {
     check_reserved(pop.reserved)?;
     session.rnic()?;
-    let wait_until = wait_until(pop.timeout_ms).map(Deadline::interruptible);
+    let wait_until = wait_until(pop.flags, pop.timeout_ms)?.map(Deadline::interruptible);
     session.pop_message_into(&mut pop, wait_until)?;
     Ok(pop)
 }
@@ -79,11 +78,12 @@ pub(super) fn push(session: &Session, push: &bindings::kite_push) -> Result {
 }
 
 pub(super) fn pop(session: &Session, mut pop: bindings::kite_pop) -> Result<bindings::kite_pop> {
+    check_reserved(pop.reserved)?;
     session.rnic()?;
     if pop.count == 0 {
         return Err(EINVAL);
     }
-    let wait_until = wait_until(pop.timeout_ms).map(Deadline::interruptible);
+    let wait_until = wait_until(pop.flags, pop.timeout_ms)?.map(Deadline::interruptible);
     let popped = session.pop(pop.vqp, pop.count, wait_until)?;
     let user_array = UserArray::new(pop.completions);
     for (i, (tag, result)) in popped.iter().enumerate() {

@@ -14,7 +14,7 @@
 //! A request completes before the decrement of `vqp_requests` (full barrier).
 //! [`IoQueue::ready_sqes`](super::IoQueue::ready_sqes) loads the counter (acquire) before the CQ.
 
-use super::{CQ_HEAD_OFFSET, CQ_TAIL_OFFSET, FLAGS_OFFSET, SQES_OFFSET};
+use super::{CQ_HEAD_OFFSET, CQ_TAIL_OFFSET, FLAGS_OFFSET, SQES_OFFSET, VERSION_OFFSET};
 use crate::{
     bindings,
     fabric::recv::wake::ThreadWaker,
@@ -110,6 +110,7 @@ impl CompletionRing {
             return Err(EINVAL);
         }
         let shared = SharedPages::new(ring_bytes(entries))?;
+        shared.store_release::<VERSION_OFFSET>(bindings::KITE_QUEUE_VERSION);
         let producer = IoQueueProducer::new(entries);
         Arc::pin_init(
             try_pin_init!(Self {

@@ -88,6 +88,7 @@ const SQ_TAIL_OFFSET: usize = offset_of!(bindings::kite_ring_header, sq_tail);
 const CQ_HEAD_OFFSET: usize = offset_of!(bindings::kite_ring_header, cq_head);
 const CQ_TAIL_OFFSET: usize = offset_of!(bindings::kite_ring_header, cq_tail);
 const FLAGS_OFFSET: usize = offset_of!(bindings::kite_ring_header, flags);
+const VERSION_OFFSET: usize = offset_of!(bindings::kite_ring_header, version);
 
 const SQES_OFFSET: usize = bindings::KITE_QUEUE_SQ_OFFSET as usize;
 

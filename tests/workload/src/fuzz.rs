@@ -248,9 +248,15 @@ impl Abuser {
             KITE_IOC_LOCK_NR => words[4] = 1 | (words[4] & (1 << 63)),
             KITE_IOC_BARRIER_NR => words[3] = (1 << 32) | (words[3] & 0xffff_ffff),
             KITE_IOC_ENTER_NR => words[2] = 1 | (words[2] & (1 << 63)),
-            KITE_IOC_POP_NR => words[2] = (1 << 32) | (words[2] & 0xffff_ffff),
-            KITE_IOC_ACCEPT_NR => words[3] = 1 | (words[3] & (1 << 63)),
-            KITE_IOC_POP_MESSAGE_NR => words[4] = 1 | (words[4] & (1 << 63)),
+            KITE_IOC_POP_NR => {
+                words[2] = (1 << 32) | (words[2] & 0xffff_ffff);
+                words[3] &= 1 | (1 << 63);
+            }
+            KITE_IOC_ACCEPT_NR => words[3] = 1 | (words[3] & ((1 << 32) | (1 << 63))),
+            KITE_IOC_POP_MESSAGE_NR => {
+                words[3] &= (1 << 33) - 1;
+                words[4] = 1 | (words[4] & (1 << 63));
+            }
             _ => {}
         }
         device.ask(number, &mut words)
@@ -427,7 +433,8 @@ impl Abuser {
             KITE_IOC_ACCEPT_NR => {
                 let mut accept = kite_accept {
                     listener: handle + self.random.below(4),
-                    timeout_ms: self.random.pick(&[0, 1]),
+                    timeout_ms: 1,
+                    flags: self.random.pick(&[0, KITE_NOWAIT]),
                     ..Default::default()
                 };
                 device.ask(number, &mut accept)

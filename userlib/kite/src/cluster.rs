@@ -243,9 +243,7 @@ impl Cluster {
     /// # Errors
     /// [`Error::NoRnic`].
     pub fn stats(&self) -> Result<Stats> {
-        let mut stats = sys::kite_stats::default();
-        sys::get_stats(self.as_fd(), &mut stats)?;
-        Ok(stats.into())
+        sys::get_stats(self.as_fd()).map(Stats::from)
     }
 
     /// Takes the next event of the session, if there is one now.

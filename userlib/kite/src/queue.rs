@@ -23,6 +23,7 @@ const SQ_TAIL_OFFSET: usize = offset_of!(sys::kite_ring_header, sq_tail);
 const CQ_HEAD_OFFSET: usize = offset_of!(sys::kite_ring_header, cq_head);
 const CQ_TAIL_OFFSET: usize = offset_of!(sys::kite_ring_header, cq_tail);
 const FLAGS_OFFSET: usize = offset_of!(sys::kite_ring_header, flags);
+const VERSION_OFFSET: usize = offset_of!(sys::kite_ring_header, version);
 
 const SQES_OFFSET: usize = sys::KITE_QUEUE_SQ_OFFSET as usize;
 
@@ -147,7 +148,7 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::Busy`] (the session has as many as may be), [`Error::Invalid`], [`Error::NoRnic`],
-    /// [`Error::OutOfMemory`] (limit of locked memory).
+    /// [`Error::OutOfMemory`] (limit of locked memory), [`Error::WrongVersion`] (of the rings).
     pub fn create_queue(&self, entries: u32, buffer_len: usize) -> Result<IoQueue> {
         if buffer_len == 0 {
             return Err(Error::Invalid);
@@ -163,6 +164,10 @@ impl Cluster {
             id: raw.queue,
         });
         let rings = Mapping::from_device(self.device(), raw.offset, raw.size as usize)?;
+        // The kernel wrote the version before this process mapped the rings.
+        if rings.atomic_u32(VERSION_OFFSET)?.load(Ordering::Relaxed) != sys::KITE_QUEUE_VERSION {
+            return Err(Error::WrongVersion);
+        }
         Ok(IoQueue {
             rings,
             handle,

@@ -538,6 +538,11 @@ pub(crate) fn timeout_to_ms(timeout: Duration) -> u32 {
     u32::try_from(ms).unwrap_or(u32::MAX)
 }
 
+/// Returns the flags and the milliseconds of a wait for the ABI. `None` does not wait.
+pub(crate) fn wait_to_raw(timeout: Option<Duration>) -> (u32, u32) {
+    timeout.map_or((sys::KITE_NOWAIT, 0), |timeout| (0, timeout_to_ms(timeout)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

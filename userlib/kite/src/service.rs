@@ -114,7 +114,7 @@ impl Service {
     /// As there, and [`Error::WouldBlock`](crate::Error::WouldBlock) if there is no call now.
     pub fn try_receive<'a>(&self, buffer: &'a mut [u8]) -> Result<IncomingRpc<'a>> {
         let args = sys::kite_receive {
-            flags: sys::KITE_RECEIVE_NOWAIT,
+            flags: sys::KITE_NOWAIT,
             ..self.receive_args()
         };
         let received = sys::receive(self.region.cluster().as_fd(), args, buffer)?;

@@ -85,7 +85,6 @@ plain_requests! {
     query_or_set_qos(kite_qos) = KITE_IOC_QOS_NR;
     set_limit(kite_limit) = KITE_IOC_SET_LIMIT_NR;
     query_rnic(kite_query_rnic) = KITE_IOC_QUERY_RNIC_NR;
-    get_stats(kite_stats) = KITE_IOC_GET_STATS_NR;
     get_parameters(kite_parameters) = KITE_IOC_GET_PARAMETERS_NR;
     dereg_mr(kite_dereg_mr) = KITE_IOC_DEREG_MR_NR;
     connect(kite_connect) = KITE_IOC_CONNECT_NR;
@@ -94,6 +93,19 @@ plain_requests! {
     accept(kite_accept) = KITE_IOC_ACCEPT_NR;
     pop_message(kite_pop_message) = KITE_IOC_POP_MESSAGE_NR;
     join(kite_join) = KITE_IOC_JOIN_NR;
+}
+
+/// Reads the statistics. Counters that the kernel does not have are 0.
+pub(crate) fn get_stats(fd: BorrowedFd<'_>) -> Result<kite_stats> {
+    let mut stats = kite_stats::default();
+    let mut argument = kite_get_stats {
+        stats: (&raw mut stats) as u64,
+        size: abi_len(size_of::<kite_stats>()),
+        ..Default::default()
+    };
+    // SAFETY: the kernel writes at most `size` bytes to `stats`, which is not accessed during the call.
+    unsafe { request::<KITE_IOC_GET_STATS_NR, _>(fd, &mut argument) }?;
+    Ok(stats)
 }
 
 pub(crate) fn alloc(fd: BorrowedFd<'_>, nodes: &[u32], argument: &mut kite_alloc) -> Result<()> {

@@ -8,7 +8,7 @@ use crate::cluster::Cluster;
 use crate::error::Result;
 use crate::memory::Buffer;
 use crate::queue::Completion;
-use crate::region::timeout_to_ms;
+use crate::region::wait_to_raw;
 use crate::rights::Rights;
 use crate::sys;
 
@@ -290,9 +290,11 @@ impl Listener {
     /// [`Error::WouldBlock`](crate::Error::WouldBlock), [`Error::TimedOut`](crate::Error::TimedOut),
     /// [`Error::Interrupted`](crate::Error::Interrupted), [`Error::NoRnic`](crate::Error::NoRnic).
     pub fn accept(&self, timeout: Option<Duration>) -> Result<(Vqp, PeerCred)> {
+        let (flags, timeout_ms) = wait_to_raw(timeout);
         let mut raw = sys::kite_accept {
             listener: self.id,
-            timeout_ms: timeout.map_or(0, timeout_to_ms),
+            flags,
+            timeout_ms,
             ..Default::default()
         };
         sys::accept(self.cluster.as_fd(), &mut raw)?;
@@ -400,9 +402,11 @@ impl Vqp {
     /// [`Error::Interrupted`](crate::Error::Interrupted), [`Error::NoRnic`](crate::Error::NoRnic).
     pub fn pop(&self, max: usize, timeout: Option<Duration>) -> Result<Vec<Completion>> {
         let mut completions = vec![sys::kite_cqe::default(); max];
+        let (flags, timeout_ms) = wait_to_raw(timeout);
         let mut raw = sys::kite_pop {
             vqp: self.id,
-            timeout_ms: timeout.map_or(0, timeout_to_ms),
+            flags,
+            timeout_ms,
             ..Default::default()
         };
         let reaped = sys::pop(self.cluster.as_fd(), &mut completions, &mut raw)?;
@@ -427,12 +431,14 @@ impl Vqp {
         len: usize,
         timeout: Option<Duration>,
     ) -> Result<VqpMessage> {
+        let (flags, timeout_ms) = wait_to_raw(timeout);
         let mut raw = sys::kite_pop_message {
             vqp: self.id,
             addr: (local.buffer.as_ptr() as u64).saturating_add(offset as u64),
             key: local.key,
             len: u32::try_from(len).unwrap_or(u32::MAX),
-            timeout_ms: timeout.map_or(0, timeout_to_ms),
+            flags,
+            timeout_ms,
             ..Default::default()
         };
         sys::pop_message(self.cluster.as_fd(), &mut raw)?;

@@ -102,11 +102,7 @@ impl Ends {
             handle: self.own,
             addr,
             len: room.into(),
-            flags: if timeout_ms == 0 {
-                KITE_RECEIVE_NOWAIT
-            } else {
-                0
-            },
+            flags: if timeout_ms == 0 { KITE_NOWAIT } else { 0 },
             timeout_ms,
             ..Default::default()
         };

@@ -335,7 +335,7 @@ fn receives(asking: &mut Asking<'_>, handle: u64, addr: u64, node: u32) {
         ..receive
     };
     asking.ask("receiving by no handle", number, &nobody, EBADF);
-    let flags = KITE_RECEIVE_NOWAIT;
+    let flags = KITE_NOWAIT;
     asking.ask("flags", number, &kite_receive { flags, ..receive }, EINVAL);
     let reserved = 1;
     let wrong = kite_receive {

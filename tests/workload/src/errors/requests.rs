@@ -180,7 +180,80 @@ pub(super) fn values(checks: &mut Checks) -> Result<()> {
         EINVAL,
     );
     checks.errno("freeing", give(&device, KITE_IOC_FREE_NR, handle), 0);
+    waits(checks, &device);
+    statistics(checks, &device);
     Ok(())
+}
+
+/// All requests that wait take the same flags.
+fn waits(checks: &mut Checks, device: &Device) {
+    for (flags, want) in [(0, EBADF), (KITE_NOWAIT, EBADF), (2, EINVAL)] {
+        let mut accept = kite_accept {
+            flags,
+            ..Default::default()
+        };
+        let mut pop = kite_pop {
+            flags,
+            count: 1,
+            ..Default::default()
+        };
+        let mut message = kite_pop_message {
+            flags,
+            ..Default::default()
+        };
+        for (request, errno) in [
+            ("accept", device.ask(KITE_IOC_ACCEPT_NR, &mut accept)),
+            ("pop", device.ask(KITE_IOC_POP_NR, &mut pop)),
+            (
+                "pop_message",
+                device.ask(KITE_IOC_POP_MESSAGE_NR, &mut message),
+            ),
+        ] {
+            checks.errno(&format!("{request} with flags {flags}"), errno, want);
+        }
+    }
+    let mut pop = kite_pop {
+        count: 1,
+        reserved: 1,
+        ..Default::default()
+    };
+    let errno = device.ask(KITE_IOC_POP_NR, &mut pop);
+    checks.errno("pop with a reserved field", errno, EINVAL);
+}
+
+/// Headers of other versions have other sizes: the kernel writes what the caller has room for.
+fn statistics(checks: &mut Checks, device: &Device) {
+    const FULL: usize = size_of::<kite_stats>();
+    let ask = |stats: &mut [u8], size: usize, reserved| {
+        let mut args = kite_get_stats {
+            stats: stats.as_mut_ptr() as u64,
+            size: size as u32,
+            reserved,
+        };
+        let errno = device.ask(KITE_IOC_GET_STATS_NR, &mut args);
+        (errno, args.size as usize)
+    };
+    for size in [0, 8, FULL, FULL + 24, 4096] {
+        let mut bytes = [0xff; 4096];
+        let (errno, kernel_size) = ask(&mut bytes, size, 0);
+        checks.errno(&format!("statistics of {size} bytes"), errno, 0);
+        assert_eq!(kernel_size, FULL);
+        let (written, rest) = bytes.split_at(size);
+        assert!(rest.iter().all(|&byte| byte == 0xff), "{size}");
+        assert!(written.iter().skip(FULL).all(|&byte| byte == 0), "{size}");
+        assert!(written.chunks(8).all(|counter| counter != [0xff; 8]));
+    }
+    let mut bytes = [0; 4096];
+    let (errno, _) = ask(&mut bytes, 4097, 0);
+    checks.errno("statistics of more than a page", errno, EINVAL);
+    let (errno, _) = ask(&mut bytes, 8, 1);
+    checks.errno("statistics with a reserved field", errno, EINVAL);
+    let mut nowhere = kite_get_stats {
+        size: 8,
+        ..Default::default()
+    };
+    let errno = device.ask(KITE_IOC_GET_STATS_NR, &mut nowhere);
+    checks.errno("statistics to address 0", errno, EFAULT);
 }
 
 pub(super) fn handles(checks: &mut Checks) -> Result<()> {

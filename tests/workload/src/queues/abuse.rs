@@ -111,7 +111,12 @@ fn served(device: &Device) -> Result<u64> {
 /// Submissions that the kernel has taken of anybody.
 fn submissions(device: &Device) -> Result<u64> {
     let mut stats = kite_stats::default();
-    let errno = device.ask(KITE_IOC_GET_STATS_NR, &mut stats);
+    let mut args = kite_get_stats {
+        stats: &raw mut stats as u64,
+        size: size_of_val(&stats) as u32,
+        ..Default::default()
+    };
+    let errno = device.ask(KITE_IOC_GET_STATS_NR, &mut args);
     ensure!(errno == 0, "statistics: {}", symbol(errno));
     Ok(stats.sqes)
 }

@@ -215,7 +215,8 @@ impl Abuser {
             vqp: self.vqp,
             completions: completions.as_mut_ptr() as u64,
             count: KITE_VQP_DEPTH,
-            timeout_ms: 0,
+            flags: KITE_NOWAIT,
+            ..Default::default()
         };
         if self.device.ask(KITE_IOC_POP_NR, &mut pop) == 0 {
             let popped = completions.iter().take(pop.count as usize);
