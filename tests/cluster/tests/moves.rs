@@ -326,7 +326,7 @@ fn free_during_migration_succeeds() -> Result<()> {
     one.loss(10.0)?;
     let mut moving = begin(trio.node(2), one, "--node 3")?;
     let second = one.run("/kite/target/release/kite migrate large --node 1 2>&1")?;
-    assert!(second.stdout.contains("busy"), "{second:#?}");
+    assert!(second.stdout.contains("in use"), "{second:#?}");
     one.kite("free large")?;
     let output = moving.wait(SOON)?;
     one.loss(0.0)?;

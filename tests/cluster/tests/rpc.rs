@@ -196,7 +196,7 @@ fn dead_server_fails_only_its_own_calls() -> Result<()> {
     assert_eq!(attempt(two, "mortal invert")?, "calling\n4 bytes");
     // Those that nobody has taken end with the last server, and later ones find none.
     second.kill()?;
-    assert!(attempt(two, "mortal invert")?.contains("nobody serves the region"));
+    assert!(attempt(two, "mortal invert")?.contains("the region has no server"));
     let mut waiting = calling(two, "mortal invert --insist")?;
     let mut servers = [serve(one, "mortal")?];
     assert!(waiting.wait(SOON)?.success());
@@ -397,7 +397,9 @@ fn invalid_rpc_requests_are_rejected() -> Result<()> {
     }
     trio.node(1).kite("alloc far 4096 --other-rights rwm")?;
     let elsewhere = trio.node(2).workload("rpc serve far").run()?;
-    assert!(elsewhere.stderr.contains("belongs to another node"));
+    assert!(elsewhere
+        .stderr
+        .contains("the home of the region is another node"));
     trio.node(1).kite("free far")?;
     Ok(())
 }

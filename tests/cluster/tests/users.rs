@@ -612,7 +612,7 @@ fn multicast_samples_receive_a_reply_from_each() -> Result<()> {
     servers[2].kill()?;
     for (program, refused) in [
         (c.as_str(), "Connection refused"),
-        (rust, "nobody serves the region, or listens at the port"),
+        (rust, "the region has no server, or the port no listener"),
     ] {
         let line = installed(&format!("{program} here gone there"));
         let said = one.command(line).sh()?;

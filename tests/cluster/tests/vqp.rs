@@ -629,7 +629,10 @@ fn vqp_reports_the_close_of_its_peer() -> Result<()> {
     let mut busy = one.workload("vqp last 3 8").spawn()?;
     busy.read_until("full", SOON)?;
     let in_use = three.workload("vqp echo 8").limit(SOON).sh().unwrap_err();
-    assert!(in_use.to_string().contains("somebody listens"), "{in_use}");
+    assert!(
+        in_use.to_string().contains("the port has a listener"),
+        "{in_use}"
+    );
     server.kill()?;
     let output = busy.wait(SOON)?;
     assert!(output.stdout.trim().ends_with(ENDED), "{output:?}");

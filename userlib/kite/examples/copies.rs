@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Makes a line on the node that the first argument says (default 1) and copies it to this one, without
-//! reading or writing it.
+//! Creates a line on the node of the first argument (default 1) and copies it to this node by `copy_to`.
 
 use kite::{AllocOptions, Cluster};
 

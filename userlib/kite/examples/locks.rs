@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! As many programs as the first argument says (default 1), on any nodes, meet at a barrier; then each takes
-//! the lock in turn and adds a line to what they share. The last one shows it.
+//! The first argument is the number of programs (default 1), on any nodes. They meet at a barrier. Each then takes the
+//! lock and appends a line to a shared region. The last one prints the region.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn main() -> kite::Result<()> {
     let region = open_or_alloc(&cluster)?.with_timeout(Duration::from_secs(60));
     region.barrier(BARRIER, all)?;
     add_line(&region, cluster.view()?.local_node)?;
-    // Who frees the region waits until the others need it no more.
+    // The last program frees the region after all others have finished.
     region.barrier(BARRIER, all)?;
     let Ok(_lock) = region.try_lock(LOCK) else {
         return Ok(());

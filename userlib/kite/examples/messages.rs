@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Messages between virtual queue pairs. Without arguments it listens at a port and greets by name who connects; with
-//! the number of its node, and a name, it sends that, and prints the greeting.
+//! Messages between virtual queue pairs. Without arguments the program listens at a port and greets each peer by name.
+//! With the node of the listener and a name as arguments, it sends the name and prints the greeting.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let memory = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let [node, name] = &arguments[..] {
-        // The other node hears of this with the first message.
+        // The first message creates the other end.
         let vqp = cluster.connect_to(node.parse()?, PORT)?;
         send(&vqp, &memory, name)?;
         println!("{}", receive(&vqp, &memory)?);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Counts in a region while that moves from this node to the one that the first argument says (default 1) and
-//! back.
+//! Counts in a region during its migration to the node of the first argument (default 1) and back.
 
 use std::thread;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Asks the servers of all regions that are named, at once, and prints what each of them answers.
+//! Calls the servers of the named regions concurrently, and prints their replies.
 
 use kite::{Cluster, Rights, RPC_INLINE_BYTES};
 
-/// What `kite bench answer` takes for the length of its answer.
+/// The bytes of the reply: `kite bench answer` takes the function number as the length.
 const FUNCTION: u32 = 5;
 
 fn main() -> kite::Result<()> {

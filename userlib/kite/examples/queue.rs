@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Writes squares to the node that the first argument says (default 1), all at once, reads them back in any
-//! order, and adds to each of them a word of its own: without waiting for one before the next.
+//! Writes squares to the node of the first argument (default 1), adds 1 to each and prints the previous values. All
+//! requests of a step are in flight at once.
 
 use kite::{AllocOptions, Cluster};
 

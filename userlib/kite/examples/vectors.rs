@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Makes a table of three rows on the node that the first argument says (default 1), writes its columns, each in
-//! one request, and reads it as a whole.
+//! Creates a table of three rows on the node of the first argument (default 1), writes each column in one request, and
+//! reads the table.
 
 use kite::{AllocOptions, Cluster};
 

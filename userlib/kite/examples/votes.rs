@@ -25,7 +25,7 @@ fn count(cluster: &Cluster) -> kite::Result<()> {
     println!("counting");
     let mut votes = [0; CHOICES];
     while votes.iter().sum::<u64>() < VOTES {
-        // Nobody is asked: it is memory of this program.
+        // The votes are in memory of this program, so no request is needed.
         for (choice, count) in votes.iter_mut().enumerate() {
             let mut word = [0; 8];
             memory.load(8 * choice, &mut word)?;

@@ -1,105 +1,85 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A session with the kernel, bound to one RNIC: where regions come from and the cluster is seen.
+//! Sessions: the device, bound to one RNIC, with the view, RNICs, statistics and events.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use crate::describe::{Member, RegionEntry, Rnic, View};
+use crate::describe::{Member, Rnic, View};
 use crate::error::{Error, Result};
-use crate::memory::Buffer;
-use crate::region::Region;
-use crate::rights::Rights;
 use crate::stats::Stats;
 use crate::sys;
 
-/// A session. Clones are the same session, which ends with the last of them and of its regions.
+/// A session with the module, bound to one RNIC. Clones are the same session. The session ends with the last clone
+/// and the last object of the session.
 ///
-/// A child that the process forks has the descriptor, too. What it drops of that was made before stays the parent's; it
-/// should open a session of its own.
+/// A forked child shares the descriptor. Dropping objects that the parent created has no effect in the child. The
+/// child should open a session of its own.
 ///
-/// [`AsFd`] gives a descriptor to poll: it is readable while [`next_event`](Self::next_event) has
-/// one.
+/// [`AsFd`] returns a descriptor for `poll(2)`. The descriptor is readable while [`next_event`](Self::next_event)
+/// has an event, an I/O queue or a VQP has completions, a service has calls, or a listener has VQPs to accept.
+///
+/// # Examples
+/// ```no_run
+/// let cluster = kite::Cluster::open()?;
+/// let view = cluster.view()?;
+/// println!("node {} of {}", view.local_node, view.members.len());
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Cluster {
     device: Arc<File>,
     rnic_name: Arc<str>,
-    /// The process that opened it.
+    /// Process that opened the session.
     owner_pid: u32,
 }
 
-/// What a region is to be. Its memory is zeroed.
-#[derive(Clone, Debug)]
-pub struct AllocOptions {
-    len: u64,
-    nodes: Vec<u32>,
-    name: String,
-    other_rights: Rights,
-}
-
-impl AllocOptions {
-    /// An anonymous region of `len` bytes, at least 1, on this node.
-    pub fn new(len: u64) -> Self {
-        Self {
-            len,
-            nodes: Vec::new(),
-            name: String::new(),
-            other_rights: Rights::empty(),
-        }
-    }
-
-    /// Stripes it over `nodes`, chunk by chunk, in this order; at most
-    /// [`STRIPE_WIDTH_MAX`](crate::STRIPE_WIDTH_MAX), and none means this node alone.
-    pub fn nodes(mut self, nodes: impl Into<Vec<u32>>) -> Self {
-        self.nodes = nodes.into();
-        self
-    }
-
-    /// Names it, uniquely in the cluster, with at most [`NAME_MAX`](crate::NAME_MAX) bytes. A named
-    /// region outlives the session: until it is freed, or this node leaves the cluster.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
-    }
-
-    /// Gives rights to users other than its owner (the caller's effective user) and root.
-    pub fn other_rights(mut self, rights: Rights) -> Self {
-        self.other_rights = rights;
-        self
-    }
-}
-
-/// An event of the session.
+/// An event of a session.
+///
+/// # Examples
+/// ```no_run
+/// # let cluster = kite::Cluster::open()?;
+/// # let region = cluster.map("table", kite::Rights::READ)?;
+/// while let Some(event) = cluster.next_event()? {
+///     if event == kite::Event::Stale(region.id()) {
+///         println!("the region was freed");
+///     }
+/// }
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A region that is open here was freed, or its owner died: the region of this
-    /// [`id`](Region::id).
+    /// The region with this [`id`](crate::Region::id) was freed, or its home died.
     Stale(u64),
-    /// To the daemon: this node does not answer. Again each second, while it is tried in vain.
+    /// For the daemon: this node does not respond. Repeated each second while requests to the node fail.
     PeerUnreachable(u32),
-    /// Of a kind that this crate does not know.
+    /// An event of a newer module.
     Unknown {
-        /// Its kind, as of the ABI.
+        /// Kind, a number of the ABI.
         kind: u32,
-        /// Its value.
+        /// Value, whose meaning depends on the kind.
         value: u64,
     },
 }
 
 impl Cluster {
-    /// Opens a session on the first RNIC with an active port, or else the first.
+    /// Opens a session on the first RNIC with an active port, or the first RNIC if no port is active.
     ///
     /// # Errors
-    /// [`Error::NotLoaded`], [`Error::OpenDenied`], [`Error::NoRnic`], [`Error::WrongVersion`].
+    /// - [`Error::NotLoaded`]: the module is not loaded.
+    /// - [`Error::OpenDenied`]: the user may not open `/dev/kite`.
+    /// - [`Error::NoRnic`]: there is no RNIC.
+    /// - [`Error::WrongVersion`]: the module has another version of the ABI.
     pub fn open() -> Result<Self> {
         Self::open_rnic("")
     }
 
-    /// Opens a session on the RNIC of this name.
+    /// Opens a session on the RNIC of this name, such as `mlx5_0`.
     ///
     /// # Errors
-    /// As of [`open`](Self::open), and [`Error::NameTooLong`].
+    /// - [`Error::NameTooLong`]: no RNIC has so long a name.
+    /// - For the others see [`open`](Self::open).
     pub fn open_rnic(name: &str) -> Result<Self> {
         let device = sys::open()?;
         let mut bind = sys::kite_bind {
@@ -111,7 +91,7 @@ impl Cluster {
         Ok(Self::from_device(device, &sys::unpack_name(&bind.rnic)))
     }
 
-    /// The session of a device that is bound to the RNIC of this name.
+    /// Returns the session of a device that is bound to the RNIC of this name.
     pub(crate) fn from_device(device: File, rnic: &str) -> Self {
         Self {
             device: Arc::new(device),
@@ -120,85 +100,30 @@ impl Cluster {
         }
     }
 
-    /// Whether this process opened it, and what it drops ends: a child that was forked ends nothing of its parent's.
+    /// Returns `true` in the process that opened the session. Only there does dropping an object end it.
     pub(crate) fn is_owner_process(&self) -> bool {
         self.owner_pid == std::process::id()
     }
 
-    /// The device as it was opened.
+    /// Returns the open device.
     pub(crate) fn device(&self) -> &File {
         &self.device
     }
 
-    /// Whether another is the same session.
+    /// Returns `true` if both are clones of one session.
     pub(crate) fn is_same_session(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.device, &other.device)
     }
 
-    /// The name of the RNIC that the session is bound to.
+    /// Returns the name of the RNIC.
     pub fn rnic_name(&self) -> &str {
         &self.rnic_name
     }
 
-    /// Allocates a region and opens it with all rights.
+    /// Returns the view that this node acts on. Outside a cluster the epoch is 0 and there are no members.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::HostDown`] (a node is not in the view), [`Error::NotJoined`],
-    /// [`Error::Invalid`], [`Error::NameTooLong`], [`Error::OutOfMemory`], [`Error::TimedOut`].
-    pub fn alloc(&self, options: &AllocOptions) -> Result<Region> {
-        let mut alloc = sys::kite_alloc {
-            len: options.len,
-            other_rights: options.other_rights.bits(),
-            name: sys::pack_name(&options.name)?,
-            ..Default::default()
-        };
-        sys::alloc(self.as_fd(), &options.nodes, &mut alloc)?;
-        Region::from_handle(self.clone(), alloc.handle)
-    }
-
-    /// Makes a region of memory of this program, which goes on using it while others do. It has this name, or if
-    /// that is "" none; `others` are the rights of users other than this one and root.
-    ///
-    /// The memory is pinned for as long as the region lives, and counts against what the user may lock.
-    ///
-    /// # Errors
-    /// [`Error::Exists`], [`Error::Fault`], [`Error::NotJoined`], [`Error::Invalid`] (it does not begin at a page),
-    /// [`Error::NameTooLong`], [`Error::OutOfMemory`], [`Error::TimedOut`].
-    pub fn register_region(
-        &self,
-        memory: &Buffer,
-        name: &str,
-        other_rights: Rights,
-    ) -> Result<Region> {
-        let mut register = sys::kite_register {
-            other_rights: other_rights.bits(),
-            name: sys::pack_name(name)?,
-            ..Default::default()
-        };
-        sys::register_region(self.as_fd(), memory.mapping(), &mut register)?;
-        Region::from_handle(self.clone(), register.handle)
-    }
-
-    /// Opens the region of this name with exactly these rights, at least one.
-    ///
-    /// # Errors
-    /// [`Error::Denied`], [`Error::HostDown`] (the owner died), [`Error::NotJoined`],
-    /// [`Error::Invalid`], [`Error::NameTooLong`], [`Error::NotFound`], [`Error::OutOfMemory`],
-    /// [`Error::TimedOut`].
-    pub fn map(&self, name: &str, rights: Rights) -> Result<Region> {
-        let mut map = sys::kite_map {
-            name: sys::pack_name(name)?,
-            rights: rights.bits(),
-            ..Default::default()
-        };
-        sys::map(self.as_fd(), &mut map)?;
-        Region::from_handle(self.clone(), map.handle)
-    }
-
-    /// The view that this node acts on: epoch 0 and no members when it is in no cluster.
-    ///
-    /// # Errors
-    /// [`Error::NoRnic`].
+    /// - [`Error::NoRnic`]: the RNIC was removed.
     pub fn view(&self) -> Result<View> {
         let mut members = vec![sys::kite_member::default(); 64];
         loop {
@@ -216,40 +141,26 @@ impl Cluster {
         }
     }
 
-    /// The RNICs that kite runs on, in order of arrival.
+    /// Lists the RNICs that kite uses, in order of arrival.
     ///
     /// # Errors
-    /// [`Error::Io`] and other failures of the kernel.
+    /// - [`Error::Io`] and other errors of the kernel.
     pub fn rnics(&self) -> Result<Vec<Rnic>> {
         list_rnics(self.as_fd())
     }
 
-    /// The named regions that a node owns; [`NODE_SELF`](crate::NODE_SELF) is this one.
-    ///
-    /// The iterator asks the node for a page at a time, and ends after its first error:
-    /// [`Error::HostDown`], [`Error::NotJoined`], [`Error::Invalid`], [`Error::TimedOut`].
-    pub fn regions(&self, node: u32) -> Regions<'_> {
-        Regions {
-            cluster: self,
-            node,
-            cursor: 0,
-            page: Vec::new().into_iter(),
-            exhausted: false,
-        }
-    }
-
-    /// Counters of the RNIC.
+    /// Returns the statistics of the RNIC.
     ///
     /// # Errors
-    /// [`Error::NoRnic`].
+    /// - [`Error::NoRnic`]: the RNIC was removed.
     pub fn stats(&self) -> Result<Stats> {
         sys::get_stats(self.as_fd()).map(Stats::from)
     }
 
-    /// Takes the next event of the session, if there is one now.
+    /// Returns the next event of the session, or `None` if there is none. Does not wait.
     ///
     /// # Errors
-    /// [`Error::NoRnic`].
+    /// - [`Error::NoRnic`]: the RNIC was removed.
     pub fn next_event(&self) -> Result<Option<Event>> {
         let mut event = sys::kite_event::default();
         match sys::get_event(self.as_fd(), &mut event) {
@@ -276,10 +187,19 @@ impl Event {
     }
 }
 
-/// The RNICs that kite runs on, in order of arrival; needs no session.
+/// Lists the RNICs that kite uses, in order of arrival. Needs no session.
 ///
 /// # Errors
-/// [`Error::NotLoaded`], [`Error::OpenDenied`].
+/// - [`Error::NotLoaded`]: the module is not loaded.
+/// - [`Error::OpenDenied`]: the user may not open `/dev/kite`.
+///
+/// # Examples
+/// ```no_run
+/// for rnic in kite::rnics()? {
+///     println!("{} active: {}", rnic.name, rnic.active);
+/// }
+/// # Ok::<(), kite::Error>(())
+/// ```
 pub fn rnics() -> Result<Vec<Rnic>> {
     list_rnics(sys::open()?.as_fd())
 }
@@ -303,46 +223,6 @@ fn list_rnics(fd: BorrowedFd<'_>) -> Result<Vec<Rnic>> {
         }
     }
 }
-
-/// Iterator over the named regions of a node, of [`Cluster::regions`].
-#[derive(Debug)]
-pub struct Regions<'a> {
-    cluster: &'a Cluster,
-    node: u32,
-    cursor: u64,
-    page: std::vec::IntoIter<RegionEntry>,
-    exhausted: bool,
-}
-
-impl Regions<'_> {
-    /// Gets the next page; the listing ends by an empty one.
-    fn fetch_page(&mut self) -> Result<()> {
-        let mut raw = vec![sys::kite_region_entry::default(); 64];
-        let (count, cursor) =
-            sys::list_regions(self.cluster.as_fd(), self.node, self.cursor, &mut raw)?;
-        let page: Vec<RegionEntry> = raw[..count].iter().map(RegionEntry::from).collect();
-        self.exhausted = page.is_empty();
-        self.cursor = cursor;
-        self.page = page.into_iter();
-        Ok(())
-    }
-}
-
-impl Iterator for Regions<'_> {
-    type Item = Result<RegionEntry>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.page.len() == 0 && !self.exhausted {
-            if let Err(error) = self.fetch_page() {
-                self.exhausted = true;
-                return Some(Err(error));
-            }
-        }
-        self.page.next().map(Ok)
-    }
-}
-
-impl std::iter::FusedIterator for Regions<'_> {}
 
 #[cfg(test)]
 mod tests {

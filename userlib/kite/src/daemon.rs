@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What only the membership daemon of an RNIC does: join, and set the view. Needs `CAP_NET_ADMIN`.
+//! Operations of the membership daemon of an RNIC: join, and set the view. They need `CAP_NET_ADMIN`.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,11 +9,21 @@ use crate::describe::{Member, View};
 use crate::error::Result;
 use crate::sys;
 
-/// Bytes of what the kernels of a cluster know each other by.
+/// Bytes of the secret that the kernels of a cluster share.
 pub const SECRET_BYTES: usize = 16;
 
-/// The session of a daemon. Dropping it leaves the cluster, and every remote region goes stale, unless another
-/// process has a duplicate of its descriptor.
+/// Session of a daemon. Dropping it leaves the cluster and ends all remote regions, unless another process has a
+/// duplicate of its descriptor.
+///
+/// # Examples
+/// ```no_run
+/// use kite::daemon::{DaemonSession, SECRET_BYTES};
+///
+/// let daemon = DaemonSession::join(kite::Cluster::open()?, 1, 17, [0; SECRET_BYTES])?;
+/// # let this_node = daemon.view()?.members[0];
+/// daemon.set_view(1, &[this_node])?;
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct DaemonSession {
     cluster: Cluster,
@@ -21,13 +31,15 @@ pub struct DaemonSession {
 
 impl DaemonSession {
     /// Makes a session the daemon of its RNIC. `node` is the number of this node, 1 …
-    /// [`NODE_ID_MAX`](crate::NODE_ID_MAX); `incarnation` tells apart its lives and is not 0.
+    /// [`NODE_ID_MAX`](crate::NODE_ID_MAX). `incarnation` identifies the membership of the node from now on. It is
+    /// not 0, and differs from those of earlier memberships.
     ///
     /// Clones of `cluster` keep the session open.
     ///
     /// # Errors
-    /// [`Error::Busy`](crate::Error::Busy) (the RNIC has a daemon),
-    /// [`Error::Invalid`](crate::Error::Invalid), [`Error::NotPermitted`](crate::Error::NotPermitted).
+    /// - [`Error::Busy`](crate::Error::Busy): the RNIC has a daemon.
+    /// - [`Error::Invalid`](crate::Error::Invalid): a number is out of range.
+    /// - [`Error::NotPermitted`](crate::Error::NotPermitted): the process lacks `CAP_NET_ADMIN`.
     pub fn join(
         cluster: Cluster,
         node: u32,
@@ -51,30 +63,30 @@ impl DaemonSession {
         Self { cluster }
     }
 
-    /// See [`Cluster::view`].
+    /// Returns the view. See [`Cluster::view`].
     ///
     /// # Errors
-    /// [`Error::NoRnic`](crate::Error::NoRnic).
+    /// See [`Cluster::view`].
     pub fn view(&self) -> Result<View> {
         self.cluster.view()
     }
 
-    /// Sets the view: an epoch above that of the view before, and 1 …
-    /// [`MEMBERS_MAX`](crate::MEMBERS_MAX) members in ascending order of their numbers, this node among
-    /// them. Returns when nodes that are gone can no longer reach this node's memory.
+    /// Sets the view: an epoch above that of the last view, and 1 … [`MEMBERS_MAX`](crate::MEMBERS_MAX) members in
+    /// ascending order of their numbers, this node included. Returns when removed nodes can no longer reach the memory
+    /// of this node.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid),
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// - [`Error::Invalid`](crate::Error::Invalid): the epoch or the members violate the rules above.
+    /// - [`Error::OutOfMemory`](crate::Error::OutOfMemory): no memory. The last view stays in effect.
     pub fn set_view(&self, epoch: u64, members: &[Member]) -> Result<()> {
         let raw: Vec<sys::kite_member> = members.iter().map(|&m| m.into()).collect();
         sys::set_view(self.as_fd(), epoch, &raw)
     }
 
-    /// As [`Cluster::next_event`].
+    /// Returns the next event. See [`Cluster::next_event`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`Cluster::next_event`].
     pub fn next_event(&self) -> Result<Option<Event>> {
         self.cluster.next_event()
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Descriptions that the kernel gives and takes: nodes, RNICs, views and regions.
+//! Descriptions of nodes, RNICs, views and regions.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -7,23 +7,31 @@ use std::net::Ipv6Addr;
 use crate::rights::Rights;
 use crate::sys;
 
-/// Where a node's control queue pair is reached on the fabric.
+/// Address of the control QP of a node on the fabric.
+///
+/// # Examples
+/// ```no_run
+/// for rnic in kite::rnics()? {
+///     println!("{}", rnic.address); // fe80::1 qp 17
+/// }
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct FabricAddress {
-    /// GID of the port, which has the form of an IPv6 address.
+    /// GID of the port, in the form of an IPv6 address.
     pub gid: Ipv6Addr,
-    /// Number of the queue pair.
+    /// QP number.
     pub qpn: u32,
     /// LID of the port, or 0 on Ethernet.
     pub lid: u16,
-    /// 1 InfiniBand, 2 Ethernet.
+    /// 1: InfiniBand, 2: Ethernet.
     pub link_layer: u8,
-    /// The largest path MTU in bytes.
+    /// Maximum path MTU in bytes.
     pub mtu: u32,
 }
 
-/// The GID and the number of the queue pair.
+/// GID and QP number.
 impl fmt::Display for FabricAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} qp {}", self.gid, self.qpn)
@@ -55,15 +63,23 @@ impl From<FabricAddress> for sys::kite_address {
     }
 }
 
-/// A node of a view.
+/// Member of a view.
+///
+/// # Examples
+/// ```no_run
+/// for member in kite::Cluster::open()?.view()?.members {
+///     println!("node {} at {}", member.node, member.address);
+/// }
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Member {
-    /// Its number, 1 … [`NODE_ID_MAX`](crate::NODE_ID_MAX).
+    /// Node number, 1 … [`NODE_ID_MAX`](crate::NODE_ID_MAX).
     pub node: u32,
-    /// Tells apart the lives of the node; never 0.
+    /// Number of the membership: differs after the node has left and joined again. Never 0.
     pub incarnation: u64,
-    /// How to reach it.
+    /// Address on the fabric.
     pub address: FabricAddress,
 }
 
@@ -88,61 +104,69 @@ impl From<Member> for sys::kite_member {
     }
 }
 
-/// The view of the cluster that this node acts on.
+/// View: the members of the cluster that this node acts on. [`Member`] has an example.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct View {
-    /// Number of the view, rising; 0 when there is none.
+    /// Number of the view, increasing; 0 without a view.
     pub epoch: u64,
-    /// Number of this node, 0 when there is no view.
+    /// Number of this node; 0 without a view.
     pub local_node: u32,
-    /// The nodes, in ascending order of their numbers.
+    /// Members in ascending order of their numbers.
     pub members: Vec<Member>,
 }
 
-/// An RNIC that kite runs on.
+/// RNIC that kite uses. [`rnics`](crate::rnics) has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Rnic {
-    /// Its name, as of [`Cluster::open_rnic`](crate::Cluster::open_rnic).
+    /// Name for [`Cluster::open_rnic`](crate::Cluster::open_rnic).
     pub name: String,
-    /// Whether its port is active.
+    /// `true` if the port is active.
     pub active: bool,
-    /// Where this node is reached through it.
+    /// Address of this node through the RNIC.
     pub address: FabricAddress,
-    /// Whether it has dynamically connected transport (DC), for virtual queue pairs.
+    /// `true` if virtual queue pairs use dynamically connected transport (DC).
     pub has_dc: bool,
 }
 
-/// What lies behind a [`Region`](crate::Region).
+/// Attributes of an open region.
+///
+/// # Examples
+/// ```no_run
+/// # let region = kite::Cluster::open()?.map("table", kite::Rights::READ)?;
+/// let info = region.info();
+/// println!("{} bytes, home node {}", info.len, info.home);
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RegionInfo {
     /// Length in bytes.
     pub len: u64,
-    /// Bytes of each physically contiguous chunk but the last, a power of two.
+    /// Bytes of each physically contiguous chunk but the last: a power of two.
     pub chunk_size: u64,
-    /// Rights that the region was opened with.
+    /// Rights of the handle.
     pub rights: Rights,
-    /// The node that owns the region.
+    /// Home of the region: the node that allocated it.
     pub home: u32,
 }
 
-/// A named region in a listing.
+/// Named region in a listing. [`Regions`](crate::Regions) has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RegionEntry {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// Length in bytes.
     pub len: u64,
-    /// Number of the user that owns it.
+    /// User that owns the region.
     pub owner: u32,
-    /// Rights of everybody but the owner and root.
+    /// Rights of users other than the owner, root and users with a grant.
     pub other_rights: Rights,
-    /// Handles open on it, in the whole cluster.
+    /// Open handles of all nodes.
     pub open_handles: u32,
-    /// The node that owns it.
+    /// Home of the region: the node that allocated it.
     pub home: u32,
 }
 

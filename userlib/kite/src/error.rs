@@ -1,19 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What can go wrong: one variant for each meaning that the ABI gives an errno.
+//! Errors: one variant for each errno of the ABI.
 
 use std::io;
 
-/// The result of a request to kite.
+/// Result of a request to kite.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Defines [`Error`] and its conversions from one table of errno, variant, and text.
 macro_rules! errors {
     ($($(#[$doc:meta])* $variant:ident = $errno:ident, $text:literal;)*) => {
-        /// Why kite refused or failed.
+        /// Error of a request to kite.
+        ///
+        /// # Examples
+        /// ```
+        /// let error = kite::Error::from_errno(libc::ESTALE);
+        /// assert_eq!(error, kite::Error::Stale);
+        /// assert_eq!(error.errno(), libc::ESTALE);
+        /// ```
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
         #[non_exhaustive]
         pub enum Error {
-            /// `/dev/kite` does not exist: the module is not loaded.
+            /// `/dev/kite` does not exist, because the module is not loaded.
             #[error("/dev/kite does not exist")]
             NotLoaded,
             /// The user may not open `/dev/kite`.
@@ -26,7 +33,7 @@ macro_rules! errors {
         }
 
         impl Error {
-            /// The error that a request reports by `errno`.
+            /// Returns the error of an errno of a request.
             pub fn from_errno(errno: i32) -> Self {
                 match errno {
                     $(libc::$errno => Self::$variant,)*
@@ -34,7 +41,7 @@ macro_rules! errors {
                 }
             }
 
-            /// The errno of this error, positive.
+            /// Returns the errno, positive.
             pub fn errno(self) -> i32 {
                 match self {
                     Self::NotLoaded => libc::ENOENT,
@@ -48,67 +55,65 @@ macro_rules! errors {
 }
 
 errors! {
-    /// The user has not the right, or the region was mapped without it (`EACCES`).
+    /// The user or the handle lacks the right (`EACCES`).
     Denied = EACCES, "permission denied";
-    /// Nothing to report or to take now, or another has the lock (`EAGAIN`).
-    WouldBlock = EAGAIN, "nothing is there to be had now";
-    /// The region's handle is gone, because it was freed through a clone (`EBADF`).
-    BadHandle = EBADF, "the region is not open any more";
-    /// Already done by somebody: the RNIC has a daemon (`EBUSY`).
-    Busy = EBUSY, "busy: somebody does this already";
-    /// It was given up by [`IoQueue::cancel`](crate::IoQueue::cancel) (`ECANCELED`).
-    Canceled = ECANCELED, "it was given up";
-    /// Nobody serves the region, or listens at the port (`ECONNREFUSED`).
-    ConnectionRefused = ECONNREFUSED, "nobody serves the region, or listens at the port";
-    /// The server ended before it replied, or the other end of a virtual queue pair did (`ECONNRESET`).
-    ConnectionReset = ECONNRESET, "the server ended before it replied, or the other end has ended";
-    /// Somebody listens at the port (`EADDRINUSE`).
-    PortInUse = EADDRINUSE, "somebody listens at the port";
+    /// The operation would have to wait (`EAGAIN`).
+    WouldBlock = EAGAIN, "the operation would have to wait";
+    /// The handle is closed: the region was freed through a clone (`EBADF`).
+    BadHandle = EBADF, "the region is not open";
+    /// In use, or a maximum of the session is reached (`EBUSY`).
+    Busy = EBUSY, "in use, or too many in this session";
+    /// Canceled by [`IoQueue::cancel`](crate::IoQueue::cancel), or an earlier work request failed (`ECANCELED`).
+    Canceled = ECANCELED, "canceled";
+    /// The region has no server, or the port no listener (`ECONNREFUSED`).
+    ConnectionRefused = ECONNREFUSED, "the region has no server, or the port no listener";
+    /// The server ended before it replied, or the other end of a VQP is closed (`ECONNRESET`).
+    ConnectionReset = ECONNRESET, "the server ended before it replied, or the other end is closed";
+    /// The port has a listener (`EADDRINUSE`).
+    PortInUse = EADDRINUSE, "the port has a listener";
     /// The name is taken (`EEXIST`).
     Exists = EEXIST, "the name is taken";
-    /// A pointer that the kernel could not follow (`EFAULT`).
-    Fault = EFAULT, "memory that cannot be accessed";
-    /// A node that holds the region is not in the view (`EHOSTDOWN`).
-    HostDown = EHOSTDOWN, "a node that this needs is not in the cluster";
-    /// This node is in no cluster: no daemon gave it a view (`EHOSTUNREACH`).
+    /// Memory is not mapped, or not writable (`EFAULT`).
+    Fault = EFAULT, "memory cannot be accessed";
+    /// A required node is not in the view (`EHOSTDOWN`).
+    HostDown = EHOSTDOWN, "a required node is not in the cluster";
+    /// This node is in no cluster: no daemon has set a view (`EHOSTUNREACH`).
     NotJoined = EHOSTUNREACH, "this node is in no cluster";
-    /// A signal ended the wait (`EINTR`) of [`Service::receive`](crate::Service::receive), for a
-    /// [`LockGuard`](crate::LockGuard), at a [`barrier`](crate::Region::barrier), of [`Cluster::connect`](crate::Cluster::connect),
-    /// or of a [`Vqp`](crate::Vqp) and its [`Listener`](crate::Listener). No other method returns it: reads and writes go on, and whatever else is interrupted, is so by a signal that
-    /// kills.
+    /// A signal handler ran during a wait (`EINTR`). The documentation of the crate lists the methods that return this
+    /// error.
     Interrupted = EINTR, "interrupted by a signal";
-    /// A value that the ABI does not allow (`EINVAL`).
-    Invalid = EINVAL, "a value is not allowed";
-    /// The RNIC or the peer refused the operation (`EIO`).
-    Io = EIO, "the RNIC or the peer refused the operation";
-    /// Longer than any message, or than the buffer that it is for (`EMSGSIZE`).
-    MessageTooLong = EMSGSIZE, "too long for a message, or for the buffer";
-    /// A name that does not fit (`ENAMETOOLONG`).
+    /// Invalid argument (`EINVAL`).
+    Invalid = EINVAL, "invalid argument";
+    /// The RNIC or the peer rejected the operation (`EIO`).
+    Io = EIO, "the RNIC or the peer rejected the operation";
+    /// Longer than the maximum of a message, or than its buffer (`EMSGSIZE`).
+    MessageTooLong = EMSGSIZE, "too long for a message or for the buffer";
+    /// A name of more than [`NAME_MAX`](crate::NAME_MAX) bytes (`ENAMETOOLONG`).
     NameTooLong = ENAMETOOLONG, "the name is too long";
     /// No such RNIC, or it was removed (`ENODEV`).
     NoRnic = ENODEV, "no such RNIC";
-    /// There are [`LIMITS_MAX`](crate::LIMITS_MAX) limits (`ENOSPC`).
-    TooManyLimits = ENOSPC, "there are too many limits";
-    /// No region of that name, or no memory of that key (`ENOENT`).
-    NotFound = ENOENT, "no region of that name, or no memory of that key";
-    /// No memory here or at the node asked, or its cap on lent memory is reached (`ENOMEM`).
-    OutOfMemory = ENOMEM, "out of memory here or at the node asked";
-    /// The session is bound to no RNIC (`ENOTCONN`).
-    NotBound = ENOTCONN, "the session is bound to no RNIC";
-    /// The kernel does not know the request (`ENOTTY`).
-    UnknownRequest = ENOTTY, "the module does not know this request";
-    /// An RNIC has no key to so much memory, or no atomic operations for that of the other node (`ENXIO`).
-    NotSupportedByRnic = ENXIO, "the RNIC has no key to so much memory, or no atomic operations for the other node's";
-    /// Only the daemon, or somebody else with `CAP_NET_ADMIN`, may do this (`EPERM`).
-    NotPermitted = EPERM, "only the daemon, or an administrator, may do this";
-    /// The module speaks another version of the ABI (`EPROTONOSUPPORT`).
+    /// The RNIC has [`LIMITS_MAX`](crate::LIMITS_MAX) limits (`ENOSPC`).
+    TooManyLimits = ENOSPC, "too many limits";
+    /// No region has the name, or no memory the key (`ENOENT`).
+    NotFound = ENOENT, "no region has the name, or no memory the key";
+    /// No memory on this node or another, or a limit on memory is reached (`ENOMEM`).
+    OutOfMemory = ENOMEM, "out of memory on this node or another";
+    /// The session is not bound to an RNIC (`ENOTCONN`).
+    NotBound = ENOTCONN, "the session is not bound to an RNIC";
+    /// The module does not support the request (`ENOTTY`).
+    UnknownRequest = ENOTTY, "the module does not support this request";
+    /// The RNIC supports no key for so much memory, or no atomic operations on memory of the other node (`ENXIO`).
+    NotSupportedByRnic = ENXIO, "the RNIC supports no key for so much memory, or no atomic operations on it";
+    /// The process lacks `CAP_NET_ADMIN`, or the session is not that of the daemon (`EPERM`).
+    NotPermitted = EPERM, "needs the daemon or an administrator";
+    /// The module has another version of the ABI (`EPROTONOSUPPORT`).
     WrongVersion = EPROTONOSUPPORT, "the module has another version of the ABI";
-    /// The region is not served by this handle (`EOPNOTSUPP`).
+    /// The handle does not serve the region (`EOPNOTSUPP`).
     NotServing = EOPNOTSUPP, "this program does not serve the region";
-    /// As many requests are unfinished as the [`IoQueue`](crate::IoQueue) has entries (`ENOBUFS`).
+    /// The [`IoQueue`](crate::IoQueue) or [`Vqp`](crate::Vqp) has no free entry (`ENOBUFS`).
     QueueFull = ENOBUFS, "the queue is full";
-    /// The region belongs to another node (`EREMOTE`).
-    NotLocal = EREMOTE, "the region belongs to another node";
+    /// The home of the region is another node (`EREMOTE`).
+    NotLocal = EREMOTE, "the home of the region is another node";
     /// Offset and length reach outside the region (`ERANGE`).
     OutOfRange = ERANGE, "outside the region";
     /// The region was freed (`ESTALE`).
@@ -118,7 +123,7 @@ errors! {
 }
 
 impl Error {
-    /// Errors of opening the device mean other things than those of requests.
+    /// Returns the error of opening the device, where an errno has another meaning than in a request.
     pub(crate) fn from_open(error: &io::Error) -> Self {
         match error.raw_os_error().unwrap_or(libc::EIO) {
             libc::ENOENT | libc::ENXIO => Self::NotLoaded,

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Memory of other nodes by name, over `/dev/kite`.
+//! Remote memory, RPC, locks and verbs over `/dev/kite`.
 //!
-//! [`Cluster`] is a session with the kernel. It allocates [`Region`]s on nodes of the cluster, and
-//! opens those of others by name; a [`Region`] is read and written in place, wherever it is, by
-//! one-sided RDMA. What a session holds is given back when it is dropped, however it ends.
+//! [`Cluster`] is a session with the module. It allocates [`Region`]s on nodes of the cluster, and opens regions of
+//! other programs by name. Reads and writes of a region use one-sided RDMA. Dropping a session releases its objects.
 //!
 //! ```no_run
 //! use kite::{AllocOptions, Cluster, Rights};
@@ -20,37 +19,50 @@
 //! # }
 //! ```
 //!
-//! A region can also be called: [`Region::serve`] makes a [`Service`] of it, and [`Region::call`] is
-//! answered by one. And it has locks and barriers for all who have it open: [`Region::lock`],
-//! [`Region::barrier`].
+//! | to | use |
+//! | --- | --- |
+//! | access memory of other nodes | [`Region`] |
+//! | serve calls and make calls | [`Region::serve`], [`Region::call`] |
+//! | synchronize programs | [`Region::lock`], [`Region::barrier`], [`Region::fetch_add`] |
+//! | have many requests in flight | [`IoQueue`] |
+//! | use verbs without connection setup | [`Vqp`] |
+//! | lend memory of this program | [`Cluster::register_region`], [`Cluster::reg_mr`] |
 //!
-//! A [`IoQueue`] makes requests that are done while the program goes on. Other methods block until they are done; a
-//! deadline, of the module or [`Region::with_timeout`], ends those that reach other nodes. Signals end none of them but
-//! [`Service::receive`], the wait for a lock or at a barrier, and what connects to, or waits by, a [`Vqp`] or [`Listener`].
-//! Requests of a session of low [`Priority`] give way to others. With the feature `serde` the descriptions can be serialised.
+//! # Blocking and signals
+//!
+//! Methods block until their operation completes or its deadline passes, unless they say otherwise. A deadline is
+//! that of [`Region::with_timeout`], or the module parameter `default_timeout_ms`. A signal handler interrupts
+//! [`Service::receive`], [`Region::lock`], [`Region::barrier`], [`Cluster::connect`] and the waits of [`IoQueue`],
+//! [`Vqp`] and [`Listener`], with [`Error::Interrupted`]. Other methods continue.
+//!
+//! # Features
+//!
+//! `serde` implements `Serialize` for descriptions and statistics.
 
 mod cluster;
+mod completion;
 pub mod daemon;
 mod describe;
 mod error;
 mod hosts;
+mod interrupted;
 mod lock;
 mod memory;
 mod multicast;
 mod parameters;
-mod patience;
-mod pieces;
 mod qos;
 mod queue;
 mod region;
 mod rights;
+mod rpc;
 mod service;
-mod shared;
 mod stats;
 mod sys;
+mod timeout;
 mod vqp;
 
-pub use cluster::{rnics, AllocOptions, Cluster, Event, Regions};
+pub use cluster::{rnics, Cluster, Event};
+pub use completion::Completion;
 pub use describe::{FabricAddress, Member, RegionEntry, RegionInfo, Rnic, View};
 pub use error::{Error, Result};
 pub use hosts::Host;
@@ -58,64 +70,64 @@ pub use lock::LockGuard;
 pub use memory::Buffer;
 pub use parameters::{parameters, Parameters};
 pub use qos::{LimitSubject, LimitUsage, ParseQosPolicyError, Priority, Qos, QosPolicy, RateLimit};
-pub use queue::{Completion, IoQueue, QueueWaiter, ReceivedRpc};
-pub use region::Region;
+pub use queue::{IoQueue, QueueWaiter, ReceivedRpc};
+pub use region::{AllocOptions, Region, Regions};
 pub use rights::{ParseRightsError, Rights};
 pub use service::{IncomingRpc, PendingCall, ServeOptions, Service};
 pub use stats::Stats;
 pub use vqp::{Listener, Mr, PeerCred, RemoteMemory, SendWr, Vqp, VqpInfo, VqpMessage, WrOp};
 
-/// Most bytes of a region's name.
+/// Maximum bytes of the name of a region.
 pub const NAME_MAX: usize = sys::KITE_NAME_SIZE as usize - 1;
 
-/// Most bytes of data of a call, a message or a reply that travel in one piece. More go by memory that the
-/// caller's node sets aside while the call lasts, and then keeps for the next.
+/// Maximum bytes of a call, message or reply that are sent inline. For more data the node of the caller allocates a
+/// buffer, which it keeps for the next call.
 pub const RPC_INLINE_BYTES: usize = sys::KITE_DATA_INLINE as usize;
 
-/// Most bytes of data of a call, a message or a reply.
+/// Maximum bytes of data of a call, a message or a reply.
 pub const RPC_MAX_BYTES: usize = sys::KITE_DATA_MAX as usize;
 
-/// Most segments of one vectored read or write; more are several requests.
+/// Maximum segments of one vectored read or write. More segments are several system calls.
 pub const SEGMENTS_MAX: usize = sys::KITE_SEGMENTS_MAX as usize;
 
-/// Most locks that are held or waited for, and barriers, of one region.
+/// Maximum owners and waiters of the locks, and barriers, of one region.
 pub const WAITERS_MAX: usize = sys::KITE_WAITERS_MAX as usize;
 
-/// Most queue pairs of a session.
+/// Maximum I/O queues of a session.
 pub const IO_QUEUES_MAX: usize = sys::KITE_QUEUES_MAX as usize;
 
-/// Most virtual queue pairs of a session.
+/// Maximum virtual queue pairs and listeners of a session.
 pub const VQPS_MAX: usize = sys::KITE_VQPS_MAX as usize;
 
-/// Most requests of a virtual queue pair that are not popped.
+/// Maximum work requests of a virtual queue pair that are pending or not popped.
 pub const VQP_DEPTH: usize = sys::KITE_VQP_DEPTH as usize;
 
-/// Messages that are kept for the other end of a [`Vqp`] until it receives them; more wait.
+/// Messages that are queued at the receiver of a [`Vqp`]. Further messages wait at the sender.
 pub const VQP_RECV_CREDITS: usize = sys::KITE_RECV_CREDITS as usize;
 
-/// Most bytes of memory that is registered for virtual queue pairs in one piece.
+/// Maximum bytes of an [`Mr`].
 pub const MR_SIZE_MAX: usize = sys::KITE_MR_SIZE_MAX as usize;
 
-/// Most pieces of it that all processes of a node have on an RNIC.
+/// Maximum [`Mr`]s of all processes for an RNIC.
 pub const MRS_MAX: usize = sys::KITE_MRS_MAX as usize;
 
-/// Most requests of one push.
+/// Maximum work requests of one push.
 pub const PUSH_BATCH_MAX: usize = sys::KITE_PUSH_MAX as usize;
 
-/// Most limits at one RNIC.
+/// Maximum limits of an RNIC.
 pub const LIMITS_MAX: usize = sys::KITE_LIMITS_MAX as usize;
 
-/// Most users that are named in the grants of one region.
+/// Maximum users with grants of one region.
 pub const GRANTS_MAX: usize = sys::KITE_GRANTS_MAX as usize;
 
-/// Most nodes that one region is striped over.
+/// Maximum nodes that one region is striped over.
 pub const STRIPE_WIDTH_MAX: usize = sys::KITE_STRIPE_MAX as usize;
 
-/// Most members of a view.
+/// Maximum members of a view.
 pub const MEMBERS_MAX: usize = sys::KITE_NODES_MAX as usize;
 
-/// The greatest number of a node; the least is 1.
+/// Maximum node number. The minimum is 1.
 pub const NODE_ID_MAX: u32 = sys::KITE_NODE_MAX;
 
-/// Stands for this node where a number of a node is asked.
+/// Node number that stands for this node.
 pub const NODE_SELF: u32 = sys::KITE_NODE_SELF;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The same call to many servers at once (LITE: multicast RPC).
+//! Multicast RPC (LITE): one call to the servers of many regions, concurrently.
 //!
-//! Short replies come by an I/O queue whose memory has room for all of them. Its memory is pinned, so it
-//! is kept short. Calls whose data and reply do not fit are made by threads.
+//! # Operation
+//!
+//! An I/O queue makes the calls. Its buffer, which is pinned, has at most 1 MiB for the data and all replies. Calls
+//! with longer data or replies are made by threads.
 
 use std::thread;
 
@@ -12,26 +14,39 @@ use crate::queue::IoQueue;
 use crate::region::Region;
 use crate::sys;
 
-/// Calls by a queue at a time.
+/// Maximum calls in flight by a queue.
 const BATCH_CALLS_MAX: usize = sys::KITE_QUEUE_ENTRIES_MAX as usize;
 
-/// Maximum memory of the queue, in bytes.
+/// Maximum bytes of the buffer of the queue.
 const BATCH_BUFFER_MAX_BYTES: usize = 1 << 20;
 
-/// Maximum calls by threads at a time.
+/// Maximum threads.
 const THREADS_MAX: usize = 16;
 
 impl Cluster {
-    /// Calls the servers of all `regions` at once, with `data` for function `function`. Returns the replies
-    /// in the order of the regions, each of at most `room` bytes, or the error of a call. See
-    /// [`Region::call`]; the deadline of each call is that of its region.
+    /// Calls the servers of all `regions` concurrently with `data` for `function`. Returns a result for each region,
+    /// in order: the reply, of at most `reply_max` bytes, or the error of the call. The deadline of each call is that
+    /// of its region. See [`Region::call`].
     ///
-    /// Up to 1024 calls are under way at a time, fewer if `data` and the replies have more than 1 MiB
-    /// together, and 16 if one of them has.
+    /// Up to 1024 calls are in flight: fewer if `data` and the replies exceed 1 MiB together, and 16 if `data` and one
+    /// reply do.
     ///
     /// # Errors
-    /// As of [`create_queue`](Self::create_queue), and [`Error::Invalid`] if a region is open in another session. Some
-    /// servers may have been called then.
+    /// - [`Error::Invalid`]: a region is open in another session.
+    /// - For the others see [`create_queue`](Self::create_queue). Some servers may then have been called.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # let cluster = kite::Cluster::open()?;
+    /// let regions = [
+    ///     cluster.map("one", kite::Rights::WRITE)?,
+    ///     cluster.map("two", kite::Rights::WRITE)?,
+    /// ];
+    /// for reply in cluster.multicast(&regions, 1, b"vote", 64)? {
+    ///     println!("{:?}", reply?);
+    /// }
+    /// # Ok::<(), kite::Error>(())
+    /// ```
     pub fn multicast(
         &self,
         regions: &[Region],
@@ -93,7 +108,7 @@ fn load_reply(queue: &IoQueue, offset: usize, len: u64) -> Result<Vec<u8>> {
     Ok(reply)
 }
 
-/// Makes the calls by threads, each of which takes every [`THREADS`]th region.
+/// Makes the calls by threads. Thread n calls the regions n, n + `THREADS_MAX`, …
 fn call_with_threads(
     regions: &[Region],
     function: u32,

@@ -11,69 +11,108 @@ use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::sys;
 
-/// How a session's requests are treated beside those of others on the same RNIC.
+/// Priority of a session among the sessions of its RNIC.
+///
+/// # Examples
+/// ```no_run
+/// let cluster = kite::Cluster::open()?;
+/// cluster.set_priority(kite::Priority::Low)?;
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Priority {
-    /// As at first.
+    /// High priority, the initial one.
     #[default]
     High,
-    /// They give way to others, as the [`QosPolicy`] says. They never starve, but may take long.
+    /// Low priority: requests yield to those of high priority by the [`QosPolicy`]. They always get a minimum rate.
     Low,
 }
 
-/// How requests of low priority give way, at one RNIC (LITE, section 7).
+/// Policy of an RNIC for requests of low priority (LITE, section 7).
+///
+/// # Examples
+/// ```
+/// assert_eq!("sw".parse(), Ok(kite::QosPolicy::Sw));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum QosPolicy {
-    /// Not at all.
+    /// Priorities have no effect.
     None,
-    /// By their rate: while others go, they get what is left, and less while others take longer than they could.
+    /// Rate limit: while requests of high priority are active, those of low priority get the remaining rate. The rate
+    /// shrinks while requests of high priority are slower than before.
     Sw,
-    /// By a queue pair of their own to each node, for reads and writes; others have the rest.
+    /// Separate queue pairs: reads and writes of low priority use one QP per node, those of high priority the others.
     Hw,
 }
 
-/// The text is none of `none`, `sw` and `hw`.
+/// Error of a text that is not `none`, `sw` or `hw`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a policy is \"none\", \"sw\" (by rate) or \"hw\" (by queue pairs)")]
 pub struct ParseQosPolicyError;
 
-/// How requests of low priority fare at an RNIC.
+/// State of the policy of an RNIC.
+///
+/// # Examples
+/// ```no_run
+/// let qos = kite::Cluster::open()?.qos()?;
+/// println!("{}: {} sessions of low priority", qos.policy, qos.sessions);
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Qos {
-    /// How they give way.
+    /// Policy.
     pub policy: QosPolicy,
-    /// Bytes per second that they may have now, at 256 more for each request, if not any.
+    /// Current rate limit of low priority in bytes per second. A request counts 256 bytes more than its data. `None`
+    /// is no limit.
     pub rate: Option<u64>,
     /// Sessions of low priority.
     pub sessions: u32,
 }
 
-/// Whom a limit is for.
+/// Subject of a limit.
+///
+/// # Examples
+/// ```no_run
+/// use kite::{Cluster, LimitSubject, RateLimit};
+///
+/// let batch = LimitSubject::from_cgroup_dir("/sys/fs/cgroup/batch").unwrap();
+/// let limit = RateLimit { bytes: Some(100_000_000), requests: None };
+/// Cluster::open()?.set_limit(batch, limit)?;
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum LimitSubject {
-    /// A user, by number.
+    /// User, by UID.
     User(u32),
-    /// All processes in a cgroup and those below it, by its number.
+    /// All processes of a cgroup and of its descendants, by cgroup ID.
     Cgroup(u64),
 }
 
-/// How much somebody may have go through an RNIC in a second.
+/// Maximum rate of a subject at an RNIC. [`LimitSubject`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RateLimit {
-    /// Bytes, if not any.
+    /// Bytes per second; `None` is no limit.
     pub bytes: Option<u64>,
-    /// Requests, if not any; a read or write of more than 256 KiB counts as several.
+    /// Requests per second; `None` is no limit. A read or write counts once for each 256 KiB or part of it.
     pub requests: Option<u64>,
 }
 
-/// What went under a limit.
+/// Usage of a limit.
+///
+/// # Examples
+/// ```no_run
+/// for (subject, _, usage) in kite::Cluster::open()?.limits()? {
+///     println!("{subject}: {} bytes", usage.bytes);
+/// }
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct LimitUsage {
@@ -81,15 +120,15 @@ pub struct LimitUsage {
     pub bytes: u64,
     /// Requests.
     pub requests: u64,
-    /// Looks at requests that had to wait.
+    /// Times that a request was delayed.
     pub throttled: u64,
 }
 
 impl Cluster {
-    /// Sets the priority of the session's requests, from now on.
+    /// Sets the priority of later requests of the session.
     ///
     /// # Errors
-    /// None is known.
+    /// None.
     pub fn set_priority(&self, priority: Priority) -> Result<()> {
         let mut argument = sys::kite_priority {
             priority: match priority {
@@ -101,10 +140,11 @@ impl Cluster {
         sys::set_priority(self.as_fd(), &mut argument)
     }
 
-    /// How requests of low priority fare at the RNIC.
+    /// Returns the state of the policy of the RNIC.
     ///
     /// # Errors
-    /// [`Error::NoRnic`].
+    /// - [`Error::NoRnic`]: the RNIC was removed.
+    /// - [`Error::UnknownRequest`]: the module has a policy that this crate does not know.
     pub fn qos(&self) -> Result<Qos> {
         let mut out = sys::kite_qos::default();
         sys::query_or_set_qos(self.as_fd(), &mut out)?;
@@ -115,10 +155,11 @@ impl Cluster {
         })
     }
 
-    /// Changes how requests of low priority give way at the RNIC, for all.
+    /// Sets the policy of the RNIC, for all users.
     ///
     /// # Errors
-    /// [`Error::NoRnic`], [`Error::NotPermitted`].
+    /// - [`Error::NoRnic`]: the RNIC was removed.
+    /// - [`Error::NotPermitted`]: the process lacks `CAP_NET_ADMIN`.
     pub fn set_qos_policy(&self, policy: QosPolicy) -> Result<()> {
         let mut argument = sys::kite_qos {
             policy: policy.to_raw(),
@@ -128,10 +169,13 @@ impl Cluster {
         sys::query_or_set_qos(self.as_fd(), &mut argument)
     }
 
-    /// Limits what somebody's sessions may have go through the RNIC. The limit of nothing lifts it.
+    /// Limits the rate of all sessions of a subject at the RNIC. A limit without bytes and requests removes the limit.
     ///
     /// # Errors
-    /// [`Error::Invalid`] (0 of anything), [`Error::NoRnic`], [`Error::NotPermitted`], [`Error::TooManyLimits`].
+    /// - [`Error::Invalid`]: a rate of 0.
+    /// - [`Error::NoRnic`]: the RNIC was removed.
+    /// - [`Error::NotPermitted`]: the process lacks `CAP_NET_ADMIN`.
+    /// - [`Error::TooManyLimits`]: the RNIC has [`LIMITS_MAX`](crate::LIMITS_MAX) limits.
     pub fn set_limit(&self, subject: LimitSubject, limit: RateLimit) -> Result<()> {
         if limit.bytes == Some(0) || limit.requests == Some(0) {
             return Err(Error::Invalid);
@@ -150,10 +194,10 @@ impl Cluster {
         sys::set_limit(self.as_fd(), &mut argument)
     }
 
-    /// The limits at the RNIC, and what went under each.
+    /// Lists the limits of the RNIC with their usage.
     ///
     /// # Errors
-    /// [`Error::NoRnic`].
+    /// - [`Error::NoRnic`]: the RNIC was removed.
     pub fn limits(&self) -> Result<Vec<(LimitSubject, RateLimit, LimitUsage)>> {
         let mut raw = vec![sys::kite_limit::default(); 16];
         loop {
@@ -166,12 +210,12 @@ impl Cluster {
     }
 }
 
-/// As the ABI counts rates, 0 is any.
+/// Returns a rate of the ABI, where 0 is no limit.
 fn zero_to_none(rate: u64) -> Option<u64> {
     (rate != 0).then_some(rate)
 }
 
-/// A limit, unless it is for somebody whom this crate does not know.
+/// Returns a limit, or `None` for a kind of subject that this crate does not know.
 fn limit_from_raw(raw: &sys::kite_limit) -> Option<(LimitSubject, RateLimit, LimitUsage)> {
     let subject = match raw.subject {
         sys::KITE_LIMIT_USER => LimitSubject::User(raw.id.try_into().ok()?),
@@ -191,12 +235,13 @@ fn limit_from_raw(raw: &sys::kite_limit) -> Option<(LimitSubject, RateLimit, Lim
 }
 
 impl LimitSubject {
-    /// The cgroup of this directory of the unified hierarchy, such as `/sys/fs/cgroup/batch`.
+    /// Returns the cgroup of a directory of the unified hierarchy, such as `/sys/fs/cgroup/batch`.
     ///
     /// # Errors
-    /// Those of looking at it: [`NotFound`](std::io::ErrorKind::NotFound) also if it is no such directory.
+    /// - [`NotFound`](std::io::ErrorKind::NotFound): the directory does not exist, or is no cgroup.
+    /// - Other errors of reading its attributes.
     pub fn from_cgroup_dir(directory: impl AsRef<Path>) -> std::io::Result<Self> {
-        // Only there it is, and by it one of another hierarchy is told apart.
+        // Only directories of the unified hierarchy have this file.
         std::fs::metadata(directory.as_ref().join("cgroup.controllers"))?;
         let directory = std::fs::metadata(directory)?;
         Ok(Self::Cgroup(directory.ino()))
@@ -212,7 +257,7 @@ impl fmt::Display for LimitSubject {
     }
 }
 
-/// The policies, and their names.
+/// Policies and their names.
 const POLICY_NAMES: [(QosPolicy, &str); 3] = [
     (QosPolicy::None, "none"),
     (QosPolicy::Sw, "sw"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Rights to a region, and their short form: `r`, `w`, `m`, any of them together, or `-` for none.
+//! Rights to a region. Their text form is any of the letters `r`, `w` and `m`, or `-` for none.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,14 +7,23 @@ use std::str::FromStr;
 use crate::sys;
 
 bitflags::bitflags! {
-    /// What one may do with a region.
+    /// Rights to a region.
+    ///
+    /// # Examples
+    /// ```
+    /// use kite::Rights;
+    ///
+    /// let rights: Rights = "rw".parse()?;
+    /// assert_eq!(rights, Rights::READ | Rights::WRITE);
+    /// # Ok::<(), kite::ParseRightsError>(())
+    /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Rights: u32 {
-        /// Read its memory.
+        /// Read the memory.
         const READ = sys::KITE_READ;
-        /// Write its memory.
+        /// Write the memory, call the servers, take exclusive locks.
         const WRITE = sys::KITE_WRITE;
-        /// Serve, move and free it, and grant rights to it.
+        /// Serve, migrate and free the region, and grant rights.
         const MASTER = sys::KITE_MASTER;
     }
 }
@@ -35,7 +44,7 @@ impl fmt::Display for Rights {
     }
 }
 
-/// The text is not made of the letters `r`, `w` and `m`.
+/// Error of a text with other letters than `r`, `w` and `m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("rights are letters of \"rwm\" (read, write, master), or \"-\" for none")]
 pub struct ParseRightsError;

@@ -1,14 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A region that this program serves: who has it mapped can call.
+//! RPC servers: receiving calls and messages of a region, and replying.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::region::{timeout_to_ms, Region};
+use crate::region::Region;
 use crate::sys;
+use crate::timeout::timeout_to_ms;
 
-/// On what terms a region is served.
+/// Parameters of a server.
+///
+/// # Examples
+/// ```
+/// use kite::{ServeOptions, RPC_INLINE_BYTES};
+///
+/// let options = ServeOptions::new()
+///     .ring_size(1 << 20)
+///     .data_max(4 * RPC_INLINE_BYTES as u32);
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct ServeOptions {
     ring_size: u32,
@@ -16,25 +26,26 @@ pub struct ServeOptions {
 }
 
 impl ServeOptions {
-    /// With rings of 64 KiB, for calls of at most [`RPC_INLINE_BYTES`](crate::RPC_INLINE_BYTES) bytes.
+    /// Selects rings of 64 KiB and calls of at most [`RPC_INLINE_BYTES`](crate::RPC_INLINE_BYTES) bytes.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Gives each node that calls a ring of so many bytes for its calls, a power of two from 32 KiB to 4 MiB.
+    /// Sets the bytes of the ring that each client node gets: a power of two, 32 KiB … 4 MiB.
     pub fn ring_size(mut self, bytes: u32) -> Self {
         self.ring_size = bytes;
         self
     }
 
-    /// Takes calls and messages of at most so many bytes of data, from [`RPC_INLINE_BYTES`](crate::RPC_INLINE_BYTES) to
-    /// [`RPC_MAX_BYTES`](crate::RPC_MAX_BYTES). Who calls with more sees [`Error::MessageTooLong`](crate::Error::MessageTooLong).
+    /// Sets the maximum data of a call or message in bytes, [`RPC_INLINE_BYTES`](crate::RPC_INLINE_BYTES) …
+    /// [`RPC_MAX_BYTES`](crate::RPC_MAX_BYTES). A call with more data fails with
+    /// [`Error::MessageTooLong`](crate::Error::MessageTooLong).
     pub fn data_max(mut self, bytes: u32) -> Self {
         self.data_max = bytes;
         self
     }
 
-    pub(crate) fn to_raw(&self, handle: u64) -> sys::kite_serve {
+    fn to_raw(&self, handle: u64) -> sys::kite_serve {
         sys::kite_serve {
             handle,
             ring_size: self.ring_size,
@@ -43,75 +54,110 @@ impl ServeOptions {
     }
 }
 
-/// A region that is served, by as many threads as receive from it.
+/// Server of a region. Any number of threads may receive from it.
 ///
-/// Clones serve the same; with the last of them, and of the [`Region`], it ends. Poll the descriptor of
-/// the [`Cluster`](crate::Cluster) to learn of calls without waiting here: it is readable while there are any.
+/// Clones are the same server. The server ends with the last clone and the last clone of its [`Region`]. While there
+/// are calls, the descriptor of the [`Cluster`](crate::Cluster) is readable.
+///
+/// # Examples
+/// ```no_run
+/// # let region = kite::Cluster::open()?.alloc(&kite::AllocOptions::new(1).name("service"))?;
+/// let service = region.serve(&kite::ServeOptions::new())?;
+/// let mut buffer = [0; 4096];
+/// loop {
+///     let rpc = service.receive(&mut buffer)?;
+///     if let Some(call) = rpc.call {
+///         call.reply(rpc.data)?;
+///     }
+/// }
+/// # #[allow(unreachable_code)]
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Service {
     region: Region,
     timeout_ms: u32,
 }
 
-/// A call or message.
+/// A received call or message. [`Service`] has an example.
 #[derive(Debug)]
 pub struct IncomingRpc<'a> {
-    /// Its data.
+    /// Data of the caller.
     pub data: &'a [u8],
-    /// For which function it is, as the caller said.
+    /// Function number, chosen by the caller.
     pub function: u32,
-    /// The node of the caller.
+    /// Node of the caller.
     pub node: u32,
-    /// The effective user of the caller.
+    /// Effective user of the caller.
     pub uid: u32,
-    /// What to answer; `None` for a message.
+    /// The call to reply to, or `None` for a message.
     pub call: Option<PendingCall>,
 }
 
-/// A call that waits for its answer. Dropped without one, its caller sees
-/// [`Error::ConnectionReset`](crate::Error::ConnectionReset).
+/// A call without a reply. If it is dropped, the caller receives
+/// [`Error::ConnectionReset`](crate::Error::ConnectionReset). [`Service`] has an example.
 #[derive(Debug)]
 pub struct PendingCall {
     region: Region,
     id: u64,
 }
 
-impl Service {
-    pub(crate) fn new(region: Region) -> Self {
-        Self {
-            region,
+impl Region {
+    /// Makes this program a server of the region, whose home must be this node. The server ends with the last clone
+    /// of the handle and of the result. All servers of a region have the options of the first. Needs
+    /// [`Rights::MASTER`](crate::Rights::MASTER).
+    ///
+    /// # Errors
+    /// - [`Error::Busy`](crate::Error::Busy): the handle serves the region already.
+    /// - [`Error::Denied`](crate::Error::Denied): the handle lacks [`Rights::MASTER`](crate::Rights::MASTER).
+    /// - [`Error::Invalid`](crate::Error::Invalid): an option is out of range.
+    /// - [`Error::NotLocal`](crate::Error::NotLocal): the home of the region is another node.
+    /// - [`Error::HostDown`](crate::Error::HostDown), [`Error::NotJoined`](crate::Error::NotJoined),
+    ///   [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Stale`](crate::Error::Stale): see
+    ///   [`read_at`](Self::read_at).
+    pub fn serve(&self, options: &ServeOptions) -> Result<Service> {
+        let mut serve = options.to_raw(self.open_handle()?);
+        sys::serve(self.cluster().as_fd(), &mut serve)?;
+        Ok(Service {
+            region: self.clone(),
             timeout_ms: u32::MAX,
-        }
+        })
     }
+}
 
-    /// Sets how long [`receive`](Self::receive) waits, instead of for ever (seven weeks, to be exact).
+impl Service {
+    /// Sets the maximum wait of [`receive`](Self::receive). Without this method it is 2³² ms, 49 days.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout_ms = timeout_to_ms(timeout);
         self
     }
 
-    /// The region.
+    /// Returns the region.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Waits for a call or message; its data go to `buffer`.
+    /// Waits for a call or message, and stores its data in `buffer`.
     ///
     /// # Errors
-    /// [`Error::TimedOut`](crate::Error::TimedOut); [`Error::Interrupted`](crate::Error::Interrupted) by a
-    /// signal; [`Error::MessageTooLong`](crate::Error::MessageTooLong) if the buffer is too short, and the call waits for
-    /// a server with a longer one (none needs more than [`ServeOptions::data_max`]); [`Error::Stale`](crate::Error::Stale) if the region was freed;
-    /// [`Error::HostDown`](crate::Error::HostDown) if this node left the cluster;
-    /// [`Error::NoRnic`](crate::Error::NoRnic), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// - [`Error::HostDown`](crate::Error::HostDown): this node left the cluster.
+    /// - [`Error::Interrupted`](crate::Error::Interrupted): a signal handler ran.
+    /// - [`Error::MessageTooLong`](crate::Error::MessageTooLong): the data do not fit. The call remains pending for
+    ///   a receive with a larger buffer. [`ServeOptions::data_max`] bytes always suffice.
+    /// - [`Error::NoRnic`](crate::Error::NoRnic): the RNIC was removed.
+    /// - [`Error::OutOfMemory`](crate::Error::OutOfMemory): no memory, or the limit of locked memory.
+    /// - [`Error::Stale`](crate::Error::Stale): the region was freed.
+    /// - [`Error::TimedOut`](crate::Error::TimedOut): no call arrived in time.
     pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> Result<IncomingRpc<'a>> {
         let received = sys::receive(self.region.cluster().as_fd(), self.receive_args(), buffer)?;
         Ok(self.incoming_from_raw(received, buffer))
     }
 
-    /// As [`receive`](Self::receive), but waits for nothing, as after polling the descriptor.
+    /// Receives a call or message without waiting. See [`receive`](Self::receive).
     ///
     /// # Errors
-    /// As there, and [`Error::WouldBlock`](crate::Error::WouldBlock) if there is no call now.
+    /// - [`Error::WouldBlock`](crate::Error::WouldBlock): no call is pending.
+    /// - For the others see [`receive`](Self::receive).
     pub fn try_receive<'a>(&self, buffer: &'a mut [u8]) -> Result<IncomingRpc<'a>> {
         let args = sys::kite_receive {
             flags: sys::KITE_NOWAIT,
@@ -121,10 +167,10 @@ impl Service {
         Ok(self.incoming_from_raw(received, buffer))
     }
 
-    /// Answers a call and waits for the next, in one request.
+    /// Replies to a call and waits for the next one, in one system call.
     ///
     /// # Errors
-    /// Of the wait as of [`receive`](Self::receive), of the answer as of [`PendingCall::reply`].
+    /// See [`receive`](Self::receive) and [`PendingCall::reply`].
     pub fn reply_receive<'a>(
         &self,
         call: PendingCall,
@@ -135,8 +181,8 @@ impl Service {
             reply: call.reply_args(0),
             receive: self.receive_args(),
         };
-        // If it was answered, to drop it is nothing; if not, its caller is told.
         let received = sys::reply_receive(self.region.cluster().as_fd(), args, reply, buffer);
+        // After an error `call` is dropped: this aborts the call if the reply was not sent.
         if received.is_ok() {
             call.mark_replied();
         }
@@ -161,7 +207,7 @@ impl Service {
         }
     }
 
-    /// A call that was received, if it has a number.
+    /// Returns the call of a number of the kernel; 0 is a message.
     pub(crate) fn call_from_id(&self, id: u64) -> Option<PendingCall> {
         let region = &self.region;
         (id != 0).then(|| PendingCall {
@@ -172,13 +218,13 @@ impl Service {
 }
 
 impl PendingCall {
-    /// Answers with `data`.
+    /// Replies with `data`. The call ends also after an error. It is no error if the caller no longer waits.
     ///
     /// # Errors
-    /// [`Error::MessageTooLong`](crate::Error::MessageTooLong) for more than the caller has room for;
-    /// [`Error::Io`](crate::Error::Io), [`Error::NoRnic`](crate::Error::NoRnic),
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::TimedOut`](crate::Error::TimedOut).
-    /// The call has ended all the same. That its caller waits no more, or is gone, is no error.
+    /// - [`Error::MessageTooLong`](crate::Error::MessageTooLong): the data exceed the reply buffer of the caller.
+    /// - [`Error::Io`](crate::Error::Io), [`Error::NoRnic`](crate::Error::NoRnic),
+    ///   [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::TimedOut`](crate::Error::TimedOut): see
+    ///   [`Region::read_at`].
     pub fn reply(self, data: &[u8]) -> Result<()> {
         sys::reply(self.region.cluster().as_fd(), self.reply_args(0), data)?;
         self.mark_replied();
@@ -197,7 +243,7 @@ impl PendingCall {
         }
     }
 
-    /// Nothing is to be told any more.
+    /// Ends the call without an abort: the kernel has its reply.
     pub(crate) fn mark_replied(mut self) {
         self.id = 0;
     }
@@ -207,7 +253,7 @@ impl Drop for PendingCall {
     fn drop(&mut self) {
         if self.id != 0 && self.region.cluster().is_owner_process() {
             let args = self.reply_args(sys::KITE_REPLY_ABORT);
-            // It fails only for a call that has ended, and then nothing is left to do.
+            // An error means that the call has ended already.
             let _ = sys::reply(self.region.cluster().as_fd(), args, &[]);
         }
     }

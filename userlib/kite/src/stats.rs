@@ -3,13 +3,20 @@
 
 use crate::sys::kite_stats;
 
-/// Defines [`Stats`] from one table. Taking the kernel's structure apart completely makes a counter
-/// that is new in the header an error here.
+/// Defines [`Stats`] from one table. The complete pattern makes a counter of the header that is missing here an error.
 macro_rules! stats {
     ($($name:ident $doc:literal)*) => {
-        /// Counters of an RNIC since it appeared, and gauges (marked so).
+        /// Counters of an RNIC since its arrival, and gauges (marked so).
         ///
-        /// Counters never go back. Bytes are payload. An operation is one read, write, atomic request or call.
+        /// Counters never decrease. Bytes are payload. An operation is one read, write, fill, copy, atomic operation,
+        /// RPC, lock acquisition or barrier.
+        ///
+        /// # Examples
+        /// ```no_run
+        /// let stats = kite::Cluster::open()?.stats()?;
+        /// println!("{} retries", stats.retries);
+        /// # Ok::<(), kite::Error>(())
+        /// ```
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         pub struct Stats {
@@ -23,7 +30,7 @@ macro_rules! stats {
         }
 
         impl Stats {
-            /// Name, value and meaning of each, in the order of the ABI.
+            /// Returns name, value and meaning of each counter, in the order of the ABI.
             pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64, &'static str)> {
                 [$((stringify!($name), self.$name, $doc)),*].into_iter()
             }
@@ -32,58 +39,58 @@ macro_rules! stats {
 }
 
 stats! {
-    reads "Read operations."
+    reads "Reads."
     read_bytes "Bytes read."
-    writes "Write operations."
+    writes "Writes."
     write_bytes "Bytes written."
-    fills "Operations that set bytes."
-    fill_bytes "Bytes set."
-    copies "Copies between regions, or within one."
-    copy_bytes "Bytes copied; what came from or went to this node was read and written too."
-    migrations "Regions of this node that were moved."
-    migrated_bytes "Bytes that moved, also by moves that failed after that."
+    fills "Fills."
+    fill_bytes "Bytes filled."
+    copies "Copies."
+    copy_bytes "Bytes copied. Bytes through this node count as read and written, too."
+    migrations "Migrations of regions of this node."
+    migrated_bytes "Bytes migrated, also by migrations that failed later."
     atomics "Atomic operations."
-    rpcs "Calls replied to, and messages sent."
-    rpcs_served "Calls and messages that servers took."
-    locks "Locks taken."
+    rpcs "Calls with a reply, and messages sent."
+    rpcs_served "Calls and messages that servers received."
+    locks "Locks acquired."
     barriers "Barriers passed."
-    lock_waits "Waits for a lock or at a barrier."
-    local_bytes "The part of the bytes above that stayed in this node."
+    lock_waits "Waits for locks and at barriers."
+    local_bytes "Bytes of the above that stayed on this node."
     errors "Operations that failed."
-    sqes "Requests taken from submission queues."
-    retries "Operations replayed after a queue pair failed."
-    work_requests "Work requests posted to send queues."
-    blocked_waits "Waits that outlasted the spin and slept."
+    sqes "SQEs consumed from I/O queues."
+    retries "Segments retried after a QP failure."
+    work_requests "Work requests posted."
+    blocked_waits "Waits that slept after polling."
     slot_waits "Waits for a free slot."
-    credit_waits "Waits for room in a send queue."
-    ring_waits "Waits for room in a ring for calls or replies."
-    throttled "Looks at requests that their priority or a limit held back."
-    unmatched_completions "Completions that matched no slot, and were dropped."
+    credit_waits "Waits for send queue credits."
+    ring_waits "Waits for credits of an RPC ring."
+    throttled "Times that a priority or a limit delayed a request."
+    unmatched_completions "Completions without a slot, dropped."
     ctrl_requests "Control requests sent."
-    ctrl_requests_served "Control requests answered."
-    malformed_messages "Messages dropped for their form or their sender."
-    duplicate_messages "Copies of requests and messages that came before, dropped."
-    qp_connects "Queue pairs connected."
-    qp_errors "Queue pairs lost."
-    qp_evictions "Queue pairs given up because there were many and nobody used them."
-    dci_errors "Initiators of DC that failed, and are started anew."
-    dc_replays "Requests of virtual queue pairs that went again when one failed."
-    vqp_requests "Requests pushed to virtual queue pairs."
-    vqp_rc_requests "Those of them that went by connections."
-    transport_switches "Changes of virtual queue pairs from DC to a connection, or back."
-    promotions "Nodes that became worth a connection."
-    vqp_messages_received "Messages that virtual queue pairs received."
-    directory_hits "Targets of DC that were known already."
-    directory_reads "READs of the directory of targets."
-    directory_misses "Targets that it did not have, yet or any more."
-    wakeups "Times the poller thread was woken from sleep."
+    ctrl_requests_served "Control requests served."
+    malformed_messages "Malformed messages, or of an unknown sender, dropped."
+    duplicate_messages "Duplicate requests and messages, dropped."
+    qp_connects "QPs connected."
+    qp_errors "QP failures."
+    qp_evictions "Idle QPs evicted."
+    dci_errors "DCI failures."
+    dc_replays "Work requests of VQPs retried after a DCI failure."
+    vqp_requests "Work requests pushed to VQPs."
+    vqp_rc_requests "Work requests of VQPs by RC."
+    transport_switches "Switches of VQPs between DC and RC."
+    promotions "Peers promoted to RC."
+    vqp_messages_received "Messages received by VQPs."
+    directory_hits "DCT addresses found in the cache."
+    directory_reads "READs of the DCT directory."
+    directory_misses "DCT addresses missing in the directory."
+    wakeups "Wake-ups of the poller thread."
     lent_bytes "Gauge: memory lent to other nodes, in bytes."
-    regions "Gauge: regions that this node owns."
-    open_handles "Gauge: handles open on this node."
-    connected_qps "Gauge: queue pairs that are connected."
-    promoted_peers "Gauge: nodes that virtual queue pairs reach by connections, not by DC."
-    dcis "Gauge: queue pairs by which all others are reached, by DC."
-    inflight "Gauge: work requests posted and not completed."
+    regions "Gauge: regions whose home is this node."
+    open_handles "Gauge: open handles of this node, rendezvous buffers included."
+    connected_qps "Gauge: connected RC QPs."
+    promoted_peers "Gauge: peers that VQPs reach by RC."
+    dcis "Gauge: DCIs."
+    inflight "Gauge: work requests in flight."
     sessions "Gauge: bound sessions."
-    io_queues "Gauge: queue pairs of sessions."
+    io_queues "Gauge: I/O queues."
 }

@@ -1,26 +1,41 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The requests of `/dev/kite`, each as a safe function over borrowed memory.
+//! System calls of `/dev/kite`, each as a safe function over borrowed memory.
 //!
-//! All `unsafe` of this crate is here, and in `shared`. The structures and numbers are those of `kite_sys`.
-//! Only reads and writes are interrupted by signals that a program survives: see `pieces`.
+//! This file and `memory::mapping` have all `unsafe` of the crate. The structures and numbers are those of `kite_sys`.
 
-use std::ffi::CStr;
+mod name;
+
 use std::fs::{File, OpenOptions};
 use std::mem::{size_of, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::error::{Error, Result};
-use crate::pieces::transfer_chunked;
-use crate::shared::Mapping;
+use crate::interrupted::transfer_chunked;
+use crate::memory::{Mapping, Pod};
 
 pub(crate) use kite_sys::*;
+pub(crate) use name::{pack_name, unpack_name};
 
-/// What a successful `KITE_IOC_READ` or `KITE_IOC_WRITE` is asked to do, but for the memory.
+/// Arguments of `KITE_IOC_READ` and `KITE_IOC_WRITE` other than the memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Transfer {
     pub(crate) handle: u64,
     pub(crate) offset: u64,
     pub(crate) timeout_ms: u32,
+}
+
+macro_rules! impl_pod {
+    ($($name:ident)*) => {
+        $(
+            // SAFETY: the structure has integers only, without padding.
+            unsafe impl Pod for $name {}
+        )*
+    };
+}
+
+impl_pod! {
+    kite_sqe kite_cqe kite_rw kite_fill kite_copy kite_atomic kite_call
+    kite_receive kite_reply kite_recv_header kite_send_wr
 }
 
 /// Opens the device.
@@ -33,16 +48,16 @@ pub(crate) fn open() -> Result<File> {
         .map_err(|e| Error::from_open(&e))
 }
 
-/// Makes request `NUMBER` with the structure that the ABI gives it.
+/// Executes the ioctl `NUMBER` with its structure.
 ///
 /// # Safety
 /// Each pointer in `argument` must be valid, for the whole call, for the accesses that the ABI
 /// describes.
 unsafe fn request<const NUMBER: u32, A>(fd: BorrowedFd<'_>, argument: &mut A) -> Result<()> {
-    // The number holds the size of its structure, so this catches another structure.
+    // The number contains the size of its structure.
     const { assert!(size(NUMBER) == size_of::<A>()) };
-    // SAFETY: the descriptor is open; the kernel accesses `size_of::<A>()` bytes of `argument`,
-    // which is borrowed mutably, and what its pointers say, for which the caller vouches.
+    // SAFETY: the descriptor is open. The kernel accesses `size_of::<A>()` bytes of `argument`, which is borrowed
+    // mutably, and the memory of its pointers, which is valid by the safety requirements.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), NUMBER as _, argument as *mut A) };
     if result >= 0 {
         return Ok(());
@@ -51,12 +66,12 @@ unsafe fn request<const NUMBER: u32, A>(fd: BorrowedFd<'_>, argument: &mut A) ->
     Err(Error::from_errno(errno.unwrap_or(libc::EIO)))
 }
 
-/// Defines requests whose structures hold no pointer.
+/// Defines requests whose structures have no pointers.
 macro_rules! plain_requests {
     ($($name:ident($argument:ty) = $number:ident;)*) => {
         $(
             pub(crate) fn $name(fd: BorrowedFd<'_>, argument: &mut $argument) -> Result<()> {
-                // SAFETY: the structures in the table below hold no pointer.
+                // SAFETY: the structures in the table below have no pointers.
                 unsafe { request::<{ $number }, _>(fd, argument) }
             }
         )*
@@ -126,42 +141,42 @@ pub(crate) fn migrate_region(
     unsafe { request::<KITE_IOC_MIGRATE_NR, _>(fd, argument) }
 }
 
-/// Makes a queue pair whose requests use `memory`, which has to live until it is ended.
+/// Creates an I/O queue with the buffer `memory`. The queue must be destroyed before `memory` is unmapped.
 pub(crate) fn create_queue(
     fd: BorrowedFd<'_>,
     memory: &Mapping,
     argument: &mut kite_create_queue,
 ) -> Result<()> {
     (argument.addr, argument.len) = (memory.addr(), memory.len() as u64);
-    // SAFETY: the kernel accesses memory that is meant for that, and that nothing refers into; if it is
-    // unmapped early, the kernel goes on with pages that are no more ours.
+    // SAFETY: a `Mapping` has no references, and may change at any time. The kernel pins the pages: if they are
+    // unmapped early, it continues with pages that this process no longer has.
     unsafe { request::<KITE_IOC_CREATE_QUEUE_NR, _>(fd, argument) }
 }
 
-/// Makes a region of `memory`.
+/// Registers `memory` as a region.
 pub(crate) fn register_region(
     fd: BorrowedFd<'_>,
     memory: &Mapping,
     argument: &mut kite_register,
 ) -> Result<()> {
     (argument.addr, argument.len) = (memory.addr(), memory.len() as u64);
-    // SAFETY: the kernel accesses memory that is meant for that, and that nothing refers into; if it is
-    // unmapped early, the kernel goes on with pages that are no more ours.
+    // SAFETY: a `Mapping` has no references, and may change at any time. The kernel pins the pages: if they are
+    // unmapped early, it continues with pages that this process no longer has.
     unsafe { request::<KITE_IOC_REGISTER_NR, _>(fd, argument) }
 }
 
-/// Registers `memory` for virtual queue pairs.
+/// Registers `memory` for VQPs.
 pub(crate) fn reg_mr(
     fd: BorrowedFd<'_>,
     memory: &Mapping,
     argument: &mut kite_reg_mr,
 ) -> Result<()> {
     (argument.addr, argument.len) = (memory.addr(), memory.len() as u64);
-    // SAFETY: as for `register`.
+    // SAFETY: as in `register_region`.
     unsafe { request::<KITE_IOC_REG_MR_NR, _>(fd, argument) }
 }
 
-/// Adds requests to a virtual queue pair. They name registered memory, and no other.
+/// Pushes work requests to a VQP. They access registered memory only.
 pub(crate) fn push(
     fd: BorrowedFd<'_>,
     wrs: &[kite_send_wr],
@@ -172,7 +187,7 @@ pub(crate) fn push(
     unsafe { request::<KITE_IOC_PUSH_NR, _>(fd, argument) }
 }
 
-/// Takes completions of a virtual queue pair.
+/// Pops completions of a VQP.
 pub(crate) fn pop<'a>(
     fd: BorrowedFd<'_>,
     completions: &'a mut [kite_cqe],
@@ -180,30 +195,30 @@ pub(crate) fn pop<'a>(
 ) -> Result<&'a [kite_cqe]> {
     (argument.completions, argument.count) =
         (completions.as_mut_ptr() as u64, abi_len(completions.len()));
-    // SAFETY: the kernel writes at most `count` structures to `into`, which is borrowed mutably.
+    // SAFETY: the kernel writes at most `count` structures to `completions`, which is borrowed mutably.
     unsafe { request::<KITE_IOC_POP_NR, _>(fd, argument) }?;
     Ok(completions
         .get(..argument.count as usize)
         .unwrap_or_default())
 }
 
-/// Fills all of `into`, which may be uninitialised before.
+/// Reads `buffer.len()` bytes to memory that may be uninitialized.
 pub(crate) fn read_uninit<'a>(
     fd: BorrowedFd<'_>,
     target: Transfer,
     buffer: &'a mut [MaybeUninit<u8>],
 ) -> Result<&'a mut [u8]> {
     let to = buffer.as_mut_ptr() as u64;
-    // SAFETY: the kernel writes at most `len` bytes to `into`, which is borrowed mutably.
+    // SAFETY: the kernel writes at most `len` bytes to `buffer`, which is borrowed mutably.
     unsafe { transfer::<KITE_IOC_READ_NR>(fd, target, to, buffer.len()) }?;
-    // SAFETY: a transfer that succeeds has written all `len` bytes.
+    // SAFETY: a successful transfer has written all bytes.
     Ok(unsafe { &mut *(buffer as *mut [MaybeUninit<u8>] as *mut [u8]) })
 }
 
-/// As [`read`], into initialised memory.
+/// Reads `buffer.len()` bytes.
 pub(crate) fn read(fd: BorrowedFd<'_>, target: Transfer, buffer: &mut [u8]) -> Result<()> {
     let to = buffer.as_mut_ptr() as u64;
-    // SAFETY: as in `read`; and the kernel writes bytes, so `into` stays initialised.
+    // SAFETY: as in `read_uninit`. The kernel writes initialized bytes.
     unsafe { transfer::<KITE_IOC_READ_NR>(fd, target, to, buffer.len()) }
 }
 
@@ -212,7 +227,7 @@ pub(crate) fn write(fd: BorrowedFd<'_>, target: Transfer, from: &[u8]) -> Result
     unsafe { transfer::<KITE_IOC_WRITE_NR>(fd, target, from.as_ptr() as u64, from.len()) }
 }
 
-/// Fills all buffers from the offsets that go with them; the rest is as `what` says.
+/// Reads several ranges, each given by its offset and its buffer.
 pub(crate) fn read_vectored(
     fd: BorrowedFd<'_>,
     args: kite_rwv,
@@ -228,7 +243,7 @@ pub(crate) fn read_vectored(
     unsafe { transfer_vectored::<KITE_IOC_READV_NR>(fd, args, &list) }
 }
 
-/// Writes all buffers to the offsets that go with them; the rest is as `what` says.
+/// Writes several ranges, each given by its offset and its data.
 pub(crate) fn write_vectored(
     fd: BorrowedFd<'_>,
     args: kite_rwv,
@@ -244,7 +259,7 @@ pub(crate) fn write_vectored(
     unsafe { transfer_vectored::<KITE_IOC_WRITEV_NR>(fd, args, &list) }
 }
 
-/// Reads or writes segments, as many at a time as one request may have.
+/// Reads or writes segments, `KITE_SEGMENTS_MAX` per system call.
 ///
 /// # Safety
 /// The `len` bytes at each `addr` must be valid, for the whole call, for what `NUMBER` does to them.
@@ -259,7 +274,8 @@ unsafe fn transfer_vectored<const NUMBER: u32>(
             count: abi_len(segments.len()),
             ..args
         };
-        // SAFETY: the kernel reads `count` segments, which are borrowed, and for the rest the caller vouches.
+        // SAFETY: the kernel reads `count` segments, which are borrowed. Their memory is valid by the safety
+        // requirements.
         unsafe { request::<NUMBER, _>(fd, &mut argument) }
     };
     if segments.is_empty() {
@@ -270,7 +286,7 @@ unsafe fn transfer_vectored<const NUMBER: u32>(
         .try_for_each(request_chunk)
 }
 
-/// Makes a call with `data`; returns the bytes of the reply in `reply`.
+/// Executes a call with `data`. Returns the bytes of the reply.
 pub(crate) fn call(
     fd: BorrowedFd<'_>,
     mut args: kite_call,
@@ -285,7 +301,7 @@ pub(crate) fn call(
     Ok(args.reply_len as usize)
 }
 
-/// Waits for a call, whose data go to `buffer`.
+/// Waits for a call, and stores its data in `buffer`.
 pub(crate) fn receive(
     fd: BorrowedFd<'_>,
     mut args: kite_receive,
@@ -303,8 +319,7 @@ pub(crate) fn reply(fd: BorrowedFd<'_>, mut args: kite_reply, data: &[u8]) -> Re
     unsafe { request::<KITE_IOC_REPLY_NR, _>(fd, &mut args) }
 }
 
-/// As [`reply`] and then [`receive`], in one request. Answered is what `what` names, if that is none,
-/// nothing is.
+/// [`reply`] and then [`receive`], in one system call.
 pub(crate) fn reply_receive(
     fd: BorrowedFd<'_>,
     mut args: kite_reply_receive,
@@ -313,13 +328,13 @@ pub(crate) fn reply_receive(
 ) -> Result<kite_receive> {
     (args.reply.addr, args.reply.len) = (data.as_ptr() as u64, data.len() as u64);
     (args.receive.addr, args.receive.len) = (buffer.as_mut_ptr() as u64, buffer.len() as u64);
-    // SAFETY: the kernel reads `len` bytes of `data` and writes at most as many as there are to
-    // `buffer`; both are borrowed for the call, the latter mutably.
+    // SAFETY: the kernel reads `len` bytes of `data` and writes at most `buffer.len()` bytes to `buffer`. Both are
+    // borrowed for the call, the latter mutably.
     unsafe { request::<KITE_IOC_REPLY_RECEIVE_NR, _>(fd, &mut args) }?;
     Ok(args.receive)
 }
 
-/// Reads or writes all of a buffer, whatever signals come.
+/// Reads or writes a buffer completely, also if signals interrupt the transfer.
 ///
 /// # Safety
 /// The `len` bytes at `addr` must be valid, for the whole call, for what `NUMBER` does to them.
@@ -338,12 +353,12 @@ unsafe fn transfer<const NUMBER: u32>(
             timeout_ms,
             ..Default::default()
         };
-        // SAFETY: a piece is within the buffer, for which the caller vouches.
+        // SAFETY: the chunk is within the buffer, which is valid by the safety requirements.
         unsafe { request::<NUMBER, _>(fd, &mut argument) }
     })
 }
 
-/// Lists into `entries`; returns how many were written and the cursor to go on with.
+/// Lists regions to `entries`. Returns the number of entries written and the cursor of the next call.
 pub(crate) fn list_regions(
     fd: BorrowedFd<'_>,
     node: u32,
@@ -365,7 +380,7 @@ pub(crate) fn list_regions(
     ))
 }
 
-/// Writes the limits to `limits`, as far as there is room; returns how many there are.
+/// Lists limits to `limits`, as many as fit. Returns the number of limits.
 pub(crate) fn list_limits(fd: BorrowedFd<'_>, limits: &mut [kite_limit]) -> Result<usize> {
     let mut argument = kite_list_limits {
         count: abi_len(limits.len()),
@@ -378,7 +393,7 @@ pub(crate) fn list_limits(fd: BorrowedFd<'_>, limits: &mut [kite_limit]) -> Resu
     Ok(argument.count as usize)
 }
 
-/// Writes accounts of virtual queue pairs to `accounts`, as far as there is room; returns how many there are.
+/// Lists VQPs to `accounts`, as many as fit. Returns the number of VQPs.
 pub(crate) fn list_vqps(fd: BorrowedFd<'_>, accounts: &mut [kite_vqp_info]) -> Result<usize> {
     let mut argument = kite_list_vqps {
         count: abi_len(accounts.len()),
@@ -391,7 +406,7 @@ pub(crate) fn list_vqps(fd: BorrowedFd<'_>, accounts: &mut [kite_vqp_info]) -> R
     Ok(argument.count as usize)
 }
 
-/// Writes the members of the view to `members`, as far as there is room; returns the view.
+/// Stores the members of the view in `members`, as many as fit. Returns the view.
 pub(crate) fn get_view(fd: BorrowedFd<'_>, members: &mut [kite_member]) -> Result<kite_get_view> {
     let mut argument = kite_get_view {
         count: abi_len(members.len()),
@@ -415,31 +430,8 @@ pub(crate) fn set_view(fd: BorrowedFd<'_>, epoch: u64, members: &[kite_member]) 
     unsafe { request::<KITE_IOC_SET_VIEW_NR, _>(fd, &mut argument) }
 }
 
-/// A length as the ABI counts it. More than fits is more than any limit, so the kernel refuses or
-/// uses less of the memory, never more.
+/// Returns a length for the ABI. `u32::MAX` exceeds all limits of the kernel, which then fails or uses less of the
+/// memory, never more.
 fn abi_len(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
-}
-
-/// Packs a name into a field of the ABI: it must fit with its terminating zero and hold no other.
-pub(crate) fn pack_name<const N: usize>(name: &str) -> Result<[std::ffi::c_char; N]> {
-    let bytes = name.as_bytes();
-    if bytes.len() >= N {
-        return Err(Error::NameTooLong);
-    }
-    if bytes.contains(&0) {
-        return Err(Error::Invalid);
-    }
-    let mut field = [0; N];
-    for (to, from) in field.iter_mut().zip(bytes) {
-        *to = *from as std::ffi::c_char;
-    }
-    Ok(field)
-}
-
-/// A name out of a field of the ABI; bytes that are no UTF-8 become U+FFFD.
-pub(crate) fn unpack_name(field: &[std::ffi::c_char]) -> String {
-    let bytes: Vec<u8> = field.iter().map(|&c| c as u8).collect();
-    let name = CStr::from_bytes_until_nul(&bytes).map_or(&bytes[..], CStr::to_bytes);
-    String::from_utf8_lossy(name).into_owned()
 }

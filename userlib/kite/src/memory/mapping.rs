@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Memory that the kernel reads and writes while the program goes on.
+//! Memory that this process and the kernel or RNIC access concurrently.
 //!
-//! Nothing refers into it: words are atomic, and anything else is copied in and out. What the kernel
-//! does to it at the same time can make a copy a mixture, but no more.
+//! There are no references to the memory. Words are atomic, other values are copied in and out. A concurrent access
+//! can at most make a copy inconsistent.
 
 use std::fs::File;
 use std::io;
@@ -11,53 +11,37 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU32;
 
 use crate::error::{Error, Result};
-use crate::sys;
 
-/// A mapping, unmapped on drop.
+/// Mapping, unmapped on drop.
 ///
-/// Its `len` bytes at `at` are mapped for reading and writing for as long as it lives.
+/// # Invariants
+/// `len` bytes at `start` are mapped readable and writable.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
-    /// The process that mapped it: a child may have something else there.
+    /// Process that mapped the memory. A forked child may have another mapping at the address.
     owner_pid: u32,
 }
 
-// SAFETY: the memory belongs to no thread, and is only copied to and from, or atomic.
+// SAFETY: the memory belongs to no thread. It is accessed by copies and atomically only.
 unsafe impl Send for Mapping {}
-// SAFETY: likewise; who writes bytes that another thread reads gets a mixture at worst, as with the
-// kernel.
+// SAFETY: as above. Concurrent copies of two threads can be inconsistent, as with the kernel.
 unsafe impl Sync for Mapping {}
 
-/// A structure of the ABI without padding and with any bits allowed.
+/// Structure of the ABI.
 ///
 /// # Safety
-/// It must be that.
+/// The type must have no padding, and every bit pattern must be a valid value.
 pub(crate) unsafe trait Pod: Copy {}
 
-/// Says so of structures of the ABI.
-macro_rules! impl_pod {
-    ($($name:ident)*) => {
-        $(
-            // SAFETY: numbers, without padding, as the ABI has no other structures.
-            unsafe impl Pod for sys::$name {}
-        )*
-    };
-}
-
-impl_pod! {
-    kite_sqe kite_cqe kite_rw kite_fill kite_copy kite_atomic kite_call
-    kite_receive kite_reply kite_recv_header kite_send_wr
-}
-
 impl Mapping {
-    /// Memory of this process, zeroed.
+    /// Maps zeroed private memory.
     pub(crate) fn anonymous(len: usize) -> Result<Self> {
         Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     }
 
-    /// What the kernel offers for mapping at `offset` of the device.
+    /// Maps memory of the kernel at `offset` of the device.
     pub(crate) fn from_device(device: &File, offset: u64, len: usize) -> Result<Self> {
         Self::map(len, libc::MAP_SHARED, device.as_raw_fd(), offset)
     }
@@ -65,7 +49,7 @@ impl Mapping {
     fn map(len: usize, flags: libc::c_int, fd: RawFd, offset: u64) -> Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let offset = libc::off_t::try_from(offset).map_err(|_| Error::Invalid)?;
-        // SAFETY: a new mapping touches no memory of ours.
+        // SAFETY: a new mapping changes no memory in use.
         let addr = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd, offset) };
         if addr == libc::MAP_FAILED {
             let errno = io::Error::last_os_error().raw_os_error();
@@ -79,12 +63,12 @@ impl Mapping {
         })
     }
 
-    /// Memory that somebody else has mapped.
+    /// Returns a view of memory that the caller has mapped.
     ///
     /// # Safety
-    /// The `len` bytes at `at` must be valid for reads and writes for as long as the result lives.
+    /// `len` bytes at `start` must stay valid for reads and writes while the result exists.
     pub(crate) unsafe fn borrowed(start: NonNull<u8>, len: usize) -> Self {
-        // There is no process 0, so nobody unmaps it.
+        // No process has the number 0, so the memory is not unmapped.
         Self {
             start,
             len,
@@ -92,17 +76,17 @@ impl Mapping {
         }
     }
 
-    /// Bytes.
+    /// Returns the bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Its first byte.
+    /// Returns a pointer to the first byte.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Address of that.
+    /// Returns the address of the first byte.
     pub(crate) fn addr(&self) -> u64 {
         self.as_ptr() as u64
     }
@@ -114,7 +98,7 @@ impl Mapping {
         Ok(self.start.as_ptr().wrapping_add(offset))
     }
 
-    /// The word at `at`, a multiple of four.
+    /// Returns the word at `offset`, a multiple of 4.
     pub(crate) fn atomic_u32(&self, offset: usize) -> Result<&AtomicU32> {
         let ptr = self
             .checked_ptr(offset, size_of::<AtomicU32>())?
@@ -122,38 +106,37 @@ impl Mapping {
         if !ptr.is_aligned() {
             return Err(Error::Invalid);
         }
-        // SAFETY: it is mapped for as long as `self` is borrowed, and aligned; the kernel changes it
-        // as a whole.
+        // SAFETY: the word is aligned, and mapped while `self` is borrowed. The kernel accesses it atomically.
         Ok(unsafe { AtomicU32::from_ptr(ptr) })
     }
 
-    /// Copies from `at` on.
+    /// Copies from `offset` to `bytes`.
     pub(crate) fn load(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let from = self.checked_ptr(offset, bytes.len())?;
-        // SAFETY: `span` checked the source, and `bytes` is memory of somebody else.
+        // SAFETY: `checked_ptr` checked the source. A reference cannot overlap the mapping.
         unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// Copies to `at`.
+    /// Copies `bytes` to `offset`.
     pub(crate) fn store(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.checked_ptr(offset, bytes.len())?;
-        // SAFETY: `span` checked the destination, and `bytes` is memory of somebody else.
+        // SAFETY: `checked_ptr` checked the destination. A reference cannot overlap the mapping.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
 
-    /// Copies a structure out of the bytes from `at` on.
+    /// Copies a structure from `offset`.
     pub(crate) fn load_pod<T: Pod>(&self, offset: usize) -> Result<T> {
         let from = self.checked_ptr(offset, size_of::<T>())?.cast::<T>();
-        // SAFETY: `span` checked the source, and any bits are a `T`.
+        // SAFETY: `checked_ptr` checked the source, and every bit pattern is a valid `T`.
         Ok(unsafe { from.read_unaligned() })
     }
 
-    /// Copies a structure to `at`.
+    /// Copies a structure to `offset`.
     pub(crate) fn store_pod<T: Pod>(&self, offset: usize, value: T) -> Result<()> {
         let to = self.checked_ptr(offset, size_of::<T>())?.cast::<T>();
-        // SAFETY: `span` checked the destination.
+        // SAFETY: `checked_ptr` checked the destination.
         unsafe { to.write_unaligned(value) };
         Ok(())
     }
@@ -162,7 +145,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.owner_pid == std::process::id() {
-            // SAFETY: we mapped it, and nobody borrows from it any more.
+            // SAFETY: this process mapped the memory, and no borrow of `self` is left.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
         }
     }

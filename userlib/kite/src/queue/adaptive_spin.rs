@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! How long to look for what is to come before sleeping.
+//! Adaptive polling time.
 //!
-//! To sleep takes a system call, and to be woken takes longer than most requests; to look for what takes long
-//! takes a processor. So it is learnt from the waits before.
+//! A sleep costs a system call, and the wake-up takes longer than most requests. Polling occupies a processor. The
+//! polling time therefore grows after successful polls and shrinks after others.
 
-/// How long to look for completions before sleeping: longer if that has paid, shorter if not.
+/// Number of polls before a sleep.
 #[derive(Debug)]
 pub(crate) struct AdaptiveSpin {
     spins: u32,
@@ -18,7 +18,7 @@ impl AdaptiveSpin {
         Self { spins: 1 << 10 }
     }
 
-    /// Looks for a while; returns whether there was something.
+    /// Polls until `is_ready` returns `true` or the polls are used up. Returns `true` in the first case.
     pub(crate) fn spin_until(&mut self, mut is_ready: impl FnMut() -> bool) -> bool {
         for _ in 0..self.spins {
             if is_ready() {

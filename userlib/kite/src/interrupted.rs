@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What signals do to reads and writes: neither end nor prolong them.
+//! Reads and writes that signals interrupt.
 //!
-//! The kernel gives a transfer up when a signal comes, and does not say how far it got. It is asked
-//! again, for what is left of the time, and for ever smaller pieces: sooner or later one is done
-//! between two signals, so that a program with a timer makes progress.
+//! # Recovery
+//!
+//! A signal interrupts a transfer of the kernel at an unknown position. This file repeats the transfer in smaller
+//! chunks with the remaining time, so that a chunk completes between two signals of a program with a timer.
 
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// Smallest piece: smaller ones take as long.
+/// Minimum chunk. A smaller chunk takes as long.
 const MIN_CHUNK_BYTES: usize = 4096;
 
-/// The deadline that the module gives by default. It cannot be asked whether it was loaded with
-/// another `timeout_ms`.
+/// Default of the module parameter `default_timeout_ms`. This crate does not read the parameter.
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(10_000);
 
-/// Calls `request` with offset, length and `timeout_ms`, until all of `len` bytes are moved.
+/// Calls `request` with offset, length and milliseconds, until `len` bytes are transferred.
 pub(crate) fn transfer_chunked(
     len: usize,
     timeout_ms: u32,
@@ -36,7 +36,7 @@ pub(crate) fn transfer_chunked(
     }
 }
 
-/// Milliseconds that are left after `spent`, at least 1.
+/// Returns the remaining milliseconds, at least 1.
 fn time_left_ms(timeout_ms: u32, elapsed: Duration) -> Result<u32> {
     let total = match timeout_ms {
         0 => DEFAULT_TIMEOUT,
