@@ -26,7 +26,7 @@ kbuild = $(in-root) make -s -C /usr/src/$(tree) \
 	CROSS_COMPILE=x86_64-linux-gnu- HOSTCC=gcc-14 KRUSTFLAGS="$(krustflags)" CONFIG_DEBUG_INFO_BTF_MODULES=
 cargo := $(in-root) cargo
 
-.PHONY: all module kite.ko other-series userlib connectx install deb repo image demo test test-all test-long test-packages test-series test-debug bench fuzz check cluster rust-analyzer clean setup \
+.PHONY: all module kite.ko other-series userlib docs connectx install deb repo image demo test test-all test-long test-packages test-series test-debug bench fuzz check cluster rust-analyzer clean setup \
 	help
 
 all: module userlib ## build the module (build/kite.ko) and the programs (target/release)
@@ -55,6 +55,10 @@ other-series: setup
 userlib: setup ## build the command, the daemon and the libraries
 	@$(cargo) build --release $(cargo-options) -p kite-cli -p kited -p libkite -p libkite-verbs
 	@$(in-root) scripts/describe
+
+docs: setup ## build the book of docs/: target/book/index.html
+	$(if $(in-root),@scripts/setup-docs)
+	@$(in-root) mdbook build docs
 
 install: ## copy what was built: make install PREFIX=/usr/local DESTDIR=
 	@scripts/install
