@@ -5,6 +5,7 @@
 - The file of a relative link exists, and an anchor is a heading of the file.
 - A page of docs/ links to pages of docs/ only: the book has no other files.
 - docs/SUMMARY.md lists each page of docs/.
+- A path of the sources in backticks, such as `src/params.rs`, exists.
 
 Links to other sites are not followed. Code is not text.
 """
@@ -20,6 +21,7 @@ SUMMARY = DOCS / "SUMMARY.md"
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*$")
 EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:")
+SOURCE = re.compile(r"`((?:c-shim|debian|docs|include|scripts|src|tests|userlib)/[\w./-]+)`")
 
 
 def text_lines(path):
@@ -54,6 +56,14 @@ def links(path):
             yield number, target
 
 
+def missing_sources(path):
+    """Yields (line number, path) of each named source that does not exist."""
+    for number, line in text_lines(path):
+        for source in SOURCE.findall(line):
+            if not (TOP / source).exists():
+                yield number, source
+
+
 def fault(path, target):
     """Returns what is wrong with a link of a page, or None."""
     if EXTERNAL.match(target):
@@ -78,6 +88,8 @@ def main():
             reason = fault(path, target)
             if reason:
                 wrong.append(f"{path.relative_to(TOP)}:{number}: {target}: {reason}")
+        if path.name != "CHANGELOG.md":
+            wrong += [f"{path.relative_to(TOP)}:{number}: {source}: no such file" for number, source in missing_sources(path)]
     listed = {(DOCS / target).resolve() for _, target in links(SUMMARY)}
     wrong += [f"docs/SUMMARY.md: {page.name} is missing" for page in pages if page not in listed | {SUMMARY}]
     print("\n".join(wrong), end="\n" if wrong else "")
