@@ -39,6 +39,7 @@ FIRST_WORD = re.compile(r"(?:What|Whether|How|Of|Who)\b")
 RUST_OR_C = {".rs", ".c", ".h"}
 HASHED = {".py", ".sh", ".toml", ""}
 TEXT = {".md"}
+MANUAL = {".3", ".4", ".7", ".8"}
 
 
 def comments(path, source):
@@ -50,6 +51,8 @@ def comments(path, source):
                 fenced = not fenced
             elif not fenced and not line.startswith("    "):
                 yield number, line
+    elif path.suffix in MANUAL:
+        yield from text_of_manual(source)
     elif path.suffix in RUST_OR_C:
         yield from comments_of_code(source)
     else:
@@ -57,6 +60,16 @@ def comments(path, source):
             found = re.match(r"\s*#(?!!)\s?(.*)", line)
             if found:
                 yield number, found[1]
+
+
+def text_of_manual(source):
+    """Yields lines of text in a manual page: no macros but names and items of lists, no displays."""
+    literal = False
+    for number, line in enumerate(source.splitlines(), 1):
+        if line.startswith((".Bd", ".Ed")):
+            literal = line.startswith(".Bd")
+        elif not literal and (not line.startswith(".") or line.startswith((".Nd", ".It"))):
+            yield number, line
 
 
 # A comment, or what may contain its signs: a string, a raw string, a character.
@@ -93,7 +106,7 @@ def files(*patterns):
 
 
 def is_text(path):
-    return path.is_file() and not path.is_symlink() and path.suffix in RUST_OR_C | HASHED | TEXT
+    return path.is_file() and not path.is_symlink() and path.suffix in RUST_OR_C | HASHED | TEXT | MANUAL
 
 
 def check(path):
