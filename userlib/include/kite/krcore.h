@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * Virtual queue pairs with KRCORE's names (ATC 2022): verbs to a node, without a connection to wait
- * for. In libkite, beside kite/lite.h, whose list of errors holds here, too, and moreover:
+ * Virtual queue pairs (VQPs) with the function names of KRCORE (ATC 2022): verbs to a node
+ * without connection setup. Part of libkite, beside kite/lite.h, whose errors apply. Further
+ * errors:
  *
- *  -EAGAIN           nothing is there to be taken now
- *  -EADDRINUSE       somebody listens at the port
- *  -ECONNREFUSED     nobody listens at the port
- *  -ECONNRESET       the other end has ended
- *  -EBUSY            kr_connect, kr_bind: the queue was connected or bound before, or there are as
- *                    many as a process may have
- *  -ENOBUFS          KR_DEPTH requests were not popped, or as many receives are posted
- *  -ENOTCONN         the queue is neither connected nor accepted, or not bound, as it should be
- *  -ENXIO            an RNIC has no key to so much memory, or no atomic operations for that of
- *                    the other node
- *  -ENOENT           no memory of that key
- *  -ECANCELED        of a completion: a request before it failed
- *  -EINTR            kr_connect, kr_accept, kr_push, kr_pop, kr_pop_msgs: a signal came
- *  -EINVAL           kr_pop_msgs: there is no place
+ *  -EAGAIN           the function would have to wait
+ *  -EADDRINUSE       the port has a listener
+ *  -ECONNREFUSED     the port has no listener
+ *  -ECONNRESET       the other end is closed
+ *  -EBUSY            kr_connect, kr_bind: the queue is connected or bound, or the process has the
+ *                    maximum of queues
+ *  -ENOBUFS          KR_DEPTH requests are not popped, or KR_DEPTH receives are posted
+ *  -ENOTCONN         the queue is not connected or accepted, or not bound
+ *  -ENXIO            the RNIC supports no key for so much memory, or no atomic operations on memory
+ *                    of the other node
+ *  -ENOENT           no memory has the key
+ *  -ECANCELED        completion: an earlier request failed
+ *  -EINTR            kr_connect, kr_accept, kr_push, kr_pop, kr_pop_msgs: a signal handler ran
+ *  -EINVAL           kr_pop_msgs: no receive is posted
  *
- * A queue is for several threads at once. A program that has not called LT_join uses the first
- * RNIC. timeout_ms is the maximum wait in milliseconds: 0 returns at once, a negative value waits
- * without limit.
+ * All functions are thread-safe. A program that has not called LT_join uses the first RNIC.
+ * timeout_ms is the maximum wait in milliseconds: 0 does not wait, a negative value waits without
+ * limit.
  *
  * The names have the prefix kr_. A program that defines KITE_KRCORE_NAMES before it includes this
  * header can also use those of the paper: queue, qconnect, qpush and so on.
@@ -35,38 +36,38 @@
 extern "C" {
 #endif
 
-/* Requests of a queue that are not popped, and receives that are posted. */
+/* Maximum requests of a queue that are not popped, and maximum posted receives. */
 #define KR_DEPTH 256
 
-/* Most requests of one kr_push. */
+/* Maximum requests of one kr_push. */
 #define KR_PUSH_MAX 32
 
-/* What other users than the owner and root may do with memory; both allow atomic operations. */
+/* Rights of users other than the owner and root. Both together allow atomic operations. */
 #define KR_MR_READ 1u
 #define KR_MR_WRITE 2u
 
 enum kr_op {
-	KR_READ = 1, /* from the remote memory to the local */
+	KR_READ = 1, /* copies remote memory to local memory */
 	KR_WRITE = 2,
-	KR_COMPARE_SWAP = 3, /* of 8 bytes; what was there goes to the local memory */
+	KR_COMPARE_SWAP = 3, /* 8 bytes; local memory receives the previous value */
 	KR_FETCH_ADD = 4,
-	KR_SEND = 5, /* a message for the other end, which takes it by kr_pop_msgs */
+	KR_SEND = 5, /* sends a message, which the other end receives by kr_pop_msgs */
 };
 
-#define KR_SIGNALED 1u /* it has a completion not only when it fails */
-#define KR_FENCED 2u /* reads and atomic operations before it end first */
-#define KR_IMMEDIATE 4u /* operand is said with a SEND, or after a WRITE */
-#define KR_WRITTEN 8u /* of a message: its bytes were written before */
+#define KR_SIGNALED 1u /* completes also on success */
+#define KR_FENCED 2u /* starts after earlier reads and atomic operations have completed */
+#define KR_IMMEDIATE 4u /* operand is immediate data of a SEND, or of a message after a WRITE */
+#define KR_WRITTEN 8u /* message: a WRITE placed its bytes */
 
 struct kr_request {
-	uint64_t tag; /* its completion has it */
-	void *addr; /* local memory, of a key of this process */
-	uint64_t remote_addr; /* as its owner has it; of KR_SEND 0 */
-	uint64_t operand; /* what to add, or to swap in, or 32 bits to say; else 0 */
-	uint64_t expected; /* what to compare with; else 0 */
-	uint32_t len; /* bytes; 8 of atomic operations */
-	uint32_t key; /* of the local memory */
-	uint32_t remote_key; /* of the remote memory; of KR_SEND 0 */
+	uint64_t tag; /* copied to the completion */
+	void *addr; /* local memory, registered by this process */
+	uint64_t remote_addr; /* in the address space of its owner; 0 for KR_SEND */
+	uint64_t operand; /* addend, value to swap in, or 32 bits of immediate data; else 0 */
+	uint64_t expected; /* comparand; else 0 */
+	uint32_t len; /* bytes, at least 1; 8 for atomic operations */
+	uint32_t key; /* key of the local memory */
+	uint32_t remote_key; /* key of the remote memory; 0 for KR_SEND */
 	uint16_t op;
 	uint16_t flags; /* any of KR_SIGNALED, KR_FENCED and KR_IMMEDIATE */
 };
@@ -76,7 +77,7 @@ struct kr_completion {
 	int status; /* 0, or a negative errno */
 };
 
-/* Where a message is wanted. */
+/* Receive buffer for a message. */
 struct kr_receive {
 	uint64_t tag;
 	void *addr;
@@ -84,75 +85,77 @@ struct kr_receive {
 	uint32_t key;
 };
 
-/* A message that was received. */
+/* A received message. */
 struct kr_message {
-	uint64_t tag; /* of the receive that it took */
+	uint64_t tag; /* tag of the receive that the message consumed */
 	uint32_t len;
-	uint32_t immediate; /* if flags say so */
+	uint32_t immediate; /* valid with KR_IMMEDIATE */
 	uint32_t flags; /* any of KR_IMMEDIATE and KR_WRITTEN */
 };
 
 /*
- * Makes a queue that is connected to nothing. Returns its number, at least 1. Queues, and memory of
- * kr_reg_mr, are the process's that made them: a child that it forks ends none of them.
+ * Creates an unconnected queue. Returns its number, at least 1. A forked child cannot end queues
+ * or registered memory of its parent.
  */
 int kr_queue(void);
 
 /*
- * Connects it to a node, which hears nothing of it, and to whoever listens at a port there unless
- * that is 0. Returns 0.
+ * Connects a queue to a node, and to the listener of a port there unless port is 0. No message is
+ * sent to the node. Returns 0.
  */
 int kr_connect(int qd, uint32_t node, uint32_t port);
 
-/* Binds it to a port of this node, where others connect to. Returns 0. */
+/* Makes a queue the listener of a port of this node. Returns 0. */
 int kr_bind(int qd, uint32_t port);
 
-/* Takes a queue that somebody has connected to the port of this one. Returns its number. */
+/* Accepts a queue that was connected to the port of this listener. Returns its number. */
 int kr_accept(int qd, int timeout_ms);
 
 /*
- * Ends a queue, once calls that use it have returned. What the RNIC has begun ends first, what
- * waits for its turn is dropped, and the other end sees -ECONNRESET. Returns 0.
+ * Closes a queue after functions that use it have returned. Posted requests complete first,
+ * waiting requests are dropped, and the other end gets -ECONNRESET. Returns 0.
  */
 int kr_close(int qd);
 
 /*
- * Registers memory for the queues of this process, and of others who are told address and key.
- * others is any of KR_MR_…. It is pinned, and counts against RLIMIT_MEMLOCK. Returns 0.
+ * Registers memory for the queues of this process, and for other processes that get its address
+ * and key. others is any of KR_MR_*. The memory is pinned, and counts against RLIMIT_MEMLOCK.
+ * Returns 0.
  */
 int kr_reg_mr(void *addr, uint64_t size, uint32_t others, uint32_t *key);
 
-/* Takes it back, once no request of this process names it any more. Returns 0. */
+/* Deregisters memory. No request of this process may use it any longer. Returns 0. */
 int kr_dereg_mr(uint32_t key);
 
-/* Adds requests, all or none, which are done in their order. Returns 0. */
+/* Pushes requests: all of them, or none. They execute in order. Returns 0. */
 int kr_push(int qd, const struct kr_request *list, int count);
 
 /*
- * A descriptor for poll(2). It is readable while any queue of this process has completions or
- * messages, or somebody waits to be accepted; it does not tell which: try each with a timeout of 0,
- * and go on after -EAGAIN. It is kite's: not to be read, written or closed.
+ * Returns a descriptor for poll(2). It is readable while any queue of this process has
+ * completions, messages or queues to accept. It does not identify the queue: poll each with a
+ * timeout of 0. The program must not read, write or close the descriptor.
  */
 int kr_fd(void);
 
-/* Takes up to count completions, in the order of their requests. Returns how many. */
+/* Pops up to count completions, in the order of their requests. Returns their number. */
 int kr_pop(int qd, struct kr_completion *list, int count, int timeout_ms);
 
 /*
- * Submits a request to a queue pair of LT_queue (kite/lite.h), which hands it on: under steady load
- * few take a system call. LT_wait and LT_poll return its completion, whether it is KR_SIGNALED or
- * not, and one that is refused stops no others. Those that are submitted to one queue pair for the
- * same queue are done in their order; while KR_DEPTH are under way the next waits. Returns 0, or
- * -ENOBUFS while as many are unfinished as the queue pair has entries.
+ * Submits a request by an I/O queue of LT_queue (kite/lite.h), almost without system calls under
+ * steady load. LT_wait and LT_poll return its completion, KR_SIGNALED or not. A rejected request
+ * does not affect others. Requests to one VQP by one I/O queue execute in order. While KR_DEPTH
+ * requests of the VQP are pending, further ones wait. Returns 0, or -ENOBUFS if the I/O queue is
+ * full.
  */
 int kr_push_async(int qd, int64_t lt_queue, const struct kr_request *request);
 
-/* Adds places for messages, all or none, which take them in this order. Returns 0. */
+/* Posts receive buffers: all of them, or none. Messages consume them in order. Returns 0. */
 int kr_push_recv(int qd, const struct kr_receive *list, int count);
 
 /*
- * Takes up to count messages, to places of kr_push_recv. Returns how many, or -EINVAL if there is
- * no place, or -EMSGSIZE if the first place is too small for the first message: both stay.
+ * Receives up to count messages to buffers of kr_push_recv. Returns their number, -EINVAL if no
+ * receive is posted, or -EMSGSIZE if the first buffer is too small for the first message, which
+ * both remain.
  */
 int kr_pop_msgs(int qd, struct kr_message *list, int count, int timeout_ms);
 

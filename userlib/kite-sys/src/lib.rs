@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The ABI of `/dev/kite`, as bindgen reads it from the C header `kite.h`, which documents it.
+//! The ABI of `/dev/kite`: bindings of the C header `kite.h`, which documents it.
 //!
-//! A number of a request has its name in the header with `_NR` added. The crate `kite` makes the
-//! requests safely; this one alone is for programs that mean to make wrong ones.
+//! The number of a request has its name of the header with `_NR` appended. The crate `kite` has safe functions for the
+//! requests. Tests use this crate to make invalid requests.
 
 #[allow(missing_docs, non_camel_case_types, non_upper_case_globals)]
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
@@ -11,12 +11,12 @@ mod header {
 }
 pub use header::*;
 
-/// The size that a request's number says its structure has.
+/// Returns the size of the structure of a request number.
 pub const fn size(number: u32) -> usize {
     ((number >> SIZE_SHIFT) & SIZE_MASK) as usize
 }
 
-/// Every request.
+/// All request numbers.
 pub const REQUESTS: [u32; 50] = [
     KITE_IOC_BIND_NR,
     KITE_IOC_ALLOC_NR,

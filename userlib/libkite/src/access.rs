@@ -11,7 +11,7 @@ use crate::arguments::{bytes_from_c, bytes_mut_from_c, checked_len, to_status, w
 use crate::process;
 
 /// # Safety
-/// `buffer` points to `size` bytes that may be written, and that nobody else accesses meanwhile.
+/// `buffer` must be writable for `size` bytes. No other thread may access it during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_read(lh: i64, offset: u64, buffer: *mut c_void, size: u64) -> c_int {
     let read = |region: Region| {
@@ -26,7 +26,7 @@ unsafe extern "C" fn LT_read(lh: i64, offset: u64, buffer: *mut c_void, size: u6
 }
 
 /// # Safety
-/// `buffer` points to `size` bytes that may be read, and that nobody writes meanwhile.
+/// `buffer` must be readable for `size` bytes. No other thread may write it during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_write(lh: i64, offset: u64, buffer: *const c_void, size: u64) -> c_int {
     let write = |region: Region| {
@@ -49,7 +49,7 @@ struct LtSegment {
 /// The segments at `segments`.
 ///
 /// # Safety
-/// `segments` points to `count` of them that may be read, and that nobody writes meanwhile.
+/// `ptr` must point to `count` segments that no other thread writes during `'a`.
 unsafe fn segments_from_c<'a>(ptr: *const LtSegment, count: u32) -> Result<&'a [LtSegment]> {
     match usize::try_from(count).map_err(|_| Error::Invalid)? {
         0 => Ok(&[]),
@@ -60,8 +60,8 @@ unsafe fn segments_from_c<'a>(ptr: *const LtSegment, count: u32) -> Result<&'a [
 }
 
 /// # Safety
-/// `list` points to `count` segments, whose data point to as many bytes as they say that may be written, no byte
-/// in two of them, and that nobody else accesses meanwhile.
+/// `list` must point to `count` segments. The data of each must be writable for its size. They must not overlap, and
+/// no other thread may access them during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_readv(lh: i64, list: *const LtSegment, count: u32) -> c_int {
     let read = |region: Region| {
@@ -81,8 +81,8 @@ unsafe extern "C" fn LT_readv(lh: i64, list: *const LtSegment, count: u32) -> c_
 }
 
 /// # Safety
-/// `list` points to `count` segments, whose data point to as many bytes as they say that may be read, and that
-/// nobody writes meanwhile.
+/// `list` must point to `count` segments. The data of each must be readable for its size. No other thread may write
+/// them during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_writev(lh: i64, list: *const LtSegment, count: u32) -> c_int {
     let write = |region: Region| {

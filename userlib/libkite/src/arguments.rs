@@ -20,7 +20,8 @@ pub(crate) fn with_timeout_ms(region: Region, timeout_ms: u32) -> Region {
 /// Memory of C that is read.
 ///
 /// # Safety
-/// `at` points to `size` bytes that nobody writes for `'a`, unless it is NULL or the size impossible.
+/// `ptr` must be NULL, or `size` too large for a slice, or `size` bytes at `ptr` must be readable and not written
+/// during `'a`.
 pub(crate) unsafe fn bytes_from_c<'a>(ptr: *const c_void, size: u64) -> Result<&'a [u8]> {
     Ok(match checked_len(ptr, size)? {
         0 => &[],
@@ -32,12 +33,13 @@ pub(crate) unsafe fn bytes_from_c<'a>(ptr: *const c_void, size: u64) -> Result<&
 /// Memory of C that is written.
 ///
 /// # Safety
-/// `at` points to `size` bytes that nobody else accesses for `'a`, unless it is NULL or the size impossible.
+/// `ptr` must be NULL, or `size` too large for a slice, or `size` bytes at `ptr` must be writable and not accessed
+/// otherwise during `'a`.
 pub(crate) unsafe fn bytes_mut_from_c<'a>(ptr: *mut c_void, size: u64) -> Result<&'a mut [u8]> {
     Ok(match checked_len(ptr, size)? {
         0 => &mut [],
-        // SAFETY: it is not NULL, the length fits, and the caller vouches for the rest. The kernel writes
-        // it before anybody reads it.
+        // SAFETY: `ptr` is not NULL, the length fits, and the rest holds by the safety requirements. The kernel writes
+        // the bytes before they are read.
         size => unsafe { slice::from_raw_parts_mut(ptr.cast(), size) },
     })
 }
@@ -45,7 +47,7 @@ pub(crate) unsafe fn bytes_mut_from_c<'a>(ptr: *mut c_void, size: u64) -> Result
 /// An array of C that is read.
 ///
 /// # Safety
-/// `at` points to `count` of them that nobody writes for `'a`, unless it is NULL.
+/// `ptr` must be NULL, or point to `count` values that are not written during `'a`.
 pub(crate) unsafe fn array_from_c<'a, T>(ptr: *const T, count: c_int) -> Result<&'a [T]> {
     let count = checked_count(ptr, count)?;
     // SAFETY: it is aligned and not NULL, and the caller vouches for the rest.
@@ -55,7 +57,8 @@ pub(crate) unsafe fn array_from_c<'a, T>(ptr: *const T, count: c_int) -> Result<
 /// An array of C that is written.
 ///
 /// # Safety
-/// `at` points to `count` of them that nobody else accesses for `'a`, unless it is NULL; any bytes are a `T`.
+/// `ptr` must be NULL, or point to `count` values that are not accessed otherwise during `'a`. Every bit pattern must
+/// be a valid `T`.
 pub(crate) unsafe fn array_mut_from_c<'a, T>(ptr: *mut T, count: c_int) -> Result<&'a mut [T]> {
     let count = checked_count(ptr, count)?;
     // SAFETY: as in `list`.

@@ -69,7 +69,7 @@ struct KrMessage {
     flags: u32,
 }
 
-/// What a queue has become.
+/// State of a queue.
 enum KrEndpoint {
     Vqp(Vqp),
     Listener(Listener),
@@ -80,7 +80,7 @@ enum KrEndpoint {
 struct KrQueue {
     endpoint: OnceLock<KrEndpoint>,
     posted_receives: Mutex<VecDeque<KrReceive>>,
-    /// Held by who takes a message, so that places and messages are in order.
+    /// Held while a message is received, so that receives and messages match in order.
     recv_lock: Mutex<()>,
 }
 

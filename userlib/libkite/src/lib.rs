@@ -19,7 +19,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    /// What is called, in a header.
+    /// Returns the names of the functions that a header declares.
     fn function_names(header: &str) -> Vec<String> {
         let prototypes = header.lines().filter(|line| line.starts_with(['i', 'L']));
         prototypes

@@ -77,7 +77,7 @@ pub(crate) fn region(lh: i64) -> Result<Region> {
 pub(crate) fn close(lh: i64, finalize: impl FnOnce(Region) -> Result<()>) -> Result<()> {
     let region = REGIONS.remove(lh).ok_or(Error::BadHandle)?;
     SERVICES.remove(lh);
-    // Nobody is to wait for an answer, nor is what has not been answered to keep the handle.
+    // Ends the calls without a reply: their callers get an error, and the handle is no longer referenced.
     drop(CALLS.remove_where(|entry| entry.lh == lh));
     let result = finalize(region);
     // As the kernel ends those of a handle that is given back. It is not before the region is freed, or others
@@ -95,17 +95,17 @@ pub(crate) fn serve(lh: i64, options: &ServeOptions) -> Result<()> {
     Ok(())
 }
 
-/// What is served by a handle.
+/// Returns the server of a handle.
 pub(crate) fn service(lh: i64) -> Result<Service> {
     region(lh)?;
     SERVICES.get(lh).ok_or(Error::NotServing)
 }
 
-/// Keeps a call that came by a handle and is to be answered; returns its id.
+/// Stores a received call of a handle. Returns the ID for the reply.
 pub(crate) fn insert_call(lh: i64, call: PendingCall) -> u64 {
     let key = CALLS.insert(CallEntry { call, lh });
     if region(lh).is_err() {
-        // The handle was closed meanwhile, and nobody may have seen the call.
+        // The handle was closed meanwhile, possibly before the call was in the table.
         CALLS.remove(key);
     }
     key.unsigned_abs()
@@ -184,7 +184,7 @@ pub(crate) fn remove_queue(id: i64) -> Result<Arc<SharedQueue>> {
     QUEUES.remove(id).ok_or(Error::BadHandle)
 }
 
-/// What C knows by numbers.
+/// Table of objects that C refers to by number.
 pub(crate) struct HandleTable<T>(RwLock<Option<HandleTableState<T>>>);
 
 /// Those of a table.

@@ -297,7 +297,7 @@ fn submit_for_region(
     to_status(done.map(|()| 0))
 }
 
-/// What part of the queue's memory that is; nothing may be anywhere.
+/// Returns the range of the queue's buffer at `ptr`. An empty range may be at any address.
 fn buffer_range(queue: &IoQueue, ptr: *const c_void, size: u64) -> Result<Range<usize>> {
     let size = checked_len(ptr, size)?;
     if size == 0 {

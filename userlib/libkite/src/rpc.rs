@@ -25,8 +25,8 @@ extern "C" fn LT_regRPC(lh: i64, ring_size: u32, data_max: u32) -> c_int {
 }
 
 /// # Safety
-/// `data` points to `size` bytes that may be read, and `reply` to `room` bytes that may be written, and
-/// nobody else accesses them meanwhile but to read `data`.
+/// `data` must be readable for `size` bytes, and `reply` writable for `room` bytes. No other thread may write `data`,
+/// or access `reply`, during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_RPC(
     lh: i64,
@@ -53,9 +53,9 @@ struct LtReply {
 }
 
 /// # Safety
-/// `lhs` points to `count` handles, `data` to `size` bytes that may be read, and `replies` to `count` replies
-/// that may be written, whose data point to as much room as they say; nobody else accesses any of them
-/// meanwhile, but to read the former two.
+/// `lhs` must point to `count` handles, `data` to `size` readable bytes, and `replies` to `count` writable replies,
+/// whose data must be writable for their `room`. No other thread may write the former two, or access the replies,
+/// during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_multicast_RPC(
     lhs: *const i64,
@@ -101,7 +101,7 @@ unsafe extern "C" fn LT_multicast_RPC(
 /// Copies what came to where the caller wants it.
 ///
 /// # Safety
-/// The reply's data point to as much room as it says.
+/// The data of `reply` must be writable for its `room`.
 unsafe fn copy_reply(reply: &LtReply, data: &[u8]) -> Result<usize> {
     // SAFETY: the caller vouches for it.
     let buffer = unsafe { bytes_mut_from_c(reply.data, reply.room) }?;
@@ -111,7 +111,7 @@ unsafe fn copy_reply(reply: &LtReply, data: &[u8]) -> Result<usize> {
 }
 
 /// # Safety
-/// `data` points to `size` bytes that may be read, and that nobody writes meanwhile.
+/// `data` must be readable for `size` bytes. No other thread may write it during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_send(lh: i64, function: u32, data: *const c_void, size: u64) -> c_int {
     let send = |region: Region| {
@@ -123,8 +123,7 @@ unsafe extern "C" fn LT_send(lh: i64, function: u32, data: *const c_void, size: 
 }
 
 /// # Safety
-/// `call` may be written; `buffer` points to `room` bytes that may be written, and that nobody else accesses
-/// meanwhile.
+/// `call` must be writable, and `buffer` writable for `room` bytes. No other thread may access them during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_recvRPC(lh: i64, call: *mut LtCall, buffer: *mut c_void, room: u64) -> i64 {
     let receive = || {
@@ -138,7 +137,7 @@ unsafe extern "C" fn LT_recvRPC(lh: i64, call: *mut LtCall, buffer: *mut c_void,
 }
 
 /// # Safety
-/// `data` points to `size` bytes that may be read, and that nobody writes meanwhile.
+/// `data` must be readable for `size` bytes. No other thread may write it during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_replyRPC(id: u64, data: *const c_void, size: u64) -> c_int {
     let reply = |call: kite_rs::PendingCall| {
