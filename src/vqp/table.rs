@@ -146,7 +146,8 @@ impl VqpTableState {
             vqpn,
             peer_uid: message.uid,
         };
-        self.pending_accepts.push(pending, GFP_KERNEL).ok()?;
+        // The poller must not wait for memory. The sender repeats the message.
+        self.pending_accepts.push(pending, GFP_ATOMIC).ok()?;
         self.by_vqpn.insert(vqpn_entry);
         self.by_peer.insert(peer_entry);
         listener.pending_event.complete();
