@@ -37,7 +37,7 @@ MODULE_PARM_DESC(far, "name of the RNIC that it sends to");
 #define DC_WRITE_WQEBBS 2
 #define RC_WRITE_WQEBBS 1
 #define BATCH 8
-/* Requests that create_objects 16 bits of wqebbs begin anew. */
+/* Requests after which a 16-bit WQE counter has wrapped. */
 #define WRAP_REQUESTS 70000
 #define TIMEOUT_NS (30 * NSEC_PER_SEC)
 #define TIMEOUT_JIFFIES (30 * HZ)
@@ -304,7 +304,7 @@ static bool matches_request(const struct kite_mlx5_wc *wc, const struct kite_mlx
 {
 	bool write = wr->opcode == IB_WR_RDMA_WRITE_WITH_IMM;
 	bool with_imm = wr->opcode != IB_WR_SEND;
-	/* Of RC it is src_matches, and not told. */
+	/* RC does not report the source QP. */
 	bool src_matches = qp == near.rc || wc->src_qp == kite_mlx5_qp_number(qp);
 
 	return wc->status == IB_WC_SUCCESS && wc->number == receiver() && src_matches &&
@@ -323,8 +323,8 @@ static int check_receive(const struct kite_mlx5_wr *wr, u32 len)
 }
 
 /*
- * As many as match_device all entries of the pool several times, and begin the ring of requests
- * anew.
+ * Sends enough messages to use every entry of the pool several times, and to wrap the ring of
+ * requests.
  */
 static int messages(void)
 {
@@ -344,7 +344,7 @@ static int messages(void)
 	return err;
 }
 
-/* Of many behind one doorbell the last alone is told of. */
+/* Only the last request of a batch with one doorbell is signaled. */
 static int batch(void)
 {
 	struct kite_mlx5_wr wr[BATCH];
@@ -404,7 +404,7 @@ static int full_queue(void)
 	return err ?: write_and_read();
 }
 
-/* All counters begin anew. */
+/* All counters wrap. */
 static int many(void)
 {
 	int i, err = 0;
@@ -432,7 +432,7 @@ static int interrupt(void)
 	return err ?: expect_true(!completion_done(&near.interrupt));
 }
 
-/* It is told how far it went. */
+/* The post reports the first request that it did not post. */
 static int expect_second_refused(const struct kite_mlx5_wr *bad)
 {
 	struct ib_sge sge = from_source(0, 8);
@@ -516,7 +516,7 @@ static int restart(void)
 
 /* Cases of errors, after each of which the queue pair goes on. */
 
-/* What is behind the request that fails is flushed, and dropped by the reset if nobody took it. */
+/* Requests behind the failed one are flushed. The reset drops completions that were not polled. */
 static int wrong_rkey(void)
 {
 	struct ib_sge sge = from_source(0, 8);
@@ -676,7 +676,7 @@ static struct kite_mlx5_dct *create_dct(struct endpoint *end)
 	return kite_mlx5_dct_create(end->dev, &attr);
 }
 
-/* What a target received and nobody took goes with it, and its entries of the pool are free. */
+/* Destroying a DCT drops its unpolled receives and frees their entries of the pool. */
 static int dct_with_receives(void)
 {
 	struct ib_sge sge = from_source(0, 8);
@@ -693,7 +693,7 @@ static int dct_with_receives(void)
 	return err ?: post_receives() ?: expect_true(post_receive(0) == -ENOBUFS) ?: messages();
 }
 
-/* Who writes to a target that is gone learns it. */
+/* A write to a destroyed DCT fails. */
 static int destroyed_dct(void)
 {
 	struct ib_sge sge = from_source(0, 8);

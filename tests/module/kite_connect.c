@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Times what a user of verbs in the kernel pays to connect to another node: a reliable queue pair
- * made, told to the remote kernel, and made ready, again and again. As between programs, endpoints
- * tell each remote of their queue pairs over TCP, which is connected, and the device stays open.
+ * Times connection setup of a kernel user of verbs: create an RC QP, exchange its address with the
+ * remote kernel, and move it to RTS, repeatedly. As between programs, the endpoints exchange
+ * addresses over TCP, which is connected, and the device stays open.
  *
  * insmod kite_connect.ko clients=8 insmod kite_connect.ko clients=8 server=10.77.0.2 count=100 cat
  * /sys/module/kite_connect/parameters/median_ns
@@ -50,7 +50,7 @@ MODULE_PARM_DESC(per_second, "result: connections of all clients in a second, ea
 /* Requests that a queue pair may have under way. */
 #define MAX_SEND_WR 64
 
-/* What the endpoints of a connection tell each remote. */
+/* Message of an endpoint to its peer. */
 struct qp_info {
 	u32 qp_num;
 	u16 lid;
@@ -133,7 +133,7 @@ static int recv_qp_info(struct socket *socket, struct qp_info *remote)
 	return received <= 0 ? received : received == sizeof(*remote) ? 1 : -EPIPE;
 }
 
-/* Those who connect. */
+/* Clients. */
 
 static int connect_once(struct endpoint *endpoint, u64 *time)
 {
@@ -147,7 +147,7 @@ static int connect_once(struct endpoint *endpoint, u64 *time)
 	err = send_qp_info(endpoint->socket, qp);
 	if (!err)
 		err = recv_qp_info(endpoint->socket, &remote);
-	/* Nobody hangs up before we do. */
+	/* The peer never closes the connection first. */
 	err = err == 1 ? connect_qp(qp, &remote) : err ?: -EPIPE;
 	*time = ktime_get_ns() - start;
 	ib_destroy_qp(qp);
@@ -182,7 +182,7 @@ static int cmp_u64(const void *a, const void *b)
 	return cmp_int(*(const u64 *)a, *(const u64 *)b);
 }
 
-/* Those who serve. */
+/* Servers. */
 
 static void serve_one(struct work_struct *work)
 {

@@ -59,7 +59,7 @@ static struct ib_pd *pd;
 static struct ib_cq *cq;
 static struct endpoint near, far;
 
-/* What far lends: pages, and the region that is registered anew in each case. */
+/* Memory that far registers: pages, and the MR that each case registers again. */
 static struct scatterlist lent_sgl[MAX_ENTRIES];
 static struct ib_mr *mr;
 static u8 expected_seed;
@@ -125,7 +125,7 @@ static int invalidate(void)
 	return send(&far, &wr, IB_WC_SUCCESS);
 }
 
-/* Near takes the key away, by a message that tells far so. */
+/* Near invalidates the key by a SEND with invalidate to far. */
 static int post_send_with_inv(void)
 {
 	struct ib_send_wr wr = { .opcode = IB_WR_SEND_WITH_INV, .ex.invalidate_rkey = mr->rkey };
@@ -264,7 +264,7 @@ static int read(void)
 	return transfer(IB_WR_RDMA_READ, mr->rkey, IB_WC_SUCCESS) ?: check_pattern(expected_seed);
 }
 
-/* Each side tells first, and fails a little later: a reset before that would be undone. */
+/* Each side reports the error before its QP changes its state: an earlier reset would be undone. */
 static int wait_qp_error(struct ib_qp *qp)
 {
 	unsigned long end = jiffies + TIMEOUT_JIFFIES;
@@ -281,7 +281,7 @@ static int wait_qp_error(struct ib_qp *qp)
 	return -ETIMEDOUT;
 }
 
-/* The key does not allow it: nothing is moved, and the connection has to be made anew. */
+/* The key does not allow the access: no byte moves, and the connection must be set up again. */
 static int expect_refused(enum ib_wr_opcode opcode, u32 key)
 {
 	memset(local, ~expected_seed, mr->length);
@@ -485,7 +485,7 @@ static int create_objects(void)
 	return create_qp(&near) ?: create_qp(&far);
 }
 
-/* Requests under way end with the queue pairs, which nobody hears of. */
+/* Requests in flight end with the QPs, without completions. */
 static void destroy_objects(void)
 {
 	if (!IS_ERR_OR_NULL(near.qp))

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A sample module that has requests done while it goes on: it writes numbers to a region of a
- * node, many at a time, and reads them back; then it takes a call and answers it, as server and
- * caller in one. From then on, until it is unloaded, each write that completes begins the next;
- * /sys/module/kite_queue/parameters says how many there were and what ended them.
+ * Sample module with asynchronous requests: it writes numbers to a region of a node, many in
+ * flight, and reads them back. It then receives a call and replies to it, as server and caller in
+ * one. Until it is unloaded, each write that completes submits the next one.
+ * /sys/module/kite_queue/parameters has their number and the error that ended them.
  *
  *	insmod kite_queue.ko node=2
  *
- * With silent=REGION it also calls function 2 of who serves that region, which never replies, and
- * gives the calls up.
+ * With silent=REGION it also calls function 2 of the server of that region, which never replies,
+ * and cancels the calls.
  */
 #include <linux/completion.h>
 #include <linux/module.h>
@@ -93,7 +93,7 @@ static void on_completion(void *context, u64 tag, int error, u64 value)
 	wake_up(&progress.wait);
 }
 
-/* Has a request done, as soon as there is room for it. */
+/* Submits a request as soon as the queue has space. */
 static int submit(const struct kite_sqe *submission)
 {
 	uint old_done;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A sample module in Rust that uses kite: it keeps a region on a node while it is loaded, with a greeting and a
-//! count of those who have been greeted.
+//! Sample module in Rust: while it is loaded, it has a region on a node with a greeting and a counter of greeted
+//! programs.
 //!
 //! ```text
 //! insmod kite_rust.ko node=2
@@ -30,7 +30,7 @@ module! {
     },
 }
 
-/// What bindgen makes of `include/kite.h`.
+/// Bindings of `include/kite.h`.
 #[allow(
     clippy::all,
     clippy::undocumented_unsafe_blocks,
@@ -65,7 +65,7 @@ impl Session {
         Ok(Self(session))
     }
 
-    /// Allocates a region of `len` bytes on a node, which anybody may read and count in.
+    /// Allocates a region of `len` bytes on a node, with read and write rights for all users.
     fn alloc(&self, name: &CStr, len: u64, node: u32) -> Result<Region<'_>> {
         let (other_rights, mut handle) = (sys::KITE_READ | sys::KITE_WRITE, 0);
         // SAFETY: The session is open by the type invariants, and the pointers are to what is borrowed.
@@ -89,7 +89,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // SAFETY: It is open by the type invariants, and nobody uses it any more.
+        // SAFETY: The session is open by the type invariants, and no reference to it is left.
         unsafe { sys::kite_close(self.0) };
     }
 }
@@ -121,7 +121,7 @@ impl Region<'_> {
         Ok(value)
     }
 
-    /// Frees it, for all who have it.
+    /// Frees the region for all users.
     fn free(self) -> Result {
         // SAFETY: The session is open by its type invariants.
         to_result(unsafe { sys::kite_free(self.session.0, self.handle) })
@@ -131,7 +131,7 @@ impl Region<'_> {
 /// The module, while it is loaded.
 struct Greeter {
     session: Session,
-    /// Of the region.
+    /// Handle of the region.
     handle: u64,
 }
 

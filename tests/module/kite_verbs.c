@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Two kernels talk by a virtual queue pair: one lends memory, and the other reads, writes, counts
- * and swaps there, one thing at a time and push_batch at once, and says when it is done.
+ * Two kernels communicate by a VQP: one registers memory, the other reads, writes, adds and swaps
+ * there, with single requests and with a batch, and sends a message when it is done.
  *
  *	insmod kite_verbs.ko port=9
  *	insmod kite_verbs.ko port=9 node=2
  *
- * The first lends, and waits until somebody is done; the second uses what node 2 lends.
- * Loading does it all, and fails with the error of what is not as it should be.
+ * The first registers memory, and waits for the message. The second uses the memory of node 2.
+ * Loading the module runs the test, and fails with the error of an unexpected result.
  */
 #include <linux/completion.h>
 #include <linux/module.h>
@@ -163,7 +163,7 @@ static int transfer(u16 op, u32 lent_key)
 	return push(&work);
 }
 
-/* Writes what the other side is told of, of which nothing is popped, and swaps once it is 0. */
+/* Pushes unsignaled writes with immediate data, and a compare-and-swap of a word that is 0. */
 static int push_batch(u32 lent_key)
 {
 	struct kite_send_wr works[] = {
@@ -234,7 +234,7 @@ static int use_memory(void)
 		return err;
 	if (!is_pattern(memory + LOCAL_OFFSET))
 		return -EBADMSG;
-	/* What does not belong to it is refused, and harms nobody. */
+	/* A key of another owner is rejected. The VQP stays usable. */
 	if (transfer(KITE_WR_READ, lent_key ^ (1 << 20)) != -ENOENT)
 		return -EBADMSG;
 	return send_message(1, IMM_DONE) ?: check_teardown();

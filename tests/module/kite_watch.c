@@ -38,7 +38,7 @@ static int read_loop(void *unused)
 		reads += !ended;
 		cond_resched();
 	}
-	/* Until somebody asks it to end, which has to find it. */
+	/* kthread_stop() needs the thread, so it must not exit before. */
 	while (!kthread_should_stop())
 		schedule_timeout_interruptible(HZ);
 	return 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Times single reads or writes from within the kernel, by kite or by verbs alone: what kite costs
- * its kernel users, beside the least that anybody pays. Both RNICs are in this machine, so that
- * verbs need nobody elsewhere to agree with. Loading does it all and leaves the result to be read:
+ * Times single reads or writes of the kernel, by kite or by verbs: the cost of kite for its kernel
+ * users beside the minimum. Both RNICs are in this machine, so verbs need no remote peer. Loading
+ * the module runs the measurement and leaves the result to be read:
  *
  *	insmod kite_latency.ko contender=kite operation=write size=64 count=100
  *	cat /sys/module/kite_latency/parameters/median_ns

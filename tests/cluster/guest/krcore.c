@@ -13,7 +13,7 @@
 #define PORT 2002
 #define PATIENCE_MS 60000
 
-/* Says where it is, and gives up. */
+/* Prints the line of a failed condition, and exits. */
 #define CHECK(good)                                                        \
 	do {                                                               \
 		if (!(good)) {                                             \
@@ -120,7 +120,7 @@ static void lend(void)
 	CHECK(kr_close(qd) == 0 && kr_close(bound) == 0);
 }
 
-/* Takes so many completions, and waits for them as one does who has other descriptors, too. */
+/* Pops count completions, waiting by poll(2) as a program with other descriptors does. */
 static void take(int qd, struct kr_completion *done, int count)
 {
 	struct pollfd fd = { .fd = kr_fd(), .events = POLLIN };
@@ -170,7 +170,7 @@ static void do_all(int qd, uint32_t key)
 	CHECK(own.was[0] == 0 && own.was[1] == 9 && own.was[2] == 0);
 }
 
-/* Reads a byte of what is lent. Returns what became of that. */
+/* Reads a byte of the registered memory. Returns the status of the completion. */
 static int read_byte(int qd, uint32_t key, uint64_t offset)
 {
 	struct kr_request request = { .addr = own.read,

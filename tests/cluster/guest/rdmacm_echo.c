@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Two ends that tell each other words while they connect, and print each event with what came with
- * it. It knows librdmacm alone, and takes events when the descriptor of its channel says that there
- * are any.
+ * Two ends that exchange words as private data while they connect, and print each event with its
+ * private data. The program uses librdmacm only, and gets events when the descriptor of its channel
+ * is readable.
  *
  * rdmacm_echo
- *	accepts whoever says a word, and says it back; but rejects who says "no", with "sorry", and
- *	ends the connection with who says "late" at once
+ *	accepts each peer and returns its word; but rejects a peer with the word "no", with "sorry",
+ *	and disconnects a peer with the word "late" at once
  * rdmacm_echo ADDRESS WORD
- *	connects, and ends that; or if the word is "wait" waits until the other end does; if it is
- *	"late" hears of nothing before SIGUSR1
+ *	connects, and disconnects; with the word "wait" it waits until the peer disconnects; with
+ *	"late" it gets no event before SIGUSR1
  */
 
 #include <arpa/inet.h>
@@ -27,7 +27,7 @@
 
 static struct rdma_event_channel *channel;
 
-/* The signal for who is to hear of nothing before it. */
+/* Signal before which a "late" client gets no event. */
 static sigset_t late;
 
 static void check(int good, const char *what)
@@ -38,7 +38,7 @@ static void check(int good, const char *what)
 	exit(1);
 }
 
-/* What an event tells, as far as it has to do with a connection. */
+/* Returns the private data of an event of a connection. */
 static const char *word(const struct rdma_cm_event *event)
 {
 	static char said[256];
@@ -100,7 +100,7 @@ static void end(struct rdma_cm_id *id)
 	check(!rdma_destroy_id(id), "ending");
 }
 
-/* Listens by another channel until somebody asks. What that one is told of comes to ours then. */
+/* Listens by another channel until the first request, then migrates its events to this channel. */
 static void listen_for_first(void)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(PORT) };
@@ -147,7 +147,7 @@ static void expect(enum rdma_cm_event_type type)
 		exit(2);
 }
 
-/* Whoever has disconnected may do so again, and so may who was. */
+/* Both sides may disconnect, also a second time. */
 static void disconnect(struct rdma_cm_id *id)
 {
 	check(!rdma_disconnect(id) && !rdma_disconnect(id), "disconnecting");

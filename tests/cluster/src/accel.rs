@@ -86,7 +86,8 @@ impl Accel {
         }
     }
 
-    /// Whether a guest that saw no progress for a while has itself to blame.
+    /// Returns `true` if the virtual CPUs run in real time, so that a stall in the guest's log is a fault of the
+    /// guest.
     pub(crate) fn honest_time(self) -> bool {
         self == Accel::Kvm
     }

@@ -68,13 +68,13 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// How many nodes; 2 if unset.
+    /// Sets the number of nodes. The default is 2.
     pub fn nodes(mut self, count: usize) -> Self {
         self.nodes = count;
         self
     }
 
-    /// How they reach each other; if unset, the variable `FABRIC` says.
+    /// Sets the fabric. The default is the environment variable `FABRIC`.
     pub fn fabric(mut self, fabric: Fabric) -> Self {
         self.fabric = Some(fabric);
         self
@@ -98,8 +98,8 @@ impl Builder {
         self
     }
 
-    /// Makes doorbells of software ConnectXs memory of the machines, which do not trap; if unset, the variable
-    /// `MAP_DOORBELLS` says, by being there.
+    /// Maps the doorbells of software ConnectXs as memory, so that a doorbell does not trap. The default is `true` if
+    /// the environment variable `MAP_DOORBELLS` is set.
     pub fn map_doorbells(mut self, map: bool) -> Self {
         self.map_doorbells = map;
         self
@@ -212,7 +212,7 @@ impl Builder {
     }
 }
 
-/// How long a boot may take.
+/// Returns the maximum time of a boot.
 pub(crate) fn boot_limit() -> Duration {
     let given = env::var("KITE_BOOT_SECONDS")
         .ok()
@@ -237,8 +237,8 @@ fn boot_all(plans: &[Plan], network: &Option<Arc<Connectx>>) -> Result<Vec<Node>
     })
 }
 
-/// A multicast group for one cluster: no two living processes have the same number (at most 22
-/// bits), and within a process the port tells clusters apart.
+/// Returns a multicast group for one cluster. Running processes have different numbers (at most 22 bits), and the port
+/// distinguishes the clusters of a process.
 fn private_group() -> SocketAddrV4 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let [_, a, b, c] = process::id().to_be_bytes();

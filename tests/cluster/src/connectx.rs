@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The software ConnectXs of a cluster: one process is the RNICs of all nodes and the network between
-//! them. Its control socket does to ports and packets what a test asks for; `tests/connectx` says how.
+//! The software ConnectXs of a cluster: one process is the RNICs of all nodes and the network between them. Its
+//! control socket changes ports and drops packets; see `tests/connectx`.
 
 use std::env;
 use std::fs::File;
@@ -29,20 +29,20 @@ pub(crate) struct Connectx {
 struct Control {
     socket: BufReader<UnixStream>,
     losses: Vec<Loss>,
-    /// How many RNICs each node has.
+    /// RNICs of each node.
     rnics: usize,
 }
 
-/// What is lost of what a node sends.
+/// Loss of packets of a node.
 #[derive(Clone, Debug, Default)]
 struct Loss {
     share: f64,
-    /// How many packets had been lost before.
+    /// Packets lost before the loss was set.
     before: u64,
 }
 
 impl Connectx {
-    /// Starts it for these nodes. A node that is started anew, or reset, finds its RNIC at the same place.
+    /// Starts the process for these nodes. A node that is restarted or reset finds its RNIC at the same path.
     pub(crate) fn start(plans: &[Plan]) -> Result<Self> {
         let program = Path::new(TOP).join("target/release/connectx");
         if !program.exists() {
@@ -169,13 +169,13 @@ impl Connectx {
             .map(drop)
     }
 
-    /// How many packets of a node were lost since [`Connectx::lose`] was called for it.
+    /// Returns the packets of a node lost since [`Connectx::lose`] was called for it.
     pub(crate) fn lost(&self, node: usize) -> Result<u64> {
         let mut control = self.control();
         Ok(control.lost(node)? - control.losses[node - 1].before)
     }
 
-    /// Begins the account of a node's RNIC anew, with a cache of so many page translations.
+    /// Resets the counters of a node's RNIC, and gives it a cache of `entries` page translations.
     pub(crate) fn cache_translations(&self, node: usize, entries: usize) -> Result<()> {
         let mut control = self.control();
         let cache = json!({ "entries": entries });
@@ -187,7 +187,7 @@ impl Connectx {
         control.ask(&json!({ "caches": caches })).map(drop)
     }
 
-    /// How many page translations a node's RNIC has missed in its cache.
+    /// Returns the misses in the cache of page translations of a node's RNIC.
     pub(crate) fn missed_translations(&self, node: usize) -> Result<u64> {
         let mut control = self.control();
         let account = control.ask(&json!("stats"))?;
@@ -195,7 +195,7 @@ impl Connectx {
         missed.ok_or_else(|| Error::Control(account.to_string()))
     }
 
-    /// What a node's RNIC has counted.
+    /// Returns counters of a node's RNIC.
     pub(crate) fn counts<const N: usize>(&self, node: usize, names: [&str; N]) -> Result<[u64; N]> {
         let mut control = self.control();
         let account = control.ask(&json!("stats"))?;
@@ -224,7 +224,7 @@ impl Control {
         self.device(node) + 1
     }
 
-    /// How many packets of a node were ever lost by chance.
+    /// Returns all packets of a node lost at random.
     fn lost(&mut self, node: usize) -> Result<u64> {
         let account = self.ask(&json!("stats"))?;
         let lost = account["devices"][self.device(node)]["packets_lost"].as_u64();

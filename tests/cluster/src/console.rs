@@ -27,7 +27,7 @@ impl Console {
         &self.path
     }
 
-    /// How much there is by now.
+    /// Returns the present length.
     pub(crate) fn len(&self) -> u64 {
         self.path.metadata().map_or(0, |file| file.len())
     }

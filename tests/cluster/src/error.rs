@@ -26,7 +26,7 @@ pub enum Error {
     /// The software ConnectX is asked for and was not built.
     #[error("there is no software ConnectX yet: make connectx builds it")]
     NoConnectx,
-    /// What was asked for can be done to software ConnectXs only.
+    /// The operation needs software ConnectXs.
     #[error("the RNIC of this node is no software ConnectX")]
     NotConnectx,
     /// The software ConnectX does not run.
@@ -53,7 +53,7 @@ pub enum Error {
     /// An operation on this side of the machines failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// The operation.
         what: String,
         /// Why it failed.
         source: io::Error,
@@ -63,7 +63,7 @@ pub enum Error {
     Boot {
         /// The node.
         node: String,
-        /// What was seen.
+        /// The observation.
         why: String,
         /// The fault or the last lines of its console.
         log: String,
@@ -75,7 +75,7 @@ pub enum Error {
     Unreachable {
         /// The node.
         node: String,
-        /// What ssh or QEMU said.
+        /// Output of ssh or QEMU.
         why: String,
     },
     /// A command, or what was waited for in its output, took too long.
@@ -88,7 +88,7 @@ pub enum Error {
         node: String,
         /// The command.
         command: String,
-        /// How long was waited.
+        /// The limit that was exceeded.
         limit: Duration,
         /// Its output until then.
         output: String,
@@ -151,7 +151,7 @@ impl fmt::Debug for Error {
     }
 }
 
-/// Says what was being done when an I/O error came.
+/// Adds the operation to an I/O error.
 pub(crate) trait Context<T> {
     fn context(self, what: impl FnOnce() -> String) -> Result<T>;
 }

@@ -24,7 +24,7 @@ pub(crate) const LINK: &str = "eth0";
 /// queue pair with that locked, and freeing to a pool lets other packets come in first.
 const MTU: u32 = 4200;
 
-/// How nodes reach each other with RDMA.
+/// RDMA fabric between nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fabric {
@@ -54,7 +54,7 @@ impl Fabric {
         }
     }
 
-    /// What its RNICs are, for people.
+    /// Returns a description of its RNICs.
     pub fn rnics(self) -> &'static str {
         match self {
             Fabric::Rxe => "Soft-RoCE RNICs",

@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 
 use regex::Regex;
 
-/// Faults of any kernel. What kmemleak says is not one, since any module's leaks may be meant: see
-/// `leaks`. Anchored after the time stamp, so that user-space output does not match.
+/// Faults of any kernel. Reports of kmemleak are not among them, since a module may keep memory on purpose: see
+/// `leaks`. The patterns are anchored after the time stamp, so output of user space does not match.
 const FAULTS: &[&str] = &[
     r"WARNING: ",
     r"BUG[: ]",
@@ -31,8 +31,8 @@ const FAULTS: &[&str] = &[
     r"unregister_netdevice: waiting for",
 ];
 
-/// What kite says with `pr_err!`: what must not happen whatever peers, users and networks do. Of those it
-/// speaks at lower levels.
+/// Messages of kite's `pr_err!`: events that must not happen, whatever peers, users and networks do. Other events are
+/// logged at lower levels.
 const ALARMS: &[&str] = &[
     r"kite: failed QP does not flush",
     r"kite: QP cannot be moved to (ERR|RESET)",

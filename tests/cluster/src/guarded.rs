@@ -34,7 +34,7 @@ impl Guarded {
         &mut self.0
     }
 
-    /// How the child ended, if it has.
+    /// Returns the exit status of the child, if it has ended.
     pub(crate) fn status(&mut self) -> Option<ExitStatus> {
         self.0.try_wait().ok().flatten()
     }
@@ -61,7 +61,7 @@ fn spawner() -> &'static Sender<Job> {
         let (jobs, queue) = channel::<Job>();
         thread::spawn(move || {
             for (mut command, reply) in queue {
-                // Whoever asked may have gone.
+                // The requesting thread may have ended.
                 let _ = reply.send(command.spawn());
             }
         });

@@ -88,8 +88,8 @@ impl fmt::Display for Series {
     }
 }
 
-/// How long a wait may last on the kernel of this run. The checkers make all that a kernel does take
-/// longer, and this is the one place that allows for it: every wait for a node asks here.
+/// Returns the limit of a wait on the kernel of this run. The debug kernel is slower, and every wait for a node uses
+/// this function.
 pub(crate) fn patience(limit: Duration) -> Duration {
     // A bad name has failed the boot already.
     match Kernel::from_env().unwrap_or_default() {

@@ -16,15 +16,15 @@ use crate::process::Process;
 use crate::wait::until;
 use crate::{Cluster, TOP};
 
-/// How long daemons may take to agree.
+/// Maximum time for daemons to agree on a view.
 const AGREEMENT: Duration = Duration::from_secs(60);
 
-/// How long a daemon may take to say goodbye and let go of the device.
+/// Maximum time for a daemon to leave and close the device.
 const FAREWELL: Duration = Duration::from_secs(30);
 
 const SCRIPT: &str = include_str!("../guest/start-kite");
 
-/// How kite is started.
+/// Parameters of module and daemon.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Parameters of the module, "a=1 b=2".
@@ -48,7 +48,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Nobody is removed for its silence: who is suspected has two heartbeats to answer.
+    /// Returns parameters with which no node is removed for its silence. A suspected node has two heartbeats to reply.
     pub fn patient() -> Self {
         Setup {
             heartbeat_ms: 10_000,
@@ -75,8 +75,8 @@ impl Cluster {
         self.await_members(self.nodes().len())
     }
 
-    /// Pulls the cables of a node out until a queue pair has failed, and plugs them in again. Something has to be
-    /// on the way from or to it. At which end that is found out may depend on who waits for whom meanwhile.
+    /// Cuts the links of a node until a QP has failed, and restores them. There must be traffic from or to the node.
+    /// The end that detects the failure depends on the operations in flight.
     ///
     /// # Errors
     ///
@@ -125,8 +125,8 @@ impl Cluster {
         Ok(done)
     }
 
-    /// Whether nothing is to be done, which is the usual case and found out by one command for each
-    /// node, all at once.
+    /// Returns `true` if all nodes run kite with this setup, which is the usual case. One command per node, run
+    /// concurrently, checks it.
     fn runs_kite(&self, setup: &Setup) -> bool {
         let members = self.nodes().len();
         let runs = |(number, node): (usize, &Node)| {
@@ -144,7 +144,7 @@ impl Cluster {
                 .zip(self.nodes())
                 .map(|node| scope.spawn(move || runs(node)))
                 .collect();
-            // All are waited for, whatever the first says.
+            // Wait for all threads, also after a failure of the first.
             looks
                 .into_iter()
                 .fold(true, |all, look| look.join().unwrap_or(false) && all)
@@ -255,7 +255,7 @@ impl Node {
         ))
     }
 
-    /// What happens when the test program tries something: "OK" or the errno's symbol.
+    /// Executes an operation of the workload program. Returns "OK" or the symbol of the errno.
     ///
     /// # Errors
     ///

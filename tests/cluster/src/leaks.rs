@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What a debug kernel's kmemleak says of a module that was unloaded: which objects are its leaks, and
-//! from where in it they came.
+//! Reports of kmemleak of a debug kernel for a module that was unloaded: the leaked objects, and the functions that
+//! allocated them.
 //!
 //! The kernel keeps the addresses of an object's backtrace and names them when it prints, so of a
 //! module that is gone only numbers are left. A number is therefore taken for kite's, which is what

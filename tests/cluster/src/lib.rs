@@ -140,8 +140,8 @@ impl Cluster {
         })
     }
 
-    /// Ends the cluster: ends its daemons, unloads kite where it is loaded, which fails if something
-    /// still holds it, and checks the kernels a last time. A debug kernel also tells what it leaked.
+    /// Ends the cluster: stops its daemons, unloads kite, which fails if the module is still in use, and checks the
+    /// kernel logs a last time. On a debug kernel it also checks for leaks.
     pub fn shutdown(mut self) -> Result<()> {
         self.finish()
     }

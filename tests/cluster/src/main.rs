@@ -21,10 +21,10 @@ const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Boots a cluster of virtual machines with an RDMA fabric between them, and starts kite on each.
 #[derive(Parser)]
 struct Options {
-    /// How many nodes
+    /// Number of nodes
     #[arg(long, default_value_t = 2)]
     nodes: usize,
-    /// How they reach each other: connectx, rxe (or by the variable FABRIC)
+    /// Fabric: connectx, rxe (default: the environment variable FABRIC)
     #[arg(long)]
     fabric: Option<Fabric>,
     /// Processors of each node

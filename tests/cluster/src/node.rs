@@ -27,19 +27,19 @@ use crate::qemu::{Machine, Plan};
 use crate::qmp::Qmp;
 use crate::ssh::Ssh;
 
-/// How long a command may run unless [`Remote::limit`] says otherwise.
+/// Limit of a command without [`Remote::limit`].
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 
-/// How long the console may lag behind a node that answers.
+/// Maximum delay of the console after a response of the node.
 const CONSOLE_LAG: Duration = Duration::from_secs(5);
 
-/// How long an RNIC may take to go, whoever uses it.
+/// Maximum time of the removal of an RNIC in use.
 const REMOVAL: Duration = Duration::from_secs(30);
 
-/// What our init says first.
+/// First line of the init script.
 const INIT: &str = "kite: init";
 
-/// How long kmemleak may take to look through all memory.
+/// Maximum time of a scan of kmemleak.
 const SCANS: Duration = Duration::from_secs(60);
 
 const FIND_LEAKS: &str = include_str!("../guest/find-leaks");
@@ -51,7 +51,7 @@ pub struct Node {
     ssh: Arc<Ssh>,
     qmp: Mutex<Qmp>,
     console: Console,
-    /// How long the console was when the machine last started.
+    /// Length of the console at the last start of the machine.
     started_at: AtomicU64,
     paused: AtomicBool,
     // In this order: QEMU has to die before those that serve it.
@@ -146,7 +146,7 @@ impl Node {
         self.console.since(0)
     }
 
-    /// Prepares a command, to be run by `sh` as root unless told otherwise.
+    /// Prepares a command that `sh` runs, by default as root.
     pub fn command(&self, line: impl Into<String>) -> Remote<'_> {
         Remote {
             node: self,
@@ -239,12 +239,12 @@ impl Node {
         self.ssh.disconnect();
     }
 
-    /// Whether there still is a machine: it was not killed and did not panic or power off.
+    /// Returns `true` if the machine runs: it was not killed, and did not panic or power off.
     pub fn is_alive(&self) -> bool {
         self.qemu().status().is_none()
     }
 
-    /// Stops the machine: its processors, and its RNIC, which would go on without them, is not heard.
+    /// Stops the processors of the machine, and drops the packets of its RNIC, which continues without them.
     pub fn pause(&self) -> Result<()> {
         self.paused.store(true, Ordering::Relaxed);
         if let Some(connectx) = &self.network {
@@ -274,7 +274,7 @@ impl Node {
         self.connectx()?.refuse_targets(self.plan.number, times)
     }
 
-    /// Pushes the reset button; [`Node::wait_ready`] tells when the node is back.
+    /// Resets the machine. [`Node::wait_ready`] waits for its boot.
     pub fn reset(&self) -> Result<()> {
         self.ssh.disconnect();
         self.pause()?;
@@ -358,7 +358,7 @@ impl Node {
         removal.sh().map(drop)
     }
 
-    /// Lets the RNIC die, as hardware does: it answers nobody, and its registers read as ones.
+    /// Kills the RNIC as a hardware failure does: it sends no packets, and its registers read as ones.
     ///
     /// # Errors
     ///
@@ -376,8 +376,8 @@ impl Node {
         self.connectx()?.revive(self.plan.number)
     }
 
-    /// Pulls the RNIC out of the node, which asks nobody: from now on its registers read as ones.
-    /// [`Node::remove_rnic`] then tells the kernel.
+    /// Unplugs the RNIC by surprise: from now on its registers read as ones. [`Node::remove_rnic`] then notifies the
+    /// kernel.
     ///
     /// # Errors
     ///
@@ -396,7 +396,7 @@ impl Node {
             .cache_translations(self.plan.number, entries)
     }
 
-    /// How many page translations the RNIC has missed in its cache.
+    /// Returns the misses of the RNIC in its cache of page translations.
     ///
     /// # Errors
     ///
@@ -405,7 +405,7 @@ impl Node {
         self.connectx()?.missed_translations(self.plan.number)
     }
 
-    /// What its RNIC has counted, by names of `Count` and `Statement` in `tests/connectx/src/cost.rs`.
+    /// Returns counters of the RNIC, by names of `Count` and `Statement` in `tests/connectx/src/cost.rs`.
     ///
     /// # Errors
     ///
@@ -437,7 +437,7 @@ impl Node {
         self.connectx()?.delay(self.plan.number, to.plan.number, by)
     }
 
-    /// How many packets of RDMA it has lost so since [`Node::loss`] was called; on Soft RoCE these are frames.
+    /// Returns the RDMA packets lost since [`Node::loss`] was called; on Soft-RoCE the frames.
     pub fn lost(&self) -> Result<u64> {
         if let Some(connectx) = &self.network {
             return connectx.lost(self.plan.number);

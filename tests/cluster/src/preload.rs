@@ -10,8 +10,8 @@ use crate::{until, Cluster, Node, Output, Process, Result, Setup};
 const SOON: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(300);
 
-/// Starts kite so that the queue pairs that an RNIC is told of are those of programs: all nodes are connected, and kite
-/// makes no more when there is much to do.
+/// Starts kite so that all commands of the RNIC for QPs are those of programs: all nodes are connected, and kite
+/// creates no further QPs under load.
 ///
 /// # Errors
 /// Those of [`Cluster::start_kite`].
@@ -50,7 +50,7 @@ pub fn serve(node: &Node, line: &str) -> Result<Process> {
     Ok(server)
 }
 
-/// How often the RNIC of a node was told to do something with a queue pair.
+/// Returns the number of commands of the RNIC of a node that concern QPs.
 ///
 /// # Errors
 /// Those of [`Node::sh`].

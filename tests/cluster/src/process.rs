@@ -16,22 +16,22 @@ use crate::guarded::Guarded;
 use crate::kernel::patience;
 use crate::ssh::{quote, Ssh};
 
-/// How long a node may take to do next to nothing.
+/// Maximum time of a trivial command.
 const ROUND_TRIP: Duration = Duration::from_secs(10);
 
-/// What a command left behind.
+/// Result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
     /// Its exit status; 128 + n if signal n ended it.
     pub status: i32,
-    /// What it wrote to standard output.
+    /// Standard output.
     pub stdout: String,
-    /// What it wrote to standard error.
+    /// Standard error.
     pub stderr: String,
 }
 
 impl Output {
-    /// Whether the exit status is 0.
+    /// Returns `true` if the exit status is 0.
     pub fn success(&self) -> bool {
         self.status == 0
     }
@@ -190,7 +190,7 @@ impl Process {
         sent
     }
 
-    /// Whether the command still runs, as far as this side knows.
+    /// Returns `true` if the command has not ended, as far as this side has seen.
     pub fn is_running(&mut self) -> bool {
         self.client.status().is_none()
     }
@@ -267,7 +267,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if self.session.is_some() && self.is_running() && self.ssh.connected() {
-            // Nobody is left to tell if it fails; the node's end takes the command along.
+            // An error has no receiver here. The command ends with its node at the latest.
             let _ = self.kill();
         }
     }

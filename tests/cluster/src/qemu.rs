@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The virtual machine of one node: what it is made of, and the processes that are it.
 //!
-//! It boots a kernel straight into the build root, shared read-only by virtiofs. The root
-//! does not change while it is in use, so the guest may cache it for ever: that halves the boot. The
-//! checkout at /kite does change, and is a share of its own that is looked up anew each time.
+//! The machine boots a kernel directly, with the build root shared read-only by virtiofs. The root does not change
+//! while it is in use, so the guest caches it without limit, which halves the time of the boot. The checkout at /kite
+//! changes: it is a share of its own, without a cache.
 
 use std::fs::{self, File};
 use std::net::SocketAddrV4;
@@ -36,11 +36,11 @@ pub(crate) struct Plan {
     pub(crate) number: usize,
     pub(crate) memory_mib: usize,
     pub(crate) cpus: usize,
-    /// How many RNICs, where they are machines' devices.
+    /// RNICs, if they are devices of machines.
     pub(crate) rnics: usize,
-    /// Whether their doorbells are memory, instead of trapping the machine.
+    /// `true` if their doorbells are memory and do not trap.
     pub(crate) map_doorbells: bool,
-    /// Whether they have no dynamically connected transport.
+    /// `true` if they lack the DC transport.
     pub(crate) without_dc: bool,
     pub(crate) kernel: Kernel,
     pub(crate) accel: Accel,
@@ -57,7 +57,7 @@ pub(crate) struct Plan {
     pub(crate) dir: PathBuf,
 }
 
-/// What one piece of a node adds to its machine.
+/// Arguments that a part of a node adds to its machine.
 pub(crate) struct Part {
     pub(crate) args: Vec<String>,
     pub(crate) helpers: Vec<Guarded>,

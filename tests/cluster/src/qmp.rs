@@ -47,7 +47,8 @@ impl Qmp {
         }
     }
 
-    /// The host's port that leads to the guest's sshd: QEMU chose it, and tells only its monitor.
+    /// Returns the port of the host that is forwarded to the guest's sshd. QEMU selects the port and reports it to its
+    /// monitor only.
     pub(crate) fn forwarded_port(&mut self) -> Result<u16> {
         let command = "human-monitor-command";
         let table = self.execute(command, json!({ "command-line": "info usernet" }))?;

@@ -15,7 +15,7 @@ use crate::Cluster;
 
 /// A cluster that is booted for the first test that takes it.
 ///
-/// With `--test-threads=1` nobody waits while a test runs, so each test boots its own.
+/// With `--test-threads=1` no test waits while another runs, so each test boots its own cluster.
 ///
 /// ```no_run
 /// use kite_cluster::{Cluster, SharedCluster};
@@ -34,13 +34,13 @@ pub struct SharedCluster {
 /// A turn with the shared cluster; its end checks the kernels' logs, and that nothing holds the module.
 #[derive(Debug)]
 pub struct Turn<'a> {
-    // Ends before the cluster does, which may take long and is nobody else's business.
+    // Released before the cluster ends, which may take long and must not delay other tests.
     _turn: MutexGuard<'a, ()>,
     cluster: Arc<Cluster>,
 }
 
 impl SharedCluster {
-    /// Says how to build the cluster when it is needed.
+    /// Creates a shared cluster that `builder` boots on first use.
     pub const fn new(builder: fn() -> Builder) -> Self {
         SharedCluster {
             builder,

@@ -18,7 +18,7 @@ use crate::guarded::Guarded;
 use crate::kernel::patience;
 use crate::qemu::Plan;
 
-/// How long an exchange of keys may take.
+/// Maximum time of a key exchange.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl Ssh {
             .is_some_and(|master| master.status().is_none())
     }
 
-    /// What ssh last complained of.
+    /// Returns the last error of ssh.
     pub(crate) fn unreachable(&self) -> Error {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let why = log
@@ -134,7 +134,8 @@ impl Ssh {
     }
 }
 
-/// The cluster's host key is as short-lived as its machines, and there is nobody in between.
+/// Returns the configuration. The host key of a cluster exists as long as its machines, and there is no network
+/// between.
 fn configuration(plan: &Plan, ssh: &Ssh, port: u16) -> String {
     format!(
         "Host {}\n\

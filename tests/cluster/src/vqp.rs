@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What tests of virtual queue pairs have in common: memory to reach, somebody to talk to, requests without end.
+//! Helpers of the tests of virtual queue pairs: registered memory, echo servers, continuous requests.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub fn offer(node: &Node, number: usize, options: &str) -> Result<(Process, Stri
     Ok((process, format!("{number} {line}")))
 }
 
-/// Somebody at a node who answers at a port.
+/// Starts a process that returns messages at a port of a node.
 pub fn echo(node: &Node, port: u32) -> Result<Process> {
     let mut process = node.workload(&format!("vqp echo {port}")).spawn()?;
     process.read_until("ready", SOON)?;
@@ -37,7 +37,7 @@ pub fn endless(node: &Node, name: &str) -> Result<Process> {
     Ok(process)
 }
 
-/// How many initiators of all nodes have failed.
+/// Returns the number of DCI failures of all nodes.
 pub fn failures(cluster: &Cluster) -> Result<u64> {
     let nodes = cluster.nodes().iter();
     nodes.map(|node| Ok(node.stats()?["dci_errors"])).sum()

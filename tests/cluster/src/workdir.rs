@@ -2,8 +2,8 @@
 //! The directory of one cluster, `/kite/target/cluster/<name>`: console logs, QEMU's messages, keys
 //! and sockets.
 //!
-//! It stays when the cluster ends, for whoever reads the logs, and is emptied when the name is used
-//! again. A lock tells a living cluster from a dead one, so nothing needs to be tidied after a crash.
+//! The directory stays after the end of the cluster, for its logs, and is emptied when its name is used again. A lock
+//! distinguishes a running cluster from a dead one, so a crash needs no cleanup.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -30,7 +30,7 @@ impl File {
             .parent()
             .context("a file without a directory")?;
         fs::create_dir_all(dir)?;
-        // head ends tar by closing the pipe, and says how it went itself.
+        // head ends tar by closing the pipe. The exit status is that of head.
         let line = format!("tar -C / -c usr/share 2>/dev/null | head -c {SIZE} >{path}");
         let status = Command::new("sh").args(["-c", &line]).status()?;
         let len = fs::metadata(path)?.len();

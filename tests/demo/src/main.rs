@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The demonstration: two nodes share memory by name, until one of them dies.
 //!
-//! It does what a user would do, with the commands a user has, on machines of the test harness. Each
-//! step prints what is done and what came of it; anything that is not as promised ends the program
-//! with an error.
+//! The demonstration uses the commands of a user, on machines of the test harness. Each step prints its action and its
+//! result. An unexpected result ends the program with an error.
 
 mod file;
 mod tell;
@@ -23,13 +22,13 @@ const BIN: &str = "/kite/target/release";
 
 const REGION: &str = "demo";
 
-/// The user who does all that needs no root.
+/// User of all steps that do not need root.
 const USER: &str = "alice";
 
-/// How long a copy may take, on machines that are emulated.
+/// Maximum time of a copy on emulated machines.
 const COPY_LIMIT: Duration = Duration::from_secs(300);
 
-/// How long a thousand messages may take each way.
+/// Maximum time of a thousand messages in each direction.
 const PLAY_LIMIT: Duration = Duration::from_secs(120);
 
 const JOIN_LIMIT: Duration = Duration::from_secs(60);

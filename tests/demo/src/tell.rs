@@ -26,7 +26,7 @@ pub(crate) fn detail(text: &str) {
     }
 }
 
-/// Says what came of a step, and how long it took.
+/// Prints the result of a step and its time.
 pub(crate) fn done(what: &str, time: impl Into<Elapsed>) {
     println!("   => {what} ({})", seconds(time.into().0));
 }
@@ -50,7 +50,7 @@ pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// What the demonstration has shown.
+/// Results of the demonstration.
 pub(crate) struct Summary {
     start: Instant,
     lines: Vec<String>,
