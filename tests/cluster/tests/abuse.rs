@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Users who mean harm: whatever they ask for, the kernel stays whole and others can work.
+//! Hostile users: no sequence of requests damages the kernel or delays other users.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Atomic operations on words of regions: none is lost and none is done twice, whoever asks, wherever the
-//! word is, and whatever becomes of packets and queue pairs.
+//! Atomic operations on words of regions: each is applied exactly once, from every node, on every node, despite lost
+//! packets and failed QPs.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn word(node: &Node, name: &str, offset: u64) -> Result<u64> {
     Ok(node.workload(&line).sh()?.parse().unwrap())
 }
 
-/// Each number from 0 on was returned once: so says their sum, with the count.
+/// Checks by sum and count that each number from 0 on was returned once.
 fn assert_each_once(sums: &[String], count: u64) {
     let sum: u64 = sums.iter().map(|sum| sum.parse::<u64>().unwrap()).sum();
     assert_eq!(sum, count * (count - 1) / 2, "{sums:?}");

@@ -66,7 +66,7 @@ fn perftest_on(pair: &Cluster, line: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the driver logged of importance since the node booted.
+/// Returns the warnings and errors that the driver has logged since the boot of the node.
 fn complaints(node: &Node) -> Result<String> {
     node.sh("dmesg --level=emerg,alert,crit,err,warn | grep -E 'mlx5|infiniband' || true")
 }
@@ -332,7 +332,7 @@ fn two_devices_of_one_machine_exchange_data() -> Result<()> {
     cluster.shutdown()
 }
 
-/// What a kernel module makes by firmware commands sends from `near` to `far`.
+/// QPs that a kernel module creates by firmware commands send from `near` to `far`.
 fn kernel_made_queue_pairs(node: &Node, near: &str, far: &str) -> Result<()> {
     let cases = node.sh(&format!(
         "dmesg -C; \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The directory of those who can be reached, while nodes come and go, also those that keep it; and that nodes which have
-//! nothing to do with each other know each other without being connected.
+//! The directory of DCT addresses while nodes join and leave, also nodes that store it. Nodes without traffic know
+//! each other without a connection.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(600);
 const PORT: u32 = 7;
 
-/// The `round`th life of a node says so at the port.
+/// Starts a server at the port of a node that sends the number of the node's incarnation.
 fn say(node: &Node, number: usize, round: usize) -> Result<Process> {
     let line = format!("vqp say {PORT} {}", number * 1000 + round);
     let mut process = node.workload(&line).spawn()?;
@@ -23,7 +23,7 @@ fn say(node: &Node, number: usize, round: usize) -> Result<Process> {
     Ok(process)
 }
 
-/// Whoever connects to a node meanwhile reaches it, in its present life, or learns that it cannot; and nobody else.
+/// A connection made meanwhile reaches the present incarnation of the node, or fails. It never reaches another node.
 #[test]
 fn node_that_rejoins_never_gets_packets_of_another() -> Result<()> {
     let four = FOUR.take()?;
@@ -68,7 +68,7 @@ fn node_that_rejoins_never_gets_packets_of_another() -> Result<()> {
     said.iter_mut().try_for_each(|process| process.kill())
 }
 
-/// Who keeps the directory only while others are away is not asked afterwards, when nobody tells him any more.
+/// A node that stored the directory while others were down is not read afterwards, when it gets no updates.
 #[test]
 fn directory_is_restored_after_two_owners_were_down() -> Result<()> {
     let four = FOUR.take()?;
@@ -96,7 +96,7 @@ fn directory_is_restored_after_two_owners_were_down() -> Result<()> {
     said.iter_mut().try_for_each(|process| process.kill())
 }
 
-/// Starts kite anew on all nodes, so that counters begin at zero, with one connection for each two nodes.
+/// Restarts kite on all nodes, so that counters begin with zero, with one connection for each pair of nodes.
 fn start_anew(four: &Cluster) -> Result<()> {
     for node in four.nodes() {
         node.stop_kited()?;
@@ -108,7 +108,7 @@ fn start_anew(four: &Cluster) -> Result<()> {
     })
 }
 
-/// Has node 1 make names that any node may be the one to keep: each grants them when it has heard from all.
+/// Creates names on node 1 whose owners are all nodes. An owner grants a name when all members have sent their names.
 fn make_names(four: &Cluster, prefix: &str) -> Result<()> {
     for i in 0..16 {
         four.node(1).kite(&format!("alloc {prefix}-{i} 1"))?;
@@ -119,7 +119,8 @@ fn make_names(four: &Cluster, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// All are connected to the nodes that keep the directory, and nobody else to anybody, until they talk.
+/// All nodes are connected to the nodes that store the directory. Other pairs are not connected before they have
+/// traffic.
 #[test]
 fn nodes_without_traffic_have_no_connection() -> Result<()> {
     let four = FOUR.take()?;
@@ -135,7 +136,7 @@ fn nodes_without_traffic_have_no_connection() -> Result<()> {
     four.node(3).kite("free far").map(drop)
 }
 
-/// What gets lost is told again: in the end all have heard from all.
+/// Lost announcements are repeated until every node has received those of all others.
 #[test]
 fn view_announcements_are_retried_until_acknowledged() -> Result<()> {
     let four = FOUR.take()?;

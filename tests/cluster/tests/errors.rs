@@ -159,7 +159,7 @@ fn invalid_grants_are_rejected() -> Result<()> {
     case("alice", "grants")
 }
 
-/// Starts a program of bob's on node 2, and waits until it says this.
+/// Starts a program of bob on node 2, and waits for this output.
 fn bob(pair: &Cluster, line: &str, says: &str) -> Result<Process> {
     let mut process = pair.node(2).workload(line).user("bob").spawn()?;
     process.read_until(says, SOON)?;
@@ -213,7 +213,7 @@ fn revoked_right_ends_the_mappings_that_used_it() -> Result<()> {
         assert_eq!(may("r")?, "EACCES", "others may");
         alice(&format!("grant ours rwm --user {uid}"))?;
         let mut copier = bob(&pair, "copies endless ours ours", "copying")?;
-        // A master may give up what he has.
+        // A master may revoke its own right.
         on(2, "bob", &format!("grant ours rm --user {uid}"))?;
         assert_denied(&mut copier)?;
         assert_eq!(pair.node(2).attempt("bob", "free ours")?, "OK");
@@ -262,7 +262,7 @@ fn invalid_views_are_rejected() -> Result<()> {
     Ok(())
 }
 
-/// Nobody is removed before a deadline: who is suspected has two heartbeats to answer.
+/// No node is removed before a deadline: a suspected node has two heartbeats to reply.
 fn patient_pair() -> Result<Turn<'static>> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What happens to kite when processes, daemons, nodes, networks and RNICs go: who is concerned hears
-//! of it in bounded time, others do not notice, and nothing is left behind.
+//! Failures of processes, daemons, nodes, networks and RNICs: affected operations fail in bounded time, others are not
+//! affected, and nothing leaks.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -51,8 +51,8 @@ fn error(process: &mut Process) -> Result<String> {
     Ok(line.split(' ').nth(1).unwrap_or_default().into())
 }
 
-/// A `hold` makes progress from now on. What it printed before now says nothing, so it has to be
-/// well past that.
+/// Waits until a `hold` makes progress from now on. Its earlier output is no evidence, so the output must be well past
+/// it.
 fn goes_on(process: &mut Process) -> Result<()> {
     let count = |line: String| -> u64 { line.trim_start_matches("ops ").parse().unwrap_or(0) };
     let start = Instant::now();
@@ -329,7 +329,7 @@ fn others_continue_after_the_seed_stops() -> Result<()> {
     Ok(())
 }
 
-/// Who cannot be reached holds up what is meant for it, and nothing else.
+/// An unreachable node delays only requests to itself.
 #[test]
 fn unreachable_member_delays_no_requests_to_others() -> Result<()> {
     let trio = patient_trio()?;
@@ -338,8 +338,8 @@ fn unreachable_member_delays_no_requests_to_others() -> Result<()> {
     let (lent_by_two, lent_by_three): (String, String) = (lent(two)?, lent(three)?);
     let idle = format!("{IDLE} regions={}", gauge(one, "regions")?);
     two.pause()?;
-    // Memory that may have been lent is given back, in vain so far. More of that than there ever were
-    // workers for all nodes together.
+    // Memory that may have been lent is returned, so far without success: in more requests than all nodes have
+    // workers.
     let tried = at_once(one, 40, "attempt alloc 5000 --nodes 2");
     let reached = one.attempt("root", "alloc 4194304 --nodes 3");
     let gone = one.await_gauges(&idle, SOON);
@@ -355,7 +355,7 @@ fn unreachable_member_delays_no_requests_to_others() -> Result<()> {
     Ok(())
 }
 
-/// Names are told to each node for itself.
+/// Names are sent to each node independently.
 #[test]
 fn joining_node_receives_names_while_a_member_is_unreachable() -> Result<()> {
     const NAMES: usize = 12;
@@ -394,8 +394,7 @@ fn joining_node_receives_names_while_a_member_is_unreachable() -> Result<()> {
     Ok(())
 }
 
-/// The addresses that a mapping holds mean nothing in the node's next life: there they are anybody's
-/// memory.
+/// The addresses in a mapping are invalid in the next incarnation of the node: there they are memory of other users.
 #[test]
 fn memory_of_an_earlier_incarnation_is_never_accessed() -> Result<()> {
     let trio = trio()?;
@@ -489,7 +488,7 @@ fn rnic_removal_under_load_ends_sessions_and_rnic_returns() -> Result<()> {
     Ok(())
 }
 
-/// What a program leaves behind it is cleared away while nobody else waits for anything.
+/// The cleanup after a program runs only while no other request waits.
 #[test]
 fn free_does_not_wait_for_cleanup_of_another_program() -> Result<()> {
     let trio = trio()?;

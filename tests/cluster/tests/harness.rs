@@ -175,7 +175,7 @@ fn rdma_transfers_data_between_nodes() -> Result<()> {
     let (one, two) = (pair.node(1), pair.node(2));
     let line = |node: &Node| {
         let rnic = node.rnic()?;
-        // On Ethernet a GID says which addresses to use.
+        // On Ethernet the GID index selects the addresses.
         let gid = if rnic == "rxe0" { "-g 1" } else { "" };
         Ok(format!("ibv_rc_pingpong -d {rnic} {gid} -n 100"))
     };
@@ -356,7 +356,7 @@ fn killed_harness_leaves_no_process() {
     .unwrap();
 }
 
-/// A terminal with somebody at it.
+/// A terminal with a user.
 struct Terminal {
     program: Child,
     keys: ChildStdin,

@@ -43,7 +43,7 @@ fn pair() -> Result<Turn<'static>> {
     Ok(pair)
 }
 
-/// What a kernel has in use.
+/// Resources of a kernel in use.
 struct Usage {
     /// Objects of each slab cache.
     objects: HashMap<String, u64>,
@@ -76,7 +76,7 @@ impl Usage {
         })
     }
 
-    /// What grew since `before` by about one for each of `cycles`.
+    /// Returns the resources that grew since `before` by about one for each of `cycles`.
     fn grown(&self, before: &Usage, cycles: u64) -> Vec<String> {
         let bound = cycles * 3 / 4;
         let mut grown = Vec::new();
@@ -168,7 +168,7 @@ fn module_load_logs_no_warning() -> Result<()> {
     node.sh("dmesg --clear")?;
     node.insmod_kite("")?;
     let log = node.sh("dmesg --level=emerg,alert,crit,err,warn")?;
-    // What the kernel says of any such module, and the RDMA core of any user of a global key.
+    // Messages of the kernel for any out-of-tree module, and of the RDMA core for any user of a global key.
     let usual = [
         "loading out-of-tree module taints kernel",
         "module verification failed",

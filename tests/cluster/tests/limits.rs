@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Small machines, and users who want more than they have.
+//! Small machines, and users that request more memory than there is.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn in_cgroup(limit: &str, line: &str) -> String {
     )
 }
 
-/// What a program allocates on its own node is charged to its cgroup, until it is given back.
+/// Memory that a program allocates on its own node is charged to its cgroup until it is freed.
 #[test]
 fn local_memory_is_charged_to_the_cgroup_of_the_caller() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).boot()?;
@@ -56,7 +56,7 @@ fn local_memory_is_charged_to_the_cgroup_of_the_caller() -> Result<()> {
     cluster.shutdown()
 }
 
-/// What users allocate on their own node may outlive them, so all of them together have a limit.
+/// Regions that users allocate on their own node may outlive the users, so all of them together have a limit.
 #[test]
 fn local_regions_are_limited_by_max_local_mib() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).boot()?;
@@ -77,7 +77,7 @@ fn local_regions_are_limited_by_max_local_mib() -> Result<()> {
     cluster.shutdown()
 }
 
-/// However many wait for nodes that do not answer, those who want another find a slot.
+/// Any number of waiters for unresponsive nodes leaves slots for other nodes.
 #[test]
 fn many_waiters_for_one_node_leave_slots_for_others() -> Result<()> {
     let cluster = Cluster::builder()
@@ -124,7 +124,7 @@ fn many_waiters_for_one_node_leave_slots_for_others() -> Result<()> {
     cluster.shutdown()
 }
 
-/// A user who asks for more memory than there is does not get it, and nobody dies for it.
+/// An allocation of more memory than there is fails, and no process is killed.
 #[test]
 fn region_larger_than_memory_fails_without_oom_kill() -> Result<()> {
     let cluster = Cluster::builder().nodes(2).memory(512).boot()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Locks and barriers: a lock is one's, or shared, and a barrier is passed by all or none, whoever comes
-//! from wherever, and whatever becomes of packets, queue pairs, processes and nodes.
+//! Locks and barriers: a lock is exclusive or shared, and a barrier releases all participants or none, from every
+//! node, despite lost packets, failed QPs, and killed processes and nodes.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ fn waiting(node: &Node, line: &str) -> Result<Process> {
     Ok(process)
 }
 
-/// Waits until a process has its lock; says how.
+/// Waits until a process owns its lock. Returns the state that it reports.
 fn await_held(process: &mut Process) -> Result<String> {
     process.read_until("held", SOON)
 }
@@ -71,7 +71,7 @@ fn coming(node: &Node, line: &str) -> Result<Process> {
     Ok(process)
 }
 
-/// What comes of one who tries.
+/// Returns the result of an attempt to lock.
 fn attempt(node: &Node, line: &str) -> Result<String> {
     let mut process = wanting(node, &format!("{line} --try"))?;
     match process.read_line(SOON)? {
@@ -103,7 +103,7 @@ fn lock_is_exclusive_or_shared_across_nodes() -> Result<()> {
     Ok(())
 }
 
-/// A request, an answer or a word that was lost comes again, and makes nobody have a lock twice.
+/// A lost request, reply or notification is repeated, and never grants a lock twice.
 #[test]
 fn lock_is_granted_once_despite_lost_packets_and_failed_qps() -> Result<()> {
     let trio = trio()?;
@@ -136,7 +136,7 @@ fn lock_is_granted_in_fifo_order() -> Result<()> {
     let mut third = waiting(one, "line 7 --shared")?;
     let mut fourth = waiting(two, "line 7 --shared")?;
     let mut fifth = waiting(three, "line 7")?;
-    // Others are free, and those who try do not stand in line.
+    // Other locks are free, and a failed attempt leaves no waiter.
     assert_eq!(attempt(three, "line 8")?, "held");
     assert!(attempt(two, "line 7")?.contains(TAKEN));
     unlock(&mut first)?;
@@ -145,7 +145,7 @@ fn lock_is_granted_in_fifo_order() -> Result<()> {
     unlock(&mut second)?;
     assert_eq!(await_held(&mut third)?, "held");
     assert_eq!(await_held(&mut fourth)?, "held");
-    // It could be shared, but one waits who would not.
+    // The lock could be shared, but an exclusive request waits.
     assert!(attempt(two, "line 7 --shared")?.contains(TAKEN));
     unlock(&mut third)?;
     unlock(&mut fourth)?;
@@ -185,11 +185,11 @@ fn lock_of_a_dead_owner_passes_on_with_owner_died() -> Result<()> {
         let mut second = waiting(next, "robust 3 --shared")?;
         let mut third = waiting(holder, "robust 3")?;
         first.kill()?;
-        // Who shares it puts nothing right.
+        // A shared owner does not end the owner-died state.
         assert_eq!(await_held(&mut second)?, "held, warned");
         unlock(&mut second)?;
         assert_eq!(await_held(&mut third)?, "held, warned");
-        // Nor does who dies in turn, though nobody waits now.
+        // Nor does an owner that dies, even without waiters.
         third.kill()?;
         until("the lock to be free", SOON, || {
             Ok(!attempt(next, "robust 3 --shared")?.contains(TAKEN))
@@ -308,7 +308,7 @@ fn dead_or_timed_out_participant_does_not_count_at_barrier() -> Result<()> {
     let odd = three.workload("locks come gate 5 3").run()?;
     assert!(odd.stderr.contains("invalid argument"), "{odd:#?}");
     killed.kill()?;
-    // Who says another number is refused as long as somebody waits.
+    // Another count is rejected while a participant waits.
     until("the dead one to be forgotten", SOON, || {
         let odd = three.workload("locks come gate 5 3 --seconds 1").run()?;
         Ok(odd.stderr.contains("deadline passed"))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Memory by name: what is written is what is read, whoever does it and wherever it lies.
+//! Memory by name: reads return the written bytes, for every reader, writer and placement.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const LONG: Duration = Duration::from_secs(300);
 
 const SIZES: &str = "1 4095 4096 4097 4194303 4194304 4194305";
 
-/// What a node lends at most.
+/// Maximum memory that a node lends, in bytes.
 const CAP: u64 = 96 << 20;
 
 fn trio() -> Result<Turn<'static>> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Moving regions while they are used: nothing is lost, whoever dies meanwhile.
+//! Migration of regions in use: no write is lost, whichever process or node dies meanwhile.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn trio() -> Result<Turn<'static>> {
     Ok(trio)
 }
 
-/// As [`trio`], but whoever dies is missed.
+/// Returns a [`trio`] that detects dead nodes quickly.
 fn mortals() -> Result<Turn<'static>> {
     let trio = TRIO.take()?;
     trio.start_kite(&Setup::default())?;
@@ -108,7 +108,7 @@ fn migrated_region_is_on_its_new_nodes() -> Result<()> {
     // All of it to node 2 and in the end here; in between one chunk, all three, and one, of which the last is short.
     let moved = 3 * 9_000_001 + (4 << 20) + (4 << 20);
     assert_eq!(after["migrated_bytes"] - before["migrated_bytes"], moved);
-    // Whoever has the right of a master can move it, on any node, also to himself.
+    // A holder of the master right on any node can migrate the region, also to its own node.
     two.kite("migrate there")?;
     assert_eq!(two.stats()?["lent_bytes"], whole);
     assert_eq!(three.workload("digest there").sh()?, digest);
@@ -159,7 +159,7 @@ fn migration_loses_no_write() -> Result<()> {
     Ok(())
 }
 
-/// Who opens it while it moves learns where it is, not where it was.
+/// A handle that is opened during the migration gets the new placement.
 #[test]
 fn region_mapped_during_migration_has_its_data() -> Result<()> {
     let trio = trio()?;
@@ -380,7 +380,7 @@ fn migration_that_times_out_leaves_a_valid_placement() -> Result<()> {
     Ok(())
 }
 
-/// Whoever uses a region that moves to or from a node that dies hears of that only when he wants what is there.
+/// A user of a region that migrates from or to a node that dies gets an error only for chunks on that node.
 #[test]
 fn migration_survives_death_of_source_or_destination() -> Result<()> {
     for dies in [2, 3] {
@@ -480,7 +480,7 @@ fn module_unload_during_migration_leaks_nothing() -> Result<()> {
     Ok(())
 }
 
-/// What the source pushes does not come by way of who asks for it.
+/// The source pushes the data. They do not pass through the node that requests the migration.
 #[test]
 fn migration_between_two_other_nodes_is_direct() -> Result<()> {
     let trio = trio()?;

@@ -123,7 +123,7 @@ fn traced(pair: &Cluster, line: &str) -> Result<String> {
     ran.and(traced)
 }
 
-/// Whether an event was traced with all of these words.
+/// Returns `true` if an event with all of these words was traced.
 fn has(trace: &str, event: &str, words: &[&str]) -> bool {
     let event = format!(" {event}: ");
     let mut lines = trace.lines();
@@ -156,8 +156,8 @@ fn trace_events_record_each_step_of_a_request() -> Result<()> {
     Ok(())
 }
 
-/// Has the kernel of node 2 leave the cluster while that of node 1 goes on to take it for a member, since
-/// its daemon is stopped; tells what came of a write to the memory of node 2.
+/// The kernel of node 2 leaves the cluster, while that of node 1 keeps it in its view, since its daemon is stopped.
+/// Returns the result of a write to the memory of node 2.
 fn write_to_who_left(pair: &Cluster) -> Result<String> {
     let (one, two) = (pair.node(1), pair.node(2));
     one.kite("alloc far 9000 --node 2")?;
@@ -228,7 +228,7 @@ fn move_counter(
 fn cancellation_of_a_pending_request_is_counted() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
-    // As much takes longer to be cleared than it takes to kill somebody.
+    // Zeroing so much memory takes longer than a kill.
     let len = 800 << 20;
     move_counter(two, "duplicate_messages", || {
         let line = format!("anonymous {len} --nodes 2");

@@ -10,7 +10,7 @@ static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("pair
 const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
-/// Starts kite anew on the first nodes, so that counters begin at zero, with parameters for each.
+/// Restarts kite on the first nodes with parameters for each, so that counters begin with zero.
 fn start<const N: usize>(cluster: &Cluster, parameters: [String; N]) -> Result<()> {
     for node in cluster.nodes() {
         node.stop_kited()?;
@@ -81,7 +81,7 @@ fn use_now_and_then(node: &Node, processor: u32, times: u32, ms: [u32; 2]) -> Re
     ))
 }
 
-/// Whoever has too many, the side that begins connections or the other: both agree to give up what neither uses.
+/// Both sides agree to evict idle connections, if the connecting or the accepting side exceeds its limit.
 #[test]
 fn idle_connections_over_the_limit_are_evicted() -> Result<()> {
     let cluster = TRIO.take()?;
@@ -115,7 +115,7 @@ fn idle_connections_over_the_limit_are_evicted() -> Result<()> {
     cluster.start_kite(&Setup::default())
 }
 
-/// One that is wanted at the very moment when it goes is made again, and who wants it hears of nothing.
+/// A connection that is requested during its eviction is set up again, and the request succeeds.
 #[test]
 fn connection_requested_during_eviction_is_established() -> Result<()> {
     let cluster = TRIO.take()?;
@@ -124,7 +124,7 @@ fn connection_requested_during_eviction_is_established() -> Result<()> {
     one.kite("alloc far 9000 --node 2")?;
     one.kite("alloc near 9000")?;
     two.kite("get near /dev/null")?;
-    // What nobody has used for a second may go.
+    // A connection may be evicted after one second without use.
     let around = [800, 1300];
     let mut all = [(one, 0), (one, 1), (two, 0), (two, 1)]
         .map(|(node, processor)| use_now_and_then(node, processor, 12, around))
@@ -171,7 +171,7 @@ fn max_idle_conns_connections_are_kept() -> Result<()> {
     cluster.start_kite(&Setup::default())
 }
 
-/// Those that nobody has used for longest go, and no more than there are too many.
+/// The least recently used connections are evicted, and no more than the excess.
 #[test]
 fn recently_used_connections_are_kept() -> Result<()> {
     let cluster = TRIO.take()?;

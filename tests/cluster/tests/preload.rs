@@ -71,7 +71,7 @@ fn run(pair: &Cluster, program: &str) -> Result<[u64; 2]> {
 #[test]
 fn preload_runs_ibv_pingpong_programs() -> Result<()> {
     let pair = pair()?;
-    // Of short messages and long ones, by who polls and who sleeps; each side checks what it gets.
+    // Short and long messages, polling and sleeping. Each side checks the received data.
     for how in ["-c -s 1000", "-c", "-c -e", "-c -e -s 100000"] {
         let counts = run(&pair, &format!("ibv_rc_pingpong -n 200 {how}"))?;
         assert_eq!(counts, [200, 200], "{how}");
@@ -121,7 +121,7 @@ fn preload_runs_perftest() -> Result<()> {
         ("ib_send_bw -b -s 1024", 100, 100),
     ] {
         let counts = run(&pair, &format!("{program} -n 100"))?;
-        // Some warm up, or tell how far they are.
+        // Some programs print a warm-up or their progress first.
         assert!(
             counts[0] >= sent && counts[1] >= received,
             "{program}: {counts:?}"
@@ -133,7 +133,8 @@ fn preload_runs_perftest() -> Result<()> {
 /// The program that does all that queue pairs can do.
 const VERBS: &str = "/kite/tests/cluster/guest/verbs";
 
-/// Runs it as a user on the first node, with arguments, while it does what that says on the second. Returns what it prints.
+/// Runs the program as a user on the first node, with these scenes as arguments, and their servers on the second.
+/// Returns its output.
 fn see(pair: &Cluster, program: &str, user: &str, scenes: &str) -> Result<String> {
     let (one, two) = (pair.node(1), pair.node(2));
     let mut server = two.command(program).limit(LONG).spawn()?;
@@ -160,7 +161,7 @@ fn preload_reports_the_attributes_of_an_rnic() -> Result<()> {
     Ok(())
 }
 
-/// What programs see of ends and limits where RNICs are no measure.
+/// QP states and limits that programs observe, where RNICs differ from each other.
 #[test]
 fn preload_enforces_qp_states_and_limits() -> Result<()> {
     let pair = pair()?;
@@ -224,7 +225,7 @@ fn preload_objects_are_shared_among_threads() -> Result<()> {
     Ok(())
 }
 
-/// Also of who only waits to receive, which with verbs would be for ever.
+/// This includes a program that only waits to receive, which with verbs would wait without limit.
 #[test]
 fn killed_peer_ends_the_other_program() -> Result<()> {
     let pair = pair()?;
@@ -254,7 +255,7 @@ fn killed_peer_ends_the_other_program() -> Result<()> {
     Ok(())
 }
 
-/// The number of its queue pair, as a program of perftest says it.
+/// Returns the QP number that a program of perftest prints.
 fn number(process: &mut Process) -> Result<String> {
     let line = process.read_until("QPN", SOON)?;
     let number = line
@@ -264,7 +265,7 @@ fn number(process: &mut Process) -> Result<String> {
     Ok(number.unwrap().into())
 }
 
-/// Also if one listens for nobody any more. Processes begin with numbers that depend on their own, here the same.
+/// This includes a closed listener. The first number of a process depends on its PID, which is the same here.
 #[test]
 fn preload_qp_numbers_are_unique_per_node() -> Result<()> {
     let pair = pair()?;
@@ -307,7 +308,7 @@ fn leaving_node_fails_pending_work_requests() -> Result<()> {
     Ok(())
 }
 
-/// What kite has not is refused as by an RNIC that has it not, and other programs go on.
+/// A feature that kite lacks is rejected as by an RNIC without it, and other programs continue.
 #[test]
 fn unsupported_verbs_fail_with_a_clear_error() -> Result<()> {
     let pair = pair()?;

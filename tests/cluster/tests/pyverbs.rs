@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! rdma-core's own tests of verbs, on a software ConnectX: software that nobody here wrote, whose authors
-//! had the hardware.
+//! rdma-core's own tests of verbs, on a software ConnectX. Their authors had the hardware.
 //!
-//! None may fail. One that is skipped must be in [`SKIPPED`], which says why, and all that is there must
-//! have been skipped: so what the device learns leaves the table, and what it forgets is noticed.
+//! No test may fail. A skipped test must be in [`SKIPPED`] with its reason, and each test there must have been
+//! skipped. A new feature of the device therefore leaves the table, and a lost one is detected.
 
 use std::thread;
 use std::time::Duration;
 
 use kite_cluster::{Cluster, Fabric, Result};
 
-/// How many pass.
+/// Number of tests that pass.
 const PASSED: usize = 154;
 
-/// How long all of them may take.
+/// Maximum time of all tests.
 const LIMIT: Duration = Duration::from_secs(2100);
 
 const ETHERNET: &str = "for ports of Ethernet: this one is of InfiniBand";

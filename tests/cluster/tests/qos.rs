@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Priorities and limits: who is held back, for how long, and that nobody else is.
+//! Priorities and limits: which requests are delayed, for how long, and that no others are.
 
 use std::time::Duration;
 
@@ -28,14 +28,14 @@ fn json(node: &Node, arguments: &str) -> Result<serde_json::Value> {
     Ok(serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
 }
 
-/// What went under the only limit.
+/// Returns the usage of the only limit.
 fn used(node: &Node) -> Result<serde_json::Value> {
     let limits = json(node, "limit")?;
     assert_eq!(limits.as_array().map(Vec::len), Some(1), "{limits}");
     Ok(limits[0]["used"].clone())
 }
 
-/// What a run of `requests` said: how many, in how many milliseconds, and the first error.
+/// Parses the output of `requests`: number of requests, milliseconds, and the first error.
 fn made(output: &str) -> (u64, u64, String) {
     let line = output.lines().last().unwrap_or_default();
     let (done, error) = line.split_once(", then ").unwrap_or((line, ""));
@@ -175,7 +175,7 @@ fn limit_of_one_user_delays_no_other() -> Result<()> {
     Ok(())
 }
 
-/// Who waits again and again does not keep those from going who only look.
+/// Clients that sleep do not prevent requests of clients that poll.
 #[test]
 fn all_interfaces_share_one_limit_fairly() -> Result<()> {
     let pair = pair()?;
@@ -270,7 +270,7 @@ fn throttled_request_does_not_delay_rnic_removal() -> Result<()> {
     Ok(())
 }
 
-/// What is no request at all neither counts nor has others wait.
+/// A rejected request is not charged and delays no other.
 #[test]
 fn rejected_request_is_not_charged() -> Result<()> {
     let pair = pair()?;
@@ -293,7 +293,7 @@ fn rejected_request_is_not_charged() -> Result<()> {
     Ok(())
 }
 
-/// Requests that wait for a limit which nobody knows any more give nothing back to its successor.
+/// Requests that wait for a removed limit return nothing to its successor.
 #[test]
 fn limits_change_while_throttled_processes_are_killed() -> Result<()> {
     let pair = pair()?;
@@ -321,7 +321,7 @@ fn limits_change_while_throttled_processes_are_killed() -> Result<()> {
     Ok(())
 }
 
-/// Who waits for its turn in a queue and is cancelled, or goes, lets those behind it have it.
+/// A queued request that is canceled, or whose queue is destroyed, passes its admission on to the next.
 #[test]
 fn destroyed_queue_returns_its_admission() -> Result<()> {
     let pair = pair()?;
@@ -443,7 +443,7 @@ fn kernel_module_of_low_priority_yields_on_a_workqueue() -> Result<()> {
     Ok(())
 }
 
-/// Many check what they read and write, of both priorities and by all ways, and nobody starves.
+/// Clients of both priorities, by all interfaces, verify the data that they read and write. None starves.
 #[test]
 fn both_priorities_keep_their_data_under_every_policy() -> Result<()> {
     let pair = pair()?;

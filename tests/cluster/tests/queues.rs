@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Queue pairs: what is submitted is done, whatever becomes of packets, nodes and processes, and nobody
-//! is harmed by what a process writes to the memory that it shares with the kernel.
+//! I/O queues: submitted requests complete despite lost packets, dead nodes and killed processes. Writes of a process
+//! to the shared rings affect no other process.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn endless(node: &Node, arguments: &str) -> Result<Process> {
     Ok(process)
 }
 
-/// What it ends with.
+/// Waits for the end of the process with this error.
 fn ends_with(process: &mut Process, errno: &str) -> Result<()> {
     let line = process.read_until("error ", SOON)?;
     assert_eq!(line, format!("error {errno}"));
@@ -202,7 +202,7 @@ fn hostile_io_queue_disturbs_no_other_process() -> Result<()> {
     let line = "queues abuse --region prey --submissions 1000000";
     let mut hostile = one.workload(line).user("alice").spawn()?;
     hostile.read_until("abusing", SOON)?;
-    // Whoever else works with queues, here and there, gets what is right.
+    // Other users of queues on both nodes get correct results.
     for seed in 10..14 {
         let line = format!("queues check --operations 500 --seed {seed}");
         for node in [one, two] {
@@ -228,7 +228,7 @@ fn rnic_removal_fails_submitted_requests() -> Result<()> {
     ];
     one.remove_rnic()?;
     for user in &mut users[..2] {
-        // What was submitted, or who waits for it, is told that the RNIC is gone.
+        // The submitted requests, or the waiting thread, report that the RNIC was removed.
         let output = user.wait(SOON)?;
         let told = ["error EHOSTDOWN", "error ENODEV"].map(|line| output.stdout.contains(line));
         let waited = output.stderr.contains("no such RNIC");
@@ -257,7 +257,7 @@ fn io_queue_serves_calls() -> Result<()> {
         for said in outputs(&mut callers, LONG)? {
             assert_eq!(said.trim(), "200 calls");
         }
-        // Who waits in the kernel is answered, too.
+        // Threads that wait in the kernel get replies, too.
         let line = format!("rpc invert served --operations 50 --threads 4 --most {most}");
         one.workload(&line).limit(LONG).sh()?;
         server.read_until(&format!("{calls} served"), SOON)?;
@@ -299,7 +299,7 @@ fn callers_fail_when_a_server_with_io_queue_is_killed() -> Result<()> {
     Ok(())
 }
 
-/// The sample of a module with a queue pair, and what it says of itself.
+/// Loads the sample module with an I/O queue, with these parameters.
 fn load(node: &Node, parameters: &str) -> Result<()> {
     let line = format!("insmod /run/kite/build/user/kite_queue.ko {parameters}");
     node.command(line).limit(LONG).sh().map(drop)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! RACE hashing by virtual queue pairs (userlib/examples/race): what workers were told was done is in the table, while
-//! it grows, and whoever is killed.
+//! RACE hashing by virtual queue pairs (userlib/examples/race): acknowledged operations of workers are in the table,
+//! while the table grows, and after any worker is killed.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ fn start(trio: &Cluster, node: usize, command: &str, options: &str) -> Result<Pr
     trio.node(node).spawn(&line)
 }
 
-/// What there is in the table in the end.
+/// Returns the final content of the table.
 fn check(trio: &Cluster) -> Result<Value> {
     let mut check = start(trio, 1, "check", "")?;
     let report = outputs(std::slice::from_mut(&mut check), LONG)?;
@@ -144,11 +144,11 @@ fn race_workers_of_kite_and_verbs_agree_without_dc() -> Result<()> {
     trio.shutdown()
 }
 
-/// How many keys a worker inserts before it says again how far it is.
+/// Inserted keys between two progress reports of a worker.
 const STRIDE: u64 = 16;
 
-/// Starts a worker that inserts, and so splits segments; kills it when it has inserted some, and returns how many it
-/// said.
+/// Starts a worker that inserts keys, and so splits segments. Kills it after some keys, and returns the number that it
+/// had reported.
 fn kill_one(trio: &Cluster, number: u64) -> Result<u64> {
     let options = format!("--worker {number} --keys 1000000");
     let mut doomed = start(trio, 1 + number as usize % 2, "work", &options)?;
@@ -232,7 +232,7 @@ fn race_table_survives_too_many_clients() -> Result<()> {
     Ok(())
 }
 
-/// How long anything takes is not looked at.
+/// Times are not checked.
 #[test]
 fn race_spike_is_measured_with_kite_and_verbs() -> Result<()> {
     let trio = trio()?;
@@ -256,7 +256,7 @@ fn race_spike_is_measured_with_kite_and_verbs() -> Result<()> {
         let ticks: Vec<u64> = serde_json::from_value(report["ticks"].clone()).unwrap();
         assert_eq!(ticks.len(), 6000);
         let rate = ticks[3000..].iter().sum::<u64>() as f64 / 3000.0;
-        // There is none if nobody was ready in time.
+        // There is no plateau if no worker was ready in time.
         assert_eq!(report["plateau"].is_null(), rate == 0.0, "{report}");
         assert!(rate == 0.0 || time("plateau", "rate") == rate, "{report}");
     }
@@ -300,7 +300,7 @@ fn race_workers_end_when_a_memory_node_dies() -> Result<()> {
     miss_the_memory(&mut workers)
 }
 
-/// Who makes a table hears of all its memories first, or makes none.
+/// A table is created only after all its memory nodes have replied.
 #[test]
 fn race_table_requires_all_its_memory_nodes() -> Result<()> {
     let trio = trio()?;
@@ -324,7 +324,7 @@ fn race_table_rejects_memory_registered_again() -> Result<()> {
     miss_the_memory(&mut [work("kite")?, work("verbs")?])
 }
 
-/// Whether the memory node has a connection that somebody made to hear of the table.
+/// Returns `true` if the memory node has a TCP connection of a client of the table.
 fn is_heard(trio: &Cluster) -> Result<bool> {
     let established = format!("grep -c ':{PORT:04X} .* 01 ' /proc/net/tcp || true");
     Ok(trio.node(3).sh(&established)?.trim() != "0")

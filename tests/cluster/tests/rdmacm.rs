@@ -22,12 +22,12 @@ fn pair() -> Result<Turn<'static>> {
     Ok(pair)
 }
 
-/// As [`preloaded`], and what it says is heard at once.
+/// Returns the command of [`preloaded`] with unbuffered output.
 fn heard(line: &str) -> String {
     preloaded(&format!("stdbuf -oL {line}"))
 }
 
-/// Starts a program that says this when others may connect.
+/// Starts a server, and waits for this output, which means that clients may connect.
 fn serve(node: &Node, line: &str, says: &str) -> Result<Process> {
     let mut server = node.command(heard(line)).limit(LONG).spawn()?;
     server.read_until(says, SOON)?;
@@ -99,7 +99,7 @@ fn rdmacm_examples_run() -> Result<()> {
     Ok(())
 }
 
-/// What the ends of the program that tells words print of a connection, the active one first.
+/// Output of both ends of rdmacm_echo for a connection, the client first.
 const TOLD: [&[&str]; 2] = [
     &[
         "ADDR_RESOLVED 0",
@@ -116,7 +116,7 @@ const TOLD: [&[&str]; 2] = [
     ],
 ];
 
-/// Both ends hear what the other says, and of each step in its order; also if both are on one node.
+/// Both ends get the private data of the peer and all events in order, also on one node.
 #[test]
 fn rdmacm_private_data_is_exchanged() -> Result<()> {
     let program = preloaded(&compile("rdmacm_echo", "rdmacm"));
@@ -144,7 +144,7 @@ fn rdmacm_private_data_is_exchanged() -> Result<()> {
     Ok(())
 }
 
-/// Runs the program that tells words where nobody answers. Returns the last thing that it hears.
+/// Runs rdmacm_echo where no server replies. Returns its last event.
 fn in_vain(node: &Node, program: &str, to: &str) -> Result<String> {
     let line = preloaded(&format!("{program} {to} hello"));
     let output = failed(node.command(line).limit(LONG).spawn()?)?;
@@ -172,7 +172,7 @@ fn rdmacm_failed_connect_reports_the_reason() -> Result<()> {
     Ok(())
 }
 
-/// Both ends of a connection of the program that tells words, which nobody is about to end.
+/// Returns both ends of an established connection of rdmacm_echo.
 fn connected(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
     let (one, two) = (pair.node(1), pair.node(2));
     let program = preloaded(program);
@@ -186,7 +186,7 @@ fn connected(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
     Ok((client, server))
 }
 
-/// Whoever has not heard yet that it is connected when that is over already, hears both.
+/// A client that gets the first event after the peer has disconnected gets both events.
 #[test]
 fn rdmacm_short_connection_reports_all_events() -> Result<()> {
     let program = preloaded(&compile("rdmacm_echo", "rdmacm"));
@@ -223,7 +223,7 @@ fn rdmacm_death_of_a_peer_is_reported() -> Result<()> {
     Ok(())
 }
 
-/// The GID of another node, as the daemon tells programs.
+/// Returns the GID of another node that the daemon publishes.
 fn told(node: &Node, other: &Node) -> Result<String> {
     let address = other.address();
     let line = format!("grep '^{address} ' /run/kite/*.hosts | cut -d ' ' -f 2");
@@ -242,7 +242,7 @@ fn rdmacm_resolves_a_node_by_gid() -> Result<()> {
     Ok(())
 }
 
-/// What is told of addresses stays as long as the daemon runs that tells it.
+/// Published addresses stay while the daemon that published them runs.
 #[test]
 fn rejected_second_daemon_leaves_the_first_working() -> Result<()> {
     let pair = pair()?;

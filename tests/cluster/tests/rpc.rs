@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Calls and messages: each reaches one server once, whoever sends it from wherever, and whatever becomes
-//! of packets, queue pairs, processes and nodes.
+//! Calls and messages: each is received by one server once, from every node, despite lost packets, failed QPs, and
+//! killed processes and nodes.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ fn first_word(node: &Node, name: &str) -> Result<u64> {
     Ok(node.workload(&line).sh()?.parse().unwrap())
 }
 
-/// Makes one call, and returns what came of it.
+/// Makes one call, and returns its result.
 fn attempt(node: &Node, line: &str) -> Result<String> {
     let output = node.workload(&format!("rpc try {line}")).run()?;
     Ok((output.stdout + &output.stderr).trim().to_string())
@@ -185,7 +185,7 @@ fn dead_server_fails_only_its_own_calls() -> Result<()> {
     let mut first = serve(one, "mortal")?;
     let mut kept = [calling(two, "mortal keep")?, calling(one, "mortal keep")?];
     await_taken(one, before, 2)?;
-    // Whoever comes next takes over.
+    // The next server takes over.
     let mut second = serve(one, "mortal")?;
     first.kill()?;
     for caller in &mut kept {
@@ -194,7 +194,7 @@ fn dead_server_fails_only_its_own_calls() -> Result<()> {
     let mut third = calling(two, "mortal abandon")?;
     assert_fails(&mut third, "ended before it replied")?;
     assert_eq!(attempt(two, "mortal invert")?, "calling\n4 bytes");
-    // Those that nobody has taken end with the last server, and later ones find none.
+    // Calls without a server end with the last server, and later ones are refused.
     second.kill()?;
     assert!(attempt(two, "mortal invert")?.contains("the region has no server"));
     let mut waiting = calling(two, "mortal invert --insist")?;
@@ -239,7 +239,7 @@ fn calls_of_dead_callers_are_dropped() -> Result<()> {
     }
     assert_eq!(attempt(trio.node(3), "widow invert")?, "calling\n4 bytes");
     end(one, "widow", &mut servers)?;
-    // All rings are regions: they go when nobody calls any more.
+    // Rings are regions: they are freed with the last client.
     assert_no_regions(&trio)
 }
 
@@ -275,7 +275,7 @@ fn calls_fail_with_the_node_of_caller_or_server() -> Result<()> {
     }
     assert!(!leaving.wait(SOON)?.success());
     assert!(!there.wait(SOON)?.success());
-    // Whoever stays goes on.
+    // The remaining nodes continue.
     assert_eq!(attempt(trio.node(2), "here invert")?, "calling\n4 bytes");
     here.kill()?;
     one.kite("free here")?;

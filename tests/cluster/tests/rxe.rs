@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What only a network of frames can do to kite: Soft RoCE loses whole frames to anybody's rules, and its
-//! queue pairs fail when an address or a link goes. And what other modules do with it.
+//! Faults of kite that need a network of frames: Soft-RoCE drops whole frames by any rule, and its QPs fail when an
+//! address or a link is removed. Other modules use the network, too.
 
 use std::process;
 use std::time::Duration;
@@ -47,7 +47,7 @@ fn threads_of_two_nodes_keep_their_data_despite_lost_frames() -> Result<()> {
     Ok(())
 }
 
-/// What connects queue pairs fails when the network goes while it sends, and starts anew.
+/// The control QP fails when the network is removed during a send, and is restarted.
 #[test]
 fn connection_setup_is_restarted_after_a_network_failure() -> Result<()> {
     let pair = PAIR.take()?;
@@ -59,7 +59,7 @@ fn connection_setup_is_restarted_after_a_network_failure() -> Result<()> {
     let (one, two) = (pair.node(1), pair.node(2));
     one.sh("dmesg --clear")?;
     one.kite("alloc far 9000 --node 2")?;
-    // The way there stays known, although nobody answers.
+    // The neighbour entry stays, although the peer does not respond.
     let peer = two.address();
     let known = one.sh(&format!("ip neighbour show {peer} dev eth0"))?;
     let mac = known
@@ -163,7 +163,8 @@ fn verbs_programs_use_rc_without_dc() -> Result<()> {
     Ok(())
 }
 
-/// What went by a connection that failed goes again, when nothing of it can come late; so does what is lost.
+/// Requests of a failed connection are repeated when none of its packets can arrive any longer. Lost packets are
+/// repeated, too.
 #[test]
 fn vqps_keep_order_despite_failed_connections() -> Result<()> {
     let pair = PAIR.take()?;
@@ -198,7 +199,7 @@ fn vqps_keep_order_despite_failed_connections() -> Result<()> {
     order.kill()
 }
 
-/// Who waits for a connection to a node that leaves does not wait for ever.
+/// A request that waits for a connection to a leaving node ends.
 #[test]
 fn requests_waiting_for_a_connection_fail_with_their_node() -> Result<()> {
     let pair = PAIR.take()?;

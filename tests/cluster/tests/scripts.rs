@@ -8,7 +8,7 @@ const TOP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
-/// Whether a line of bash succeeds in the checkout, and all that it says.
+/// Runs a line of bash in the checkout. Returns its success and its output.
 fn bash(line: &str) -> (bool, String) {
     let line = format!("exec 2>&1; {line}");
     let mut bash = Command::new("bash");
@@ -33,7 +33,7 @@ fn unknown_step_name_is_rejected_with_the_known_names() {
     }
 }
 
-/// What is proposed when a stage's log ends with this line.
+/// Returns the remedy for a log of a stage that ends with this line.
 fn remedy(line: &str) -> String {
     let log = format!("{TMP}/stage.log");
     fs::write(&log, format!("{line}\n")).unwrap();
@@ -129,7 +129,7 @@ fn command_waits_for_a_running_setup() {
     assert!(success, "{said}");
 }
 
-/// What the set-up says when it refuses: on an empty cache, prepared and run by these lines of bash.
+/// Returns the error of the set-up on an empty cache, which these lines of bash prepare and run.
 fn refused(name: &str, prepare: &str, wrapper: &str) -> String {
     let (success, said) = bash(&format!(
         "cd {TMP}; rm -rf {name}; mkdir -p {name}/cache; cd {name}; export KITE_CACHE=$PWD/cache

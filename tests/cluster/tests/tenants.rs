@@ -33,7 +33,7 @@ fn few_slots() -> Result<Turn<'static>> {
     Ok(pair)
 }
 
-/// What went under the only limit, and how often somebody had to wait for it.
+/// Returns the usage of the only limit, and the number of delays.
 fn used(node: &Node) -> Result<(u64, u64)> {
     let text = node.kite("limit --json")?;
     let limits: serde_json::Value = serde_json::from_str(&text).expect(&text);
@@ -42,7 +42,7 @@ fn used(node: &Node) -> Result<(u64, u64)> {
     Ok((number("requests"), number("throttled")))
 }
 
-/// Whether requests come by system calls or by a queue, each waits for its turn.
+/// Requests by system calls and by I/O queues wait for admission.
 #[test]
 fn vqp_limit_applies_to_every_request() -> Result<()> {
     let pair = pair()?;
@@ -64,7 +64,7 @@ fn vqp_limit_applies_to_every_request() -> Result<()> {
     Ok(())
 }
 
-/// Low priority gives way to who uses regions, and has all when there is nobody else.
+/// Low priority yields to users of regions, and has the whole rate without them.
 #[test]
 fn vqp_of_low_priority_yields() -> Result<()> {
     let pair = pair()?;
@@ -96,7 +96,7 @@ fn vqp_of_low_priority_yields() -> Result<()> {
     one.kite("free shared").map(drop)
 }
 
-/// Some who have as many requests under way as may be do not keep others from having theirs.
+/// Users with the maximum of requests in flight leave capacity to others.
 #[test]
 fn busy_vqp_leaves_capacity_to_others() -> Result<()> {
     let pair = few_slots()?;
@@ -119,7 +119,7 @@ fn busy_vqp_leaves_capacity_to_others() -> Result<()> {
     streams.iter_mut().try_for_each(|stream| stream.kill())
 }
 
-/// What each queue pair of a node has pushed, by its process.
+/// Returns the pushed requests of each VQP of a node, by process.
 fn pushed(node: &Node) -> Result<BTreeMap<u64, u64>> {
     let all: Vec<Value> = serde_json::from_str(&node.kite("vqps --json")?).unwrap();
     let of = |vqp: &Value| {

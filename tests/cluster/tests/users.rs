@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Who uses kite, as README.md tells them to: it is installed, the samples are built and run, and
-//! the daemon is started by a service manager.
+//! The steps of README.md for users of kite: installation, samples, and the daemon under a service manager.
 
 use std::fs;
 use std::process::Command;
@@ -32,7 +31,7 @@ fn pair() -> Result<Turn<'static>> {
     Ok(pair)
 }
 
-/// Runs a command here, where everything is built, and returns all that it says.
+/// Runs a command on this host, where everything is built, and returns its output.
 fn host(line: &str) -> String {
     let line = format!("exec 2>&1; {line}");
     let output = Command::new("sh").args(["-euc", &line]).output().unwrap();
@@ -41,7 +40,7 @@ fn host(line: &str) -> String {
     said
 }
 
-/// What is between two pieces of README.md.
+/// Returns the text between two texts of README.md.
 fn readme(from: &str, to: &str) -> &'static str {
     let (_, rest) = README.split_once(from).expect(from);
     rest.split_once(to).expect(to).0
@@ -113,7 +112,7 @@ fn installed_kite_run_finds_the_library() {
 
 #[test]
 fn systemd_verifies_the_unit() {
-    // In a namespace of its own, what is installed can be where the unit says.
+    // In a mount namespace the installed files can be at the paths in the unit.
     let faults = host(&format!(
         "unshare --mount sh -euc '
             mount --bind {}/usr/local /usr/local
@@ -564,7 +563,7 @@ fn rpc_samples_call_each_other() -> Result<()> {
     Ok(())
 }
 
-/// Who waits for a server that gave its handle back learns that, and so does who comes later.
+/// A caller that waits for a server whose handle was closed gets an error, and so do later callers.
 #[test]
 fn unmapped_handle_serves_no_call() -> Result<()> {
     let server = compile("", "forsaken", include_str!("../guest/forsaken.c"));
@@ -679,7 +678,7 @@ fn kernel_module_accesses_local_and_remote_memory() -> Result<()> {
             "insmod /run/kite/build/user/kite_user.ko {parameters} && rmmod kite_user"
         ))?;
     }
-    // Nobody waits for the end of a region without a name.
+    // The end of an anonymous region has no waiter.
     for node in [one, two] {
         node.await_gauges("regions=0 open_handles=0 lent_bytes=0", SOON)?;
     }

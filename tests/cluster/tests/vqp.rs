@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(30);
 const ENDED: &str = "the other end has ended";
 const LONG: Duration = Duration::from_secs(300);
 
-/// How long it may take until memory that nobody has any more is given back, and a bit.
+/// Maximum time until deregistered memory is released, with a margin.
 const GIVEN_BACK: Duration = Duration::from_secs(4);
 
 fn trio() -> Result<Turn<'static>> {
@@ -47,7 +47,7 @@ fn vqp_results_match_a_model() -> Result<()> {
     Ok(())
 }
 
-/// Read-modify-write of a word is done by the RNIC that has it, for whoever asks.
+/// The RNIC of the owner executes the read-modify-write of a word for all clients.
 #[test]
 fn vqp_fetch_adds_are_applied_exactly_once() -> Result<()> {
     let trio = trio()?;
@@ -98,7 +98,7 @@ fn rejected_work_requests_disturb_no_other_vqp() -> Result<()> {
     Ok(())
 }
 
-/// Who knows a node waits for nothing, and who does not for one READ of the directory.
+/// A connect to a known node needs no wait, to an unknown one a READ of the directory.
 #[test]
 fn first_connect_reads_the_directory_once() -> Result<()> {
     let trio = trio()?;
@@ -120,13 +120,13 @@ fn first_connect_reads_the_directory_once() -> Result<()> {
     Ok(())
 }
 
-/// One of those who keep the directory is enough, and who does not answer is asked once at most.
+/// One of the nodes that store the directory suffices. An unresponsive one is read at most once.
 #[test]
 fn loss_of_a_directory_node_fails_no_connect() -> Result<()> {
     let trio = trio()?;
     let three = trio.node(3);
     for (lost, other) in [(2, 1), (1, 2)] {
-        // A node that has just come knows nobody.
+        // A node that has just joined has an empty cache.
         three.stop_kited()?;
         trio.start_kite(&Setup::patient())?;
         trio.node(lost).disconnect()?;
@@ -142,13 +142,13 @@ fn loss_of_a_directory_node_fails_no_connect() -> Result<()> {
     Ok(())
 }
 
-/// Firmware takes a millisecond, so nobody waits for it: neither who opens a session nor who connects.
+/// A firmware command takes about 1 ms, so neither opening a session nor a connect executes one.
 #[test]
 fn connect_creates_no_rnic_object() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     let commands = || -> Result<u64> {
-        // Memory that a test before has taken back is given back by and by.
+        // Memory that an earlier test has deregistered is released after its grace period.
         let counts = one.sh(
             "cd /sys/kernel/debug/mlx5/*/commands && ls */n | grep -v ^DESTROY_MKEY/ | xargs cat",
         )?;
@@ -166,8 +166,8 @@ fn connect_creates_no_rnic_object() -> Result<()> {
     Ok(())
 }
 
-/// Who asks much of a node gets a connection to it, and leaves that for what it does not take; each request finds
-/// what the one before it has left.
+/// A VQP with many requests is promoted to RC, and returns to DC for operations that RC does not carry. Each request
+/// sees the effect of the one before.
 #[test]
 fn vqp_order_is_kept_across_transport_switches() -> Result<()> {
     let trio = trio()?;
@@ -187,7 +187,7 @@ fn vqp_order_is_kept_across_transport_switches() -> Result<()> {
     Ok(())
 }
 
-/// Writes that go by a connection are done before a message that tells of them, which goes by DC.
+/// Writes by RC complete before a message by DC that follows them.
 #[test]
 fn immediate_data_arrives_after_the_written_bytes() -> Result<()> {
     let trio = trio()?;
@@ -209,7 +209,7 @@ fn immediate_data_arrives_after_the_written_bytes() -> Result<()> {
     Ok(())
 }
 
-/// All that can goes by DC.
+/// Returns a setup in which all requests use DC.
 fn without_promotion() -> Setup {
     Setup {
         parameters: "max_promoted=0".into(),
@@ -217,7 +217,7 @@ fn without_promotion() -> Setup {
     }
 }
 
-/// Where no node may be promoted, no request goes by a connection, however many there are.
+/// With max_promoted=0 no request uses RC, however many there are.
 #[test]
 fn max_promoted_of_zero_promotes_no_peer() -> Result<()> {
     let trio = TRIO.take()?;
@@ -275,7 +275,7 @@ fn promoted_peers_are_limited() -> Result<()> {
     Ok(())
 }
 
-/// What went by a connection that failed goes again, when nothing of it can come late.
+/// Requests of a failed connection are repeated when none of its packets can arrive any longer.
 #[test]
 fn vqp_order_is_kept_when_a_connection_fails() -> Result<()> {
     let trio = trio()?;
@@ -333,7 +333,7 @@ fn die_under_requests(trio: &Cluster, failure: &str) -> Result<()> {
     Ok(())
 }
 
-/// Who asks a node that answers does not wait for those who ask one that does not: there are initiators enough.
+/// Requests to a responsive node do not wait for those to an unresponsive one: there are enough DCIs.
 #[test]
 fn unresponsive_node_delays_no_requests_to_others() -> Result<()> {
     let trio = TRIO.take()?;
@@ -353,7 +353,7 @@ fn unresponsive_node_delays_no_requests_to_others() -> Result<()> {
     Ok(())
 }
 
-/// Of atomic operations none is done twice and none that ended is lost, whatever happened to the last.
+/// No atomic operation is executed twice, and none that completed is lost.
 #[test]
 fn atomics_of_an_unresponsive_node_are_applied_once() -> Result<()> {
     let trio = TRIO.take()?;
@@ -574,7 +574,8 @@ fn dct_creation_is_retried_after_a_failure() -> Result<()> {
     Ok(())
 }
 
-/// What comes is taken although the cgroup that pays for it is full, as one is whose programs have read many files.
+/// Messages are received although the cgroup that is charged is at its limit, as one whose programs have read many
+/// files.
 #[test]
 fn vqp_messages_arrive_in_a_cgroup_at_its_limit() -> Result<()> {
     let trio = trio()?;
@@ -618,7 +619,7 @@ fn vqp_messages_arrive_despite_lost_packets() -> Result<()> {
     })
 }
 
-/// Whoever sends to nobody, to somebody who ends, or whose node dies, is told so.
+/// A sender to a missing listener, to a closed end or to a dead node gets an error.
 #[test]
 fn vqp_reports_the_close_of_its_peer() -> Result<()> {
     let trio = trio()?;
@@ -639,7 +640,7 @@ fn vqp_reports_the_close_of_its_peer() -> Result<()> {
     Ok(())
 }
 
-/// Messages to who takes none wait, and hold up nobody else; nor does it harm that those are long.
+/// Messages to a receiver that does not pop wait, and delay no other VQP, also if they are long.
 #[test]
 fn vqp_receiver_that_does_not_pop_delays_only_its_sender() -> Result<()> {
     let trio = trio()?;
@@ -725,7 +726,7 @@ fn vqp_connects_to_its_own_node() -> Result<()> {
     Ok(())
 }
 
-/// What queue pairs do is to be seen by their user and by root, and by nobody else.
+/// Counters of VQPs are visible to their user and to root only.
 #[test]
 fn vqps_lists_user_node_and_state() -> Result<()> {
     let trio = trio()?;
@@ -773,7 +774,7 @@ fn vqps_lists_user_node_and_state() -> Result<()> {
     talk.kill()
 }
 
-/// When a node leaves all others take other targets, of which those who talk to each other need not know.
+/// When a node leaves, all others rotate their DCTs. VQPs between the others are not affected.
 #[test]
 fn leaving_node_fails_no_requests_to_others() -> Result<()> {
     let trio = trio()?;
@@ -804,7 +805,7 @@ fn leaving_node_fails_no_requests_to_others() -> Result<()> {
     all.iter_mut().try_for_each(|process| process.kill())
 }
 
-/// A node is promoted while it gets many requests, as who looks is told, and not any more once it has left.
+/// A peer is promoted while it gets many requests, as the statistics show, and no longer after it has left.
 #[test]
 fn stats_show_the_dci_pool() -> Result<()> {
     let trio = trio()?;
@@ -834,7 +835,7 @@ fn stats_show_the_dci_pool() -> Result<()> {
     Ok(())
 }
 
-/// What is pushed when the RNIC goes, or is taken out, ends with it.
+/// Requests that are pushed when the RNIC fails or is removed end with it.
 #[test]
 fn rnic_removal_fails_pushed_work_requests() -> Result<()> {
     let trio = trio()?;
@@ -842,7 +843,7 @@ fn rnic_removal_fails_pushed_work_requests() -> Result<()> {
     let (_memory, name) = offer(three, 3, "")?;
     let part = |part| endless(one, &format!("{name} --parts 2 --part {part}"));
     let mut users = [part(0)?, part(1)?];
-    // Who does nothing keeps nothing of the RNIC's either.
+    // An idle program keeps no reference to the RNIC.
     let idle = one.workload(&format!("vqp again {name} --when /nowhere"));
     let mut idle = idle.spawn()?;
     idle.read_until("read", SOON)?;
@@ -854,7 +855,7 @@ fn rnic_removal_fails_pushed_work_requests() -> Result<()> {
     idle.kill()
 }
 
-/// When the daemon of a node starts anew, its queue pairs find the nodes that they are to again.
+/// When the daemon of a node restarts, its VQPs reach their nodes again.
 #[test]
 fn vqps_outlive_the_daemon_of_their_node() -> Result<()> {
     let trio = trio()?;
@@ -872,7 +873,7 @@ fn vqps_outlive_the_daemon_of_their_node() -> Result<()> {
     Ok(())
 }
 
-/// A cluster that begins anew counts its views from one again.
+/// A new cluster numbers its views from one again.
 #[test]
 fn vqps_connect_in_a_new_cluster() -> Result<()> {
     let trio = trio()?;
@@ -895,7 +896,7 @@ fn kernel_modules_communicate_by_vqps() -> Result<()> {
         format!("insmod /run/kite/build/user/kite_verbs.ko port=9 {options} && rmmod kite_verbs")
     };
     let mut lends = trio.node(2).command(load("")).limit(LONG).spawn()?;
-    // Who comes too early is refused.
+    // A connection before the listener exists is refused.
     until("the other has listened", LONG, || {
         Ok(trio.node(1).sh(&load("node=2")).is_ok())
     })?;

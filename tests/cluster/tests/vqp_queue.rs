@@ -17,7 +17,7 @@ static TRIO: SharedCluster = SharedCluster::new(|| {
 const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
-/// Nobody has anything under way.
+/// No request is in flight.
 const IDLE: &str = "io_queues=0 inflight=0";
 
 fn trio() -> Result<Turn<'static>> {
@@ -30,14 +30,14 @@ fn run(node: &Node, line: &str) -> Result<String> {
     node.workload(&format!("vqp {line}")).limit(LONG).sh()
 }
 
-/// Somebody who takes no messages at a port.
+/// Starts a listener at a port that receives no messages.
 fn idle(node: &Node, port: u32) -> Result<Process> {
     let mut process = node.workload(&format!("vqp idle {port}")).spawn()?;
     process.read_until("ready", SOON)?;
     Ok(process)
 }
 
-/// Messages that nobody takes, of which some stand in line, from the first node to the third.
+/// Sends messages from the first node to a receiver on the third that does not pop, so that some are queued.
 fn held(trio: &Cluster, name: &str, options: &str) -> Result<(Process, Process)> {
     let taker = idle(trio.node(3), 9)?;
     let line = format!("vqp queue held {name} --port 9 {options}");
@@ -184,7 +184,7 @@ fn prerequisite_of_a_cancelled_request_serves_no_other() -> Result<()> {
     trio.node(1).await_gauges(IDLE, SOON).map(drop)
 }
 
-/// What its cgroup can have only when something else was given back is waited for.
+/// Memory that the cgroup can get only after other memory was freed is waited for.
 #[test]
 fn vqp_requests_complete_in_a_cgroup_at_its_limit() -> Result<()> {
     let trio = trio()?;
@@ -193,7 +193,7 @@ fn vqp_requests_complete_in_a_cgroup_at_its_limit() -> Result<()> {
     one.sh("cd /sys/fs/cgroup && echo +memory >cgroup.subtree_control && mkdir full")?;
     one.sh("echo 16M >/sys/fs/cgroup/full/memory.max")?;
     for way in ["--queue", ""] {
-        // What was read is kept for as long as there is room.
+        // The page cache keeps read files while there is memory.
         one.sh(&format!(
             "echo $$ >/sys/fs/cgroup/full/cgroup.procs
             while :; do cat /usr/bin/* >/dev/null; done & reader=$!
@@ -210,7 +210,7 @@ fn vqp_requests_complete_in_a_cgroup_at_its_limit() -> Result<()> {
     one.await_gauges(IDLE, SOON).map(drop)
 }
 
-/// Messages that nobody takes hold up those behind them, and no others; they end with either end.
+/// Messages that are not received delay those behind them only, and end with either end.
 #[test]
 fn waiting_vqp_requests_fail_with_their_node_or_vqp() -> Result<()> {
     let trio = trio()?;
@@ -275,7 +275,7 @@ fn rnic_removal_fails_vqp_requests_of_io_queues() -> Result<()> {
     assert!(output.stderr.contains("no such RNIC"), "{output:?}");
     let output = sender.wait(SOON)?;
     let told = output.stdout.trim().ends_with(r#"{"NoRnic": 274}"#);
-    // Or it is told so when it waits.
+    // Or the wait reports it.
     let waited = output.stderr.contains("no such RNIC");
     assert!(told || waited, "{output:?}");
     taker.kill()
