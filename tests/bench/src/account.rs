@@ -9,10 +9,10 @@ use serde::Serialize;
 
 use crate::cell::{Cell, Contender, Kind, Operation};
 
-/// How often: from the former on programs warm up alike.
+/// Operations of the two runs. From the first number on the warm-up is the same.
 const TIMES: [u64; 2] = [10_000, 50_000];
 
-/// What the model counts, in its own words.
+/// Counters of the model, by its names.
 pub(crate) const COUNTERS: [&str; 7] = [
     "doorbells",
     "wqes",
@@ -23,7 +23,7 @@ pub(crate) const COUNTERS: [&str; 7] = [
     "dma_writes",
 ];
 
-/// How much there was of each.
+/// Value of each counter.
 pub(crate) type Counts = [u64; COUNTERS.len()];
 
 /// For one operation.
@@ -58,7 +58,7 @@ pub(crate) fn all() -> impl Iterator<Item = (Cell, Contender)> {
 }
 
 impl Account {
-    /// Of a contender, of whose operations `cost` does so many and says what they cost.
+    /// Measures a contender: `cost` executes a number of operations and returns their counts.
     pub(crate) fn of(
         (cell, contender): (Cell, Contender),
         cost: impl Fn(u64) -> Result<Counts>,

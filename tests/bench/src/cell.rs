@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What is measured, and by whom.
+//! Measurements and contenders.
 
 use std::fmt;
 
 use kite_cluster::Fabric;
 use serde::Serialize;
 
-/// How long one measurement should take: long enough to outlast a time slice of the host.
+/// Time of one measurement in seconds, which exceeds a time slice of the host.
 const SECONDS: f64 = 0.7;
 
 /// A quantity.
@@ -39,7 +39,7 @@ pub(crate) enum Kind {
     Connects,
 }
 
-/// What the points of a kind are numbers of.
+/// Quantity of the points of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Axis {
@@ -69,7 +69,7 @@ pub(crate) struct Cell {
     pub(crate) at: u64,
 }
 
-/// Who moves bytes.
+/// Implementation that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Contender {
@@ -87,7 +87,7 @@ pub(crate) enum Contender {
     KiteVqpQueue,
     /// A virtual queue pair, in a session that is open.
     KiteVqp,
-    /// The session opened anew for each connection.
+    /// kite with a new session for each connection.
     KiteOpened,
     /// User-space verbs: one request posted and polled for; for bandwidth, perftest's many at once.
     Verbs,
@@ -137,7 +137,7 @@ impl Kind {
         }
     }
 
-    /// Who takes part.
+    /// Returns the contenders.
     pub(crate) fn contenders(self) -> &'static [Contender] {
         use Contender::*;
         match self {
@@ -188,7 +188,7 @@ impl Kind {
 }
 
 impl Contender {
-    /// Whether it can do that on a fabric: Soft-RoCE has no DC, and is not InfiniBand.
+    /// Returns `true` if the fabric supports the contender: Soft-RoCE has no DC, and is not InfiniBand.
     pub(crate) fn runs_on(self, fabric: Fabric) -> bool {
         use Contender::*;
         let there_alone = matches!(
@@ -198,7 +198,7 @@ impl Contender {
         !there_alone || fabric == Fabric::Connectx
     }
 
-    /// Whether the node that serves all others measures this one, and the other serves.
+    /// Returns `true` if the node that serves all others measures this one, and the other node serves.
     pub(crate) fn goes_back(self) -> bool {
         self == Contender::KiteDc
     }
@@ -227,7 +227,7 @@ impl Contender {
 }
 
 impl Operation {
-    /// What is as much without a server: a call is a request, and bytes that come.
+    /// Returns the equivalent without a server: a call is a request and its reply bytes.
     pub(crate) fn one_sided(self) -> Self {
         match self {
             Operation::Call => Operation::Read,
@@ -265,13 +265,13 @@ impl Cell {
         })
     }
 
-    /// How many operations a first guess takes.
+    /// Returns the operations of the first estimate.
     pub(crate) fn first_count(self) -> u64 {
         match self.kind {
             Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill | Kind::Echo => 20,
             Kind::Connect | Kind::Connects => 20,
             Kind::Rate => 200,
-            // A time says how many.
+            // The number results from a time.
             Kind::Clients | Kind::Pace => 1,
             // Enough for a median: the same operation takes about the same instructions each time.
             Kind::Instructions => 100,
@@ -279,7 +279,7 @@ impl Cell {
         }
     }
 
-    /// How many operations to measure, if one measurement gave `value`.
+    /// Returns the operations to measure, given a measured `value`.
     pub(crate) fn count(self, value: f64) -> u64 {
         let operations_per_second = match self.kind {
             Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill => 1e6 / value,

@@ -22,7 +22,7 @@ pub(crate) const CALLED: &str = "bench-calls";
 /// Requests under way of [`Kind::Rate`].
 const DEPTH: u64 = 32;
 
-/// How long clients call.
+/// Time of the load of clients, in seconds.
 const LOAD_SECONDS: u32 = 3;
 
 /// Clients of [`Kind::Pace`], as in LITE's measurement.
@@ -58,7 +58,7 @@ impl Place {
     }
 }
 
-/// What to run, and how to understand it.
+/// Commands, and parsers of their output.
 #[derive(Debug)]
 pub(crate) struct Commands {
     /// On the client.
@@ -356,7 +356,7 @@ fn perftest(place: &Place, cell: Cell, count: u64) -> Commands {
     }
 }
 
-/// Of a number that is alone.
+/// Parses a single number.
 fn plain_thousands(output: &str) -> Result<f64> {
     Ok(output.trim().parse::<f64>()? / 1e3)
 }

@@ -6,10 +6,10 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::{json, Value};
 
-/// How many regions exist; the first is what the others are compared with.
+/// Numbers of existing regions. The first is the baseline.
 pub(crate) const COUNTS: [u64; 6] = [1, 10, 100, 1_000, 10_000, 100_000];
 
-/// What an allocation and a free come to among so many regions.
+/// Cost of an allocation and a free with a number of regions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Point {
     pub(crate) regions: u64,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! By what a node is reached, looked up by one READ of the directory, and by a call of which that were the reply
-//! (KRCORE, section 4.2). When somebody leaves, all others have to be looked up anew; whoever keeps the directory looks
-//! at home.
+//! Lookup of the address of a node, by one READ of the directory, and by a call with that reply (KRCORE, section 4.2).
+//! After a node has left, all addresses are looked up again. Nodes that store the directory read their own memory.
 
 use anyhow::{Context, Result};
 use kite_bench::statistics::Spread;
@@ -14,7 +13,7 @@ use crate::pair::{PATIENCE, PORT};
 /// The nodes that keep the directory: the first ones.
 const KEEPERS: usize = 2;
 
-/// Bytes of a reply that says by what a node is reached.
+/// Bytes of a reply with the address of a node.
 const REPLY: usize = 64;
 
 /// Calls of each node, and connections by verbs.
@@ -46,7 +45,7 @@ impl Lookup {
         }
         let others = |number: usize| (1..last).filter(move |other| *other != number);
         for keeper in 1..=KEEPERS {
-            // Who connects waits until all have told the directory.
+            // A connect waits until all nodes have updated the directory.
             connect(cluster.node(keeper), others(keeper))?;
         }
         let looks = (KEEPERS + 1..last).map(|number| {
@@ -80,7 +79,7 @@ impl Lookup {
         })
     }
 
-    /// What it takes to look a node up.
+    /// Returns the time of a lookup.
     pub(crate) fn us(&self) -> f64 {
         self.first_us - self.again_us
     }

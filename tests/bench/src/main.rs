@@ -39,7 +39,7 @@ use sharing::{Sharing, POLICIES};
 /// A measurement of the slowest takes so many times as long as it should.
 const SLOWER: u64 = 3;
 
-/// What is timed.
+/// Measured kinds.
 const KINDS: [Kind; 11] = [
     Kind::Latency,
     Kind::Calls,
@@ -57,7 +57,7 @@ const KINDS: [Kind; 11] = [
 /// Measures kite, user-space verbs and TCP on two virtual machines.
 #[derive(Parser)]
 struct Args {
-    /// How often everything is measured
+    /// Rounds of all measurements
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Count instructions instead: two nodes in one machine, whose clock counts them
@@ -131,7 +131,7 @@ fn warm_up(pair: &Pair, kinds: &[Kind]) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Who takes part on this fabric.
+/// Returns the contenders on this fabric.
 fn contenders(pair: &Pair, cell: Cell) -> Vec<Contender> {
     let all = cell.kind.contenders().iter().copied();
     all.filter(|contender| contender.runs_on(pair.fabric()))

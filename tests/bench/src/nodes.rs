@@ -12,14 +12,14 @@ use crate::pair::PATIENCE;
 /// Bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Nodes {
-    /// Of a node to which nothing is connected.
+    /// Memory for a node without a connection.
     pub(crate) known: i64,
-    /// Of a connection, of which a node has one or more.
+    /// Memory for a connection, of which a node has one or more.
     pub(crate) connection: i64,
 }
 
 impl Nodes {
-    /// Of a node that leaves its cluster for that.
+    /// Measures a node, which leaves its cluster.
     pub(crate) fn of(node: &Node) -> Result<Self> {
         node.stop_kited()?;
         let line = format!("{PROGRAMS}/kite-workload nodes");

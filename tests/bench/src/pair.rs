@@ -15,10 +15,10 @@ use crate::nodes::Nodes;
 use crate::scatter::{Scattered, Shape, CACHE, WRITES};
 use crate::sharing::{Sample, Sharing, PHASES};
 
-/// How long one measurement may take: an emulated machine is a hundred times slower than a real one.
+/// Maximum time of one measurement: an emulated machine is a hundred times slower than a real one.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
-/// How long the next number of regions may take to come about.
+/// Maximum time to create the next number of regions.
 const CROWD_PATIENCE: Duration = Duration::from_secs(1800);
 
 /// Memory of a machine that is two nodes and holds 100,000 regions.
@@ -33,16 +33,16 @@ const PORT_OVER_KITE: u16 = 7801;
 /// perftest listens at its own port, and is ready when it does.
 const AWAIT_PERFTEST: &str = "until ss -Hltn 'sport = 18515' | grep -q .; do sleep 0.05; done";
 
-/// What makes two nodes of one machine.
+/// Script that makes two nodes of one machine.
 const ONE_KERNEL: &str = include_str!("../../cluster/guest/one-kernel");
 
-/// How kite is started where it is measured. Emulated processors take most of a millisecond to be interrupted and to
-/// wake.
+/// Returns the parameters of kite in measurements. An interrupt and a wake-up of an emulated processor take most of a
+/// millisecond.
 pub(crate) fn setup() -> Setup {
     with("max_poll_us=1000")
 }
 
-/// How it is started where requests of virtual queue pairs are to go by DC alone.
+/// Returns parameters with which virtual queue pairs use DC only.
 fn unpromoted() -> Setup {
     with("max_poll_us=1000 max_promoted=0")
 }
@@ -50,7 +50,7 @@ fn unpromoted() -> Setup {
 fn with(parameters: &str) -> Setup {
     Setup {
         parameters: parameters.into(),
-        // Nobody may be taken for dead because a spinning benchmark had the processors.
+        // A polling benchmark occupies the processors, and must not make a node look dead.
         ..Setup::patient()
     }
 }
@@ -207,7 +207,7 @@ impl Pair {
         })
     }
 
-    /// What both RNICs do for an operation of a contender.
+    /// Returns the work of both RNICs for an operation of a contender.
     pub(crate) fn account(&self, of: (Cell, Contender)) -> Result<Account> {
         Account::of(of, |count| {
             let before = self.counts()?;
@@ -228,7 +228,7 @@ impl Pair {
         Ok(sum)
     }
 
-    /// What memory a kernel has for others; afterwards nothing else can be measured.
+    /// Measures the memory of a kernel for other nodes. Afterwards the pair cannot be used for other measurements.
     pub(crate) fn nodes(&self) -> Result<Nodes> {
         Nodes::of(self.cluster.node(1))
     }
@@ -279,7 +279,7 @@ impl Pair {
     }
 }
 
-/// What runs on a node that serves: the other side of kite-baseline, and one that answers calls.
+/// Processes of a serving node: the server of kite-baseline, and one that replies to calls.
 pub(crate) struct Servers {
     baseline: Process,
     answerer: Process,

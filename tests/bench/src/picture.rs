@@ -22,13 +22,13 @@ type Drawn = Result<(), Box<dyn Error>>;
 
 const WIDTH: u32 = 1200;
 
-/// Of the title.
+/// Height of the title.
 const TITLE: u32 = 40;
 
 /// Panels in a row: most kinds have as many operations.
 const PANELS: usize = 2;
 
-/// Of each row of panels.
+/// Height of each row of panels.
 const ROW: u32 = 430;
 
 pub(crate) fn draw(report: &Report, path: &Path) -> Result<()> {
@@ -63,7 +63,7 @@ fn draw_all(report: &Report, path: &Path) -> Drawn {
     Ok(())
 }
 
-/// What one more region costs, as a line over how many there are.
+/// Draws the cost of one more region as a line over the number of regions.
 fn draw_crowd(area: &Area<'_>, points: &[Point]) -> Drawn {
     let most = points.iter().map(|point| point.regions).max().unwrap_or(1);
     let high = points.iter().map(|point| point.value).fold(1.0, f64::max) * 1.5;
@@ -88,7 +88,7 @@ fn draw_crowd(area: &Area<'_>, points: &[Point]) -> Drawn {
     Ok(())
 }
 
-/// How two priorities share an RNIC over time, a panel for each policy.
+/// Draws the shares of two priorities of an RNIC over time, a panel for each policy.
 fn draw_sharing(area: &Area<'_>, all: &[Sharing]) -> Drawn {
     let both = |sharing: &Sharing| [sharing.high.clone(), sharing.low.clone()];
     let samples = all.iter().flat_map(both).flatten();

@@ -21,7 +21,7 @@ use crate::sharing::{self, Sharing};
 /// The values of one cell, a round after the other.
 pub(crate) struct Row {
     pub(crate) cell: Cell,
-    /// How many operations are in each value.
+    /// Operations of each value.
     pub(crate) count: u64,
     values: BTreeMap<Contender, Vec<f64>>,
 }
@@ -43,12 +43,12 @@ impl Row {
         self.values.get(&contender).map_or(&[], Vec::as_slice)
     }
 
-    /// What the rounds of a contender come to.
+    /// Returns the spread of the rounds of a contender.
     pub(crate) fn spread(&self, contender: Contender) -> Option<Spread> {
         Spread::of(self.values(contender).iter().copied())
     }
 
-    /// What the ratios of two contenders come to.
+    /// Returns the spread of the ratios of two contenders.
     pub(crate) fn ratio(&self, contender: Contender, to: Contender) -> Option<Spread> {
         Spread::of_ratios(self.values(contender), self.values(to))
     }
@@ -172,7 +172,7 @@ impl Report {
     }
 }
 
-/// How many processors the machines share.
+/// Returns the number of processors that the machines share.
 pub(crate) fn processors() -> Option<usize> {
     std::thread::available_parallelism().ok().map(usize::from)
 }

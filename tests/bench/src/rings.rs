@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! How much of the memory for requests holds requests, with the sizes that Facebook saw in its key-value
-//! stores: in a ring, and in buffers that are posted before anybody knows what comes (LITE, figure 12).
+//! Fraction of the request memory that holds requests, with the sizes of Facebook's key-value stores: in a ring, and
+//! in buffers that are posted before the sizes are known (LITE, figure 12).
 //!
 //! This is reckoned, with the ring's own code, and not timed.
 
@@ -8,16 +8,16 @@ use kite_core::ring::{capacity_units, RingProducer, MAX_MESSAGE_BYTES};
 use kite_core::wire::ring::MSG_HEADER_SIZE;
 use serde::Serialize;
 
-/// How many requests each number is made of.
+/// Requests of each measurement.
 const REQUESTS: usize = 100_000;
 
-/// Bytes of the ring's memory: what a caller gets who does not ask.
+/// Bytes of the ring, which is the default.
 const RING: u64 = 64 << 10;
 
 /// Receive queues, each with buffers of a size of its own.
 const QUEUES: [usize; 4] = [1, 2, 3, 4];
 
-/// What is sent.
+/// Distribution of sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum What {
@@ -86,7 +86,7 @@ fn empty() -> RingProducer<Vec<u8>> {
 /// two, and those that waste least.
 fn queues(sizes: &[usize], count: usize) -> f64 {
     let powers: Vec<usize> = (7..=12).map(|power| 1 << power).collect();
-    // Of all but the last, which is always there, a bit says whether it is.
+    // A bit for each size but the last, which is always included.
     let choices =
         (0..1_usize << (powers.len() - 1)).filter(|bits| bits.count_ones() as usize == count - 1);
     let part = |bits: usize| {

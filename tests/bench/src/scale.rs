@@ -13,7 +13,7 @@ use crate::lookup::Lookup;
 use crate::mesh::Mesh;
 use crate::pair::{setup, Servers, PATIENCE, PORT};
 
-/// How many nodes there are.
+/// Numbers of nodes.
 pub(crate) const COUNTS: [usize; 3] = [2, 4, 6];
 
 /// Writes of each node.
@@ -51,7 +51,7 @@ pub(crate) fn json(all: &[Scale]) -> Value {
     all.iter().map(one).collect()
 }
 
-/// How nodes connected to each other, and looked each other up.
+/// Results of connections between all nodes, and of their lookups.
 pub(crate) type Connected = (Mesh, Lookup);
 
 /// Boots as many nodes as it takes, and calls `each` with what was measured of some of them. Returns how they
@@ -120,7 +120,7 @@ fn measure_one(cluster: &Cluster, nodes: usize) -> Result<Scale> {
     })
 }
 
-/// What all of them come to.
+/// Returns the sum of all rates.
 fn sum(processes: Vec<Process>, rate: fn(&str) -> Result<f64>) -> Result<f64> {
     processes.into_iter().try_fold(0.0, |sum, mut process| {
         let output = process.wait(PATIENCE)?;

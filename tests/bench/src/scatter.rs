@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 use serde_json::Value;
 
-/// What memory is like.
+/// Number and size of regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Shape {
     pub(crate) regions: u64,
@@ -29,7 +29,7 @@ const fn large(mib: u64) -> Shape {
     }
 }
 
-/// What is measured.
+/// Measured shapes.
 pub(crate) const SHAPES: [Shape; 9] = [
     many(1),
     many(100),
@@ -58,10 +58,10 @@ impl Shape {
     }
 }
 
-/// What writes came to.
+/// Results of the writes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Scattered {
-    /// Of a write.
+    /// Median time of a write.
     pub(crate) median_us: f64,
     /// For a write, of the RNIC whose memory it is, if that gives account.
     pub(crate) misses: Option<f64>,

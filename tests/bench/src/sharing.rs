@@ -15,7 +15,7 @@ pub(crate) const PHASES: [f64; 3] = [4.0, 10.0, 4.0];
 /// Seconds after a change that count for no mean: low has to be noticed.
 const SETTLING: f64 = 1.0;
 
-/// How much was written about some moment.
+/// Bytes written in an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Sample {
     /// Seconds since high began.
@@ -37,7 +37,7 @@ impl Sample {
     }
 }
 
-/// What came of a policy.
+/// Results of a policy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Sharing {
     pub(crate) policy: &'static str,

@@ -20,7 +20,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// Of no times there is nothing to say.
+    /// Returns the statistics, or `None` without times.
     pub fn of(mut times: Vec<Duration>) -> Option<Self> {
         times.sort_unstable();
         let us = |time: Duration| time.as_secs_f64() * 1e6;
@@ -46,7 +46,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of no values, or of values that are no numbers, there is none.
+    /// Returns the statistics, or `None` without values or if a value is not a number.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_unstable_by(f64::total_cmp);
@@ -61,8 +61,8 @@ impl Spread {
         })
     }
 
-    /// Of the ratios of values that were measured one after the other: what disturbs one round
-    /// disturbs both.
+    /// Returns the statistics of ratios of values that were measured one after the other: a disturbance of a round
+    /// affects both values.
     pub fn of_ratios(values: &[f64], to: &[f64]) -> Option<Self> {
         Self::of(values.iter().zip(to).map(|(value, to)| value / to))
     }

@@ -258,7 +258,7 @@ fn heading(report: &Report, kind: Kind) -> String {
     text + "\n"
 }
 
-/// What is compared with what.
+/// Returns the pairs that are compared.
 fn ratios(kind: Kind) -> &'static [(Contender, Contender)] {
     use Contender::*;
     match kind {
@@ -324,7 +324,7 @@ fn footing(report: &Report) -> String {
     )
 }
 
-/// What the contenders of a kind do.
+/// Returns the operations of the contenders of a kind.
 fn legend(kind: Kind) -> &'static str {
     match kind {
         Kind::Latency => {

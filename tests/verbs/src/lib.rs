@@ -55,7 +55,7 @@ pub struct Spot {
     rkey: u32,
 }
 
-/// What a request does.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// To the other side.
@@ -64,14 +64,14 @@ pub enum Verb {
     Read,
     /// Makes eight bytes of the other side `new` if they are `expected`; what they were comes back.
     CompareSwap {
-        /// What to compare with.
+        /// Comparand.
         expected: u64,
-        /// What to put there.
+        /// New value.
         new: u64,
     },
     /// Adds to eight bytes of the other side; what they were comes back.
     FetchAdd {
-        /// What to add.
+        /// Addend.
         operand: u64,
     },
     /// To where the other side has posted that it receives; it has no [`Spot`].
@@ -81,7 +81,7 @@ pub enum Verb {
 /// A request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// What it does.
+    /// Operation.
     pub verb: Verb,
     /// The first byte of the buffer.
     pub at: usize,
@@ -89,7 +89,7 @@ pub struct Request {
     pub len: usize,
     /// Memory of the other side, if the verb has any.
     pub spot: Spot,
-    /// Whether it has a completion when it succeeds. When it fails it has one anyway.
+    /// Requests a completion on success. A failed request always has a completion.
     pub signalled: bool,
 }
 
@@ -111,7 +111,7 @@ pub struct Shared<'a> {
 }
 
 impl Shared<'_> {
-    /// What to tell them.
+    /// Returns address and key, to be sent to peers.
     pub fn spot(&self) -> Spot {
         // SAFETY: it is live.
         let mr = unsafe { self.mr.as_ref() };
@@ -138,13 +138,13 @@ pub struct Lent<'a> {
 }
 
 impl Lent<'_> {
-    /// What to tell the other side.
+    /// Returns address and key, to be sent to the peer.
     pub fn spot(&self) -> Spot {
         self.shared.spot()
     }
 }
 
-/// What others may do with the memory of a device.
+/// Rights of peers to memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Read and write it.
@@ -210,7 +210,7 @@ impl Device {
         }))
     }
 
-    /// Lets others reach memory who are connected to a pair of this device.
+    /// Registers memory for peers that are connected to a QP of this device.
     ///
     /// # Safety
     /// The `len` bytes at `start` are valid for as long as the result lives, and nothing refers into them.
@@ -362,7 +362,7 @@ impl Pair {
         &self.buffer.memory
     }
 
-    /// What the other side has to know.
+    /// Returns the address that the peer needs to connect.
     pub fn end(&self) -> &End {
         &self.end
     }
@@ -557,7 +557,7 @@ impl Pair {
         done(code).context("posting a request")
     }
 
-    /// Whether a request has completed.
+    /// Returns `true` if a request has completed.
     ///
     /// # Errors
     /// If it has failed.

@@ -31,7 +31,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// How many.
+    /// Returns the number of bytes.
     #[allow(clippy::len_without_is_empty)] // it never is
     pub fn len(&self) -> usize {
         self.layout.size()
@@ -45,7 +45,7 @@ impl Memory {
     /// Fills it with bytes that follow from `seed`.
     pub fn fill(&self, seed: u8) {
         for i in 0..self.len() {
-            // SAFETY: in bounds; volatile, since an RNIC may read it whenever it is told to.
+            // SAFETY: in bounds. Volatile, since an RNIC may read the memory at any time.
             unsafe { self.as_ptr().add(i).write_volatile(byte(seed, i)) };
         }
     }
@@ -70,7 +70,7 @@ impl Memory {
     pub fn store(&self, at: usize, from: &[u8]) -> Result<()> {
         self.check(at, from.len())?;
         for (i, byte) in from.iter().enumerate() {
-            // SAFETY: in bounds; volatile, since an RNIC may read it whenever it is told to.
+            // SAFETY: in bounds. Volatile, since an RNIC may read the memory at any time.
             unsafe { self.as_ptr().add(at + i).write_volatile(*byte) };
         }
         Ok(())
@@ -85,7 +85,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether it is as [`Self::fill`] with `seed` left it.
+    /// Returns `true` if the memory has the content of [`Self::fill`] with `seed`.
     pub fn holds(&self, seed: u8) -> bool {
         // SAFETY: in bounds; volatile, since an RNIC may have written it.
         (0..self.len()).all(|i| unsafe { self.as_ptr().add(i).read_volatile() } == byte(seed, i))

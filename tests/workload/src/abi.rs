@@ -11,7 +11,7 @@ pub(crate) use kite_sys::*;
 #[derive(Debug)]
 pub(crate) struct Device(File);
 
-/// What a request returned: 0 or an errno.
+/// Result of a request: 0 or an errno.
 pub(crate) type Errno = i32;
 
 impl Device {
@@ -43,7 +43,7 @@ impl Device {
     ) -> std::io::Result<usize> {
         let (fd, protection) = (self.0.as_raw_fd(), libc::PROT_READ | libc::PROT_WRITE);
         let offset = offset as libc::off_t;
-        // SAFETY: a new mapping, of which nobody knows.
+        // SAFETY: a new mapping, without references.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd, offset) };
         if base == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
@@ -59,8 +59,8 @@ impl Device {
 
     /// Makes request `number` with whatever is at `argument`.
     pub(crate) fn ask_at(&self, number: u32, argument: usize) -> Errno {
-        // SAFETY: the kernel checks every address, and the callers give no address of memory that
-        // this program relies on but what the ABI says is written.
+        // SAFETY: the kernel checks every address. The callers pass no address of memory that this program uses,
+        // except for results that the ABI describes.
         let result = unsafe { libc::ioctl(self.0.as_raw_fd(), number as _, argument) };
         match result {
             0.. => 0,
@@ -71,7 +71,7 @@ impl Device {
     }
 }
 
-/// What binds a session to the first RNIC.
+/// Returns the argument that binds a session to the first RNIC.
 pub(crate) fn binding() -> kite_bind {
     kite_bind {
         version: KITE_ABI_VERSION,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `absent`: an access to a buffer that never comes, as its pages are asked for in vain.
+//! `absent`: an access to a buffer whose page faults are never served.
 
 use std::ptr::null_mut;
 
@@ -32,7 +32,7 @@ impl Absent {
     pub(crate) fn run(&self) -> Result<()> {
         let region = Cluster::open()?.map(&self.name, Rights::READ | Rights::WRITE)?;
         let base = absent(self.len)?;
-        // SAFETY: it is mapped, for good, and nobody else knows of it.
+        // SAFETY: the memory is mapped until exit, and has no other reference.
         let memory = unsafe { std::slice::from_raw_parts_mut(base, self.len) };
         match self.write {
             true => region.write_at(memory, 0)?,

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) enum Atomics {
     /// Adds 1 again and again, and prints the sum of all numbers before
     Tally(Crowd),
-    /// Takes turns by a word that is 1 while it is somebody's, to add 1 to the next but not atomically
+    /// Acquires a spin lock (a word that is 1 while it is owned) to add 1 to the next word non-atomically
     TakeTurns(Crowd),
     /// Prints the number
     Word(Place),
@@ -34,7 +34,7 @@ pub(crate) struct Place {
     offset: u64,
 }
 
-/// Who does what to a word.
+/// Threads, operations and word.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Crowd {
     #[command(flatten)]

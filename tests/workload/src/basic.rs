@@ -113,7 +113,7 @@ impl Attempt {
 pub(crate) struct Fill {
     /// Its name
     name: String,
-    /// What the bytes come from
+    /// Seed of the bytes
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -172,7 +172,7 @@ pub(crate) struct Anonymous {
 }
 
 impl Anonymous {
-    /// Allocates, says so, and stays.
+    /// Allocates, prints a line, and waits.
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let region = cluster.alloc(&AllocOptions::new(self.len).nodes(self.nodes.clone()))?;
@@ -192,12 +192,12 @@ impl Anonymous {
 pub(crate) struct Maps {
     /// A region that exists
     name: String,
-    /// How many times
+    /// Number of handles
     count: usize,
 }
 
 impl Maps {
-    /// Opens it, says so, and stays.
+    /// Opens the handles, prints a line, and waits.
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let open = |_| cluster.map(&self.name, Rights::READ);

@@ -12,12 +12,12 @@ use crate::abi::Device;
 pub(crate) enum Churn {
     /// Opens and closes sessions, bound and not
     Open {
-        /// How often
+        /// Repetitions
         count: u64,
     },
     /// Allocates and frees regions
     Alloc {
-        /// How often
+        /// Repetitions
         count: u64,
         /// Bytes
         #[arg(long, default_value_t = 20_000)]
@@ -31,21 +31,21 @@ pub(crate) enum Churn {
     },
     /// Allocates regions with numbered names and leaves them
     Populate {
-        /// How many
+        /// Number of regions
         count: u64,
-        /// What their names begin with
+        /// Prefix of their names
         prefix: String,
     },
     /// Frees what `populate` left
     Clear {
-        /// How many
+        /// Number of regions
         count: u64,
-        /// What their names begin with
+        /// Prefix of their names
         prefix: String,
     },
     /// Maps and unmaps a region, reading a byte of it
     Map {
-        /// How often
+        /// Repetitions
         count: u64,
         /// Its name
         name: String,

@@ -46,7 +46,7 @@ pub(crate) enum Copies {
     },
 }
 
-/// How often.
+/// Operations and seed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Check {
     /// Operations
@@ -55,7 +55,7 @@ pub(crate) struct Check {
     /// Bytes of each, at most
     #[arg(long, default_value_t = 3 << 20)]
     most: u64,
-    /// What all random numbers come from
+    /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Meanwhile the regions move to and fro between nodes 1 to 3; prints how often first

@@ -20,7 +20,7 @@ pub(crate) struct Crowd {
     /// Node that lends the memory
     #[arg(long)]
     node: u32,
-    /// How often to allocate and free at each number
+    /// Allocations and frees at each number
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..))]
     cycles: u32,
 }

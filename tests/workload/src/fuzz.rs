@@ -20,25 +20,25 @@ use crate::random::Random;
 
 const SCRATCH: usize = 1 << 20;
 
-/// What a thread has for handles before it has any.
+/// Handles of a thread before it has valid ones.
 const NO_HANDLES: [u64; 3] = [0, 1, u64::MAX];
 
 /// Most handles that a thread collects.
 const HANDLES: usize = 24;
 
-/// Where fuzzers listen and connect to, or nobody does.
+/// Ports with and without listeners.
 const PORTS: [u32; 4] = [0, 1, 2, u32::MAX];
 
 /// Makes random requests.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Fuzz {
-    /// How many, by all threads together
+    /// Requests of all threads together
     #[arg(long, default_value_t = 200_000)]
     requests: u64,
     /// Threads
     #[arg(long, default_value_t = 4)]
     threads: u64,
-    /// What all random numbers come from
+    /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Leaves the regions that it named
@@ -152,7 +152,7 @@ impl Scratch {
     fn new() -> Result<Self> {
         let flags = MAP_PRIVATE | MAP_ANONYMOUS;
         let protection = PROT_READ | PROT_WRITE;
-        // SAFETY: a new mapping, of which nobody knows.
+        // SAFETY: a new mapping, without references.
         let base = unsafe { mmap(std::ptr::null_mut(), SCRATCH, protection, flags, -1, 0) };
         ensure!(base != MAP_FAILED, "mmap");
         let base = base as usize;
@@ -214,7 +214,8 @@ impl Abuser {
         }
     }
 
-    /// Whatever is in memory, or none; but what may be a deadline of hours, for who waits for others.
+    /// Uses a random address as argument, mapped or not; for requests that wait for others random words, since memory
+    /// could contain a deadline of hours.
     fn anywhere(&mut self, device: &Device, number: u32) -> Errno {
         match number {
             KITE_IOC_LOCK_NR
@@ -243,7 +244,7 @@ impl Abuser {
         if matches!(number, KITE_IOC_ALLOC_NR) && words[0] < 1 << 45 {
             words[0] %= 1 << 20;
         }
-        // Nobody waits long.
+        // Waits are short.
         match number {
             KITE_IOC_LOCK_NR => words[4] = 1 | (words[4] & (1 << 63)),
             KITE_IOC_BARRIER_NR => words[3] = (1 << 32) | (words[3] & 0xffff_ffff),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `hold`: transfers in a loop until killed, so that tests can do something to it meanwhile; and
-//! `watch`: waits to be told that a region is gone.
+//! `hold`: transfers in a loop until it is killed, for tests that cause faults meanwhile. `watch`: waits for the event
+//! that a region was freed.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -100,7 +100,7 @@ impl Hold {
     }
 }
 
-/// Maps a region twice and waits to be told, by poll, that both handles went stale.
+/// Maps a region twice, and waits by poll until both handles are stale.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Watch {
     /// The region
@@ -108,7 +108,7 @@ pub(crate) struct Watch {
     /// The errno that later reads have to get
     #[arg(long, default_value = "ESTALE")]
     expect: String,
-    /// How long it waits
+    /// Maximum wait
     #[arg(long, default_value_t = 60)]
     seconds: u64,
 }

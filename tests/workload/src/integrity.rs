@@ -2,10 +2,9 @@
 //! `integrity`: random reads and writes of one region by many threads, processes and nodes, each
 //! byte checked against a model.
 //!
-//! The region is cut into units, dealt to the writers in turn like cards. A unit is odd and nearly
-//! as long as a chunk, so most units straddle two chunks, and two nodes where the region is striped;
-//! neighbours share pages and cache lines. Nobody writes to the unit of another, so each writer
-//! knows every byte of its own.
+//! The region is divided into units, which are assigned to the writers round-robin. The size of a unit is odd and
+//! nearly that of a chunk, so most units span two chunks, and two nodes if the region is striped. Neighbours share
+//! pages and cache lines. A writer writes its own units only, so it can verify every byte of them.
 
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -45,7 +44,7 @@ pub(crate) struct Integrity {
     /// Ends when each writer has done so many operations
     #[arg(long, default_value_t = u64::MAX)]
     operations: u64,
-    /// What all random numbers come from
+    /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// With low priority, in one process
@@ -139,7 +138,7 @@ impl Integrity {
         Ok(())
     }
 
-    /// The units of a writer, with what is in them before anybody wrote.
+    /// Returns the units of a writer with their initial content.
     fn units(&self, writer: u64, region: &Region) -> Result<Vec<Unit>> {
         let starts = (0..).map(|round| (round * self.writers + writer) * self.unit);
         let units: Vec<Unit> = starts

@@ -34,7 +34,7 @@ pub(crate) enum Locks {
     },
 }
 
-/// Who does it, and how often.
+/// Threads, operations and region.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Crowd {
     /// A region that exists
@@ -63,7 +63,7 @@ pub(crate) struct Hold {
     /// Shares it
     #[arg(long)]
     shared: bool,
-    /// Waits for nobody
+    /// Does not wait
     #[arg(long = "try")]
     tries: bool,
     /// Deadline
@@ -78,7 +78,7 @@ pub(crate) struct Come {
     name: String,
     /// Number of the barrier
     number: u64,
-    /// How many are to come
+    /// Participants
     count: u32,
     /// Comes again and again, so many times, and is sent away by signals
     #[arg(long)]

@@ -34,7 +34,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// What kite's tests run on the nodes of a cluster.
+/// Programs of kite's tests that run on the nodes of a cluster.
 #[derive(Debug, Parser)]
 enum Workload {
     Absent(absent::Absent),

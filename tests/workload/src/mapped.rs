@@ -66,7 +66,7 @@ impl Mapped {
         }
     }
 
-    /// Writes submission `n`, and tells the kernel of none.
+    /// Writes SQE `n` without publishing it.
     pub(crate) fn write(&self, n: u32, words: &[u32; SUBMISSION]) {
         let index = (n % self.entries) as usize;
         self.put(
@@ -86,7 +86,7 @@ impl Mapped {
         asked.map_or_else(|errno| (0, 0, errno), |all| all[0])
     }
 
-    /// As [`Self::ask`], several at once, at most as many as there are entries.
+    /// Submits several requests, at most as many as the queue has entries, and waits for them. See [`Self::ask`].
     pub(crate) fn ask_all(
         &self,
         device: &Device,

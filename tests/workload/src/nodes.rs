@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! `nodes`: what memory a kernel has for each other node of its view, and for each connection to one.
 //!
-//! The nodes are made up: this is the daemon of an RNIC that has none, and says that they are there. The kernel tells
-//! them by datagrams that it acts on the view, and to those that are to keep a name it connects: so there is a queue pair,
-//! which waits for its other half, if they have higher numbers. As nobody answers, there is a little more for each than for one that is there.
+//! The nodes do not exist: this program is the daemon of an RNIC, and adds them to the view. The kernel announces the
+//! view to them by datagrams, and connects to owners of names: a QP of each with a higher number waits for its peer.
+//! An unresponsive node needs slightly more memory than a real one.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use clap::Args;
 
 use crate::abi::*;
 
-/// The number of this node, amid those of all others: who has the lower number begins connections.
+/// Number of this node, in the middle of all numbers: the node with the lower number initiates connections.
 const OWN: u32 = 2000;
 
 /// Names for each node that is to keep some: that one gets none is as good as impossible.
 const NAMES: u32 = 16;
 
-/// How often nodes come and go: others take and give back memory meanwhile.
+/// Times that the nodes join and leave: other programs allocate and free memory meanwhile.
 const TIMES: usize = 5;
 
 /// Longer than anything takes.
@@ -39,7 +39,7 @@ pub(crate) struct Nodes {
     connected: u32,
 }
 
-/// The kernel of this node, and what it was told.
+/// Session of the daemon, with its last epoch.
 struct Daemon {
     device: Device,
     own: kite_member,
@@ -120,7 +120,7 @@ impl Daemon {
         Ok(costs[TIMES / 2])
     }
 
-    /// Says that these are there, in a life of each that is new.
+    /// Sets a view with these nodes, each with a new incarnation.
     fn view(&mut self, nodes: std::ops::Range<u32>) -> Result<()> {
         self.epoch += 1;
         let other = |node| kite_member {
@@ -156,7 +156,7 @@ fn await_pairs(count: usize) -> Result<()> {
     bail!("{} queue pairs instead of {count}", queue_pairs()?);
 }
 
-/// Queue pairs of the RNIC, whoever has them.
+/// Returns the number of QPs of the RNIC, of all owners.
 fn queue_pairs() -> Result<usize> {
     let mut count = 0;
     for device in std::fs::read_dir("/sys/kernel/debug/mlx5")? {

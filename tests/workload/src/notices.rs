@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `notices`: a service manager as a daemon sees it, a socket that is told what state it is in.
+//! `notices`: the socket of a service manager, which receives the state of a daemon.
 
 use std::io::Write;
 use std::os::unix::net::UnixDatagram;
@@ -16,7 +16,7 @@ pub(crate) struct Notices {
 }
 
 impl Notices {
-    /// Listens, says so, and prints until it is killed.
+    /// Listens, prints a line, and prints notifications until it is killed.
     pub(crate) fn run(&self) -> Result<()> {
         let socket = UnixDatagram::bind(&self.socket)?;
         let (mut out, mut message) = (std::io::stdout(), [0; 4096]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `requests`: so many requests of one kind, such that one can tell how many were made and how long that took.
+//! `requests`: a number of requests of one kind. Prints how many completed, and their time.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use kite::{Cluster, IoQueue, Priority, Region, Rights};
 
-/// What is asked for.
+/// Kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
     Read,
@@ -20,7 +20,7 @@ enum Kind {
     FetchAdd,
     /// Takes a lock and gives it back
     Lock,
-    /// A message to who serves the region
+    /// A message to a server of the region
     Send,
     /// By a queue pair, many at a time
     QueueWrite,
@@ -37,7 +37,7 @@ pub(crate) struct Requests {
     kind: Kind,
     /// A region that exists
     name: String,
-    /// How many
+    /// Number of requests
     #[arg(long, default_value_t = 100)]
     count: u64,
     /// Bytes of each

@@ -20,7 +20,7 @@ use crate::threads::each;
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What the servers do. The number of a function is its place here.
+/// Functions of the servers. The function number is the position in this list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Function {
     /// Answers with the data, each byte inverted
@@ -49,7 +49,7 @@ const FUNCTIONS: [Function; 7] = [
     Function::Total,
 ];
 
-/// Serving a region and calling who serves one
+/// RPC servers and clients
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Rpc {
     Serve(Serve),
@@ -82,7 +82,7 @@ pub(crate) struct Serve {
     asleep: bool,
 }
 
-/// Who calls.
+/// Clients.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Crowd {
     /// The region
@@ -163,7 +163,7 @@ fn map(name: &str, rights: Rights) -> Result<Region> {
     Ok(Cluster::open()?.map(name, rights)?.with_timeout(PATIENCE))
 }
 
-/// What servers of one process keep between calls.
+/// State of the servers of one process.
 #[derive(Default)]
 struct Kept {
     calls: Mutex<Vec<PendingCall>>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `stream`: writes to a region without end, and says how much in each quarter of a second.
+//! `stream`: writes to a region until it is killed, and prints the bytes of each quarter of a second.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Connections from nothing until requests may be posted: virtual queue pairs of kite, and queue pairs of user-space
-//! verbs, whose ends are told to each other over TCP (KRCORE, figures 8 and 9).
+//! Connection setup until requests may be posted: virtual queue pairs of kite, and queue pairs of user-space verbs,
+//! whose addresses are exchanged over TCP (KRCORE, figures 8 and 9).
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -28,24 +28,24 @@ pub(crate) struct Connect {
     /// Open the device once instead of for each connection, and register memory once
     #[arg(long)]
     keep: bool,
-    /// How many connect at the same time
+    /// Concurrent clients
     #[arg(long, default_value_t = 1)]
     clients: usize,
-    /// How often each of them connects to all
+    /// Repetitions of each client
     #[arg(long, default_value_t = 1)]
     iterations: usize,
 }
 
-/// What came of them.
+/// Results.
 #[derive(Serialize)]
 pub(crate) struct Connected {
     #[serde(flatten)]
     times: Times,
-    /// Of all clients together, each of which ends a connection before it makes the next.
+    /// Connections per second of all clients together. A client closes a connection before it sets up the next.
     per_second: f64,
 }
 
-/// What makes connections, and what it keeps for the next.
+/// Method of setup, with the objects that it reuses.
 enum Maker<'a> {
     Kite(&'a [u32], Option<Cluster>),
     Verbs(Vec<Link>, Option<Arc<Buffer>>),

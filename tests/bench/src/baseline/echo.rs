@@ -33,7 +33,7 @@ pub(crate) struct Echo {
     /// Bytes of each message
     #[arg(long)]
     size: usize,
-    /// How many messages
+    /// Number of messages
     #[arg(long)]
     iterations: usize,
 }

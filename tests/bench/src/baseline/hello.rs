@@ -28,7 +28,7 @@ impl From<Operation> for Verb {
     }
 }
 
-/// What the other side is asked.
+/// Request to the peer.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Hello {
     /// To answer each `request` bytes with `reply` bytes.
@@ -49,7 +49,7 @@ pub(crate) enum Hello {
     Echo { size: usize, count: usize, end: End },
     /// To connect queue pairs, one after the other.
     Connections,
-    /// To tell whenever it is asked how long its processors were busy.
+    /// Returns the busy time of the processors, as often as requested.
     Busy,
 }
 
@@ -66,7 +66,7 @@ impl Link {
         })
     }
 
-    /// Connects, and says what is wanted.
+    /// Connects, and sends a request.
     pub(crate) fn to(address: &str, hello: &Hello) -> Result<Self> {
         let stream =
             TcpStream::connect(address).with_context(|| format!("connecting to {address}"))?;
@@ -85,7 +85,7 @@ impl Link {
         self.hear_more()?.context("the other side hung up")
     }
 
-    /// What the other side says, unless it hangs up.
+    /// Returns the next message of the peer, or `None` if the connection was closed.
     pub(crate) fn hear_more<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let mut line = String::new();
         self.stream.read_line(&mut line)?;
@@ -94,7 +94,7 @@ impl Link {
         Ok(said.transpose()?)
     }
 
-    /// What comes after the lines.
+    /// Returns the reader of the bytes after the lines.
     pub(crate) fn reader(&mut self) -> &mut BufReader<TcpStream> {
         &mut self.stream
     }

@@ -22,10 +22,10 @@ pub(crate) struct Load {
     /// Call `kite bench answer` with this region instead of the other side
     #[arg(long, value_name = "REGION")]
     kite: Option<String>,
-    /// How many call at a time
+    /// Concurrent clients
     #[arg(long, default_value_t = 1)]
     clients: u32,
-    /// Calls in a second of all together [default: as many as there can be]
+    /// Calls per second of all clients together [default: no limit]
     #[arg(long)]
     rate: Option<u32>,
     /// For how long
@@ -36,7 +36,7 @@ pub(crate) struct Load {
 #[derive(Debug, Serialize)]
 pub(crate) struct Done {
     calls_per_second: f64,
-    /// Of both sides.
+    /// Processor time of both sides.
     processor_us_per_call: f64,
 }
 
@@ -165,7 +165,7 @@ fn call_on(
     }
 }
 
-/// Says how busy this node was so far, as often as it is asked.
+/// Sends the busy time of this node for each request.
 pub(crate) fn tell_busy(mut link: Link) -> Result<()> {
     let mut line = [0; b"null\n".len()];
     loop {
@@ -215,7 +215,7 @@ mod tests {
         };
         let clients = (0..load.clients).map(|_| load.client(None).unwrap());
         let calls = all_at_once(&load, clients.collect(), Instant::now()).unwrap();
-        // Whoever is late catches up, but not beyond.
+        // A late client catches up with the rate, and never exceeds it.
         assert!((1..=105).contains(&calls), "{calls}");
     }
 }

@@ -41,13 +41,13 @@ enum Command {
     },
     /// Time one-sided verbs, one after the other
     Verbs(Timed),
-    /// Time two one-sided writes, one after the other: of eight bytes, and of as many as are said
+    /// Time two one-sided writes, one after the other: of eight bytes, and of the given size
     TwoWrites(Timed),
     /// Count one-sided verbs, many at a time
     Rate {
         #[command(flatten)]
         timed: Timed,
-        /// How many at a time
+        /// Operations in flight
         #[arg(long)]
         depth: usize,
     },
@@ -74,7 +74,7 @@ enum Command {
     Stream {
         #[command(flatten)]
         what: What,
-        /// How many bytes
+        /// Number of bytes
         #[arg(long)]
         bytes: u64,
     },
@@ -92,7 +92,7 @@ enum Command {
     Load(load::Load),
 }
 
-/// What to move, and where.
+/// Operation, size and peer.
 #[derive(clap::Args)]
 struct What {
     /// Where the other side listens
@@ -109,7 +109,7 @@ struct What {
 struct Timed {
     #[command(flatten)]
     what: What,
-    /// How many operations
+    /// Number of operations
     #[arg(long)]
     iterations: usize,
     /// RDMA device [default: the first]

@@ -9,7 +9,7 @@ use kite::{AllocOptions, Cluster};
 use kite_bench::statistics::Times;
 use plain_verbs::Pair;
 
-/// What a region is filled with.
+/// Byte that fills a region.
 const FILLING: u8 = 0x5a;
 
 #[derive(clap::Args)]
@@ -35,7 +35,7 @@ struct Often {
     /// Bytes of a region
     #[arg(long)]
     size: usize,
-    /// How often
+    /// Repetitions
     #[arg(long)]
     iterations: usize,
 }

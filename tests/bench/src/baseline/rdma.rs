@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Reads and writes by user-space verbs: one request posted and its completion polled for, or many.
 //!
-//! perftest times writes as one way of a ping-pong; a caller who has to know that the bytes arrived
+//! perftest reports half the round trip of a ping-pong as the time of a write. A caller that needs the acknowledgement
 //! waits longer, as here and with kite.
 
 use std::io::Read;
@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::hello::{Hello, Link, Operation};
 use crate::Timed;
 
-/// What the buffers of the two sides hold at first.
+/// Initial content of the buffers of the two sides.
 pub(crate) const OURS: u8 = 0x55;
 pub(crate) const THEIRS: u8 = 0xaa;
 
@@ -29,7 +29,7 @@ pub(crate) struct Rate {
 }
 
 impl Rate {
-    /// Of so many in this time.
+    /// Returns the rate of a number of operations in this time.
     pub(crate) fn of(operations: usize, time: Duration) -> Self {
         Self {
             operations_per_second: operations as f64 / time.as_secs_f64(),
@@ -67,7 +67,7 @@ impl Connected {
         self.pair.transfer(operation.into(), self.other.spot, len)
     }
 
-    /// Whether what the operation should have moved was moved.
+    /// Checks that the operation has moved its bytes.
     fn verify(&self, operation: Operation, size: usize) -> Result<()> {
         let expected = match operation {
             Operation::Read => THEIRS,
@@ -82,12 +82,12 @@ impl Connected {
     }
 }
 
-/// How often something is done before it is timed: often enough, however often that is.
+/// Returns the operations of the warm-up, which is long enough for any number of iterations.
 pub(crate) fn warm_up(iterations: usize) -> usize {
     (iterations / 10).clamp(1, 1000)
 }
 
-/// How often [`times`] does something.
+/// Returns all operations of [`times`], the warm-up included.
 pub(crate) fn with_warm_up(iterations: usize) -> usize {
     warm_up(iterations) + iterations
 }
@@ -114,7 +114,7 @@ pub(crate) fn measure(timed: &Timed) -> Result<Times> {
     Ok(times)
 }
 
-/// What a call would take if it were but the two writes that it is made of.
+/// Times the two writes that a call consists of, without its other work.
 pub(crate) fn two_writes(timed: &Timed) -> Result<Times> {
     let size = timed.what.size.max(FIRST);
     let connected = Connected::to(timed, size)?;
@@ -126,7 +126,7 @@ pub(crate) fn two_writes(timed: &Timed) -> Result<Times> {
     Ok(times)
 }
 
-/// How many operations there are in a second, if `depth` are under way at a time.
+/// Returns the operations per second with `depth` in flight.
 pub(crate) fn rate(timed: &Timed, depth: usize) -> Result<Rate> {
     let (operation, size) = (timed.what.operation, timed.what.size);
     let connected = Connected::to(timed, size)?;

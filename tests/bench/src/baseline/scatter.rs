@@ -23,13 +23,13 @@ pub(crate) struct Scatter {
     /// Over kite, to memory of this node
     #[arg(long, value_name = "NODE")]
     kite: Option<u32>,
-    /// How many regions
+    /// Number of regions
     #[arg(long, default_value_t = 1)]
     regions: usize,
     /// Bytes of each
     #[arg(long, default_value_t = 4096)]
     len: usize,
-    /// How many writes
+    /// Number of writes
     #[arg(long)]
     writes: usize,
     /// Print "ready" when there are the regions, and begin when a line comes
@@ -37,12 +37,12 @@ pub(crate) struct Scatter {
     wait: bool,
 }
 
-/// Who writes marks to memory.
+/// Interface that writes marks to memory.
 trait Writer {
     /// Makes the next bytes this mark.
     fn mark(&mut self, mark: u8);
     fn write(&self, region: usize, offset: usize) -> Result<()>;
-    /// Whether these bytes are as the mark says.
+    /// Returns `true` if these bytes are the mark.
     fn verify(&mut self, region: usize, offset: usize) -> Result<bool>;
 }
 

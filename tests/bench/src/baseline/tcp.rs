@@ -17,7 +17,7 @@ use crate::{Timed, What};
 /// Bytes of a request to read: as many as an offset and a length have.
 const REQUEST: usize = 16;
 
-/// Bytes moved at a time while nobody waits for each.
+/// Bytes of a block in streams without replies.
 const BLOCK: usize = 64 << 10;
 
 #[derive(Serialize)]
@@ -83,7 +83,7 @@ fn send(link: &Link, block: &[u8], bytes: u64) -> std::io::Result<()> {
     (0..blocks).try_for_each(|_| link.writer().write_all(block))
 }
 
-/// Takes all that comes, and says how much it was.
+/// Receives until the end of the stream. Returns the number of bytes.
 fn drain(link: &mut Link) -> Result<u64> {
     let (mut block, mut bytes) = (vec![0; BLOCK], 0);
     loop {

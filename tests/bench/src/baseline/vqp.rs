@@ -140,7 +140,7 @@ impl Connected {
         Ok(())
     }
 
-    /// How many requests of this node went by connections.
+    /// Returns the requests of this node by RC.
     fn vqp_rc_requests(&self) -> Result<usize> {
         Ok(usize::try_from(self.cluster.stats()?.vqp_rc_requests)?)
     }
@@ -182,7 +182,7 @@ impl Connected {
         Ok(done)
     }
 
-    /// Whether what the operation should have moved was moved.
+    /// Checks that the operation has moved its bytes.
     fn verify(&self, operation: Operation) -> Result<()> {
         let expected = match operation {
             Operation::Read => THEIRS,
@@ -209,7 +209,7 @@ pub(crate) fn measure(timed: &Timed, node: u32, way: Way) -> Result<Times> {
     Ok(times)
 }
 
-/// How many operations there are in a second, if `depth` are under way at a time: pushed by system calls, or by a queue.
+/// Returns the operations per second with `depth` in flight, by system calls or by an I/O queue.
 pub(crate) fn rate(timed: &Timed, node: u32, way: Way, how: (usize, bool)) -> Result<Rate> {
     let (operation, (depth, by_queue)) = (timed.what.operation, how);
     let connected = Connected::to(timed, node)?;

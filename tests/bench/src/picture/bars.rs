@@ -9,14 +9,14 @@ use super::{colour, sections, Area, Drawn};
 use crate::cell::{Cell, Contender, Kind, Operation};
 use crate::report::{Report, Row};
 
-/// Of the distance between two groups, this is filled with bars.
+/// Fraction of the distance between two groups that bars fill.
 const FILLED: f64 = 0.8;
 
 /// A panel.
 pub(super) struct Bars {
     pub(super) caption: String,
     pub(super) unit: &'static str,
-    /// Of the groups.
+    /// Labels of the groups.
     pub(super) labels: Vec<String>,
     pub(super) series: Vec<Series>,
 }
@@ -38,7 +38,7 @@ impl Series {
         }
     }
 
-    /// Of values that were measured once.
+    /// Returns the bars of values that were measured once.
     pub(super) fn once(contender: Contender, values: impl Iterator<Item = f64>) -> Self {
         Self::of(contender, values.map(|value| Spread::of([value])).collect())
     }
@@ -95,7 +95,7 @@ impl Bars {
             .configure_mesh()
             .disable_x_mesh()
             .y_desc(self.unit)
-            // Twice as many as there are groups, so that each group has one.
+            // Two labels for each group place one below each group.
             .x_labels(2 * groups)
             .x_label_formatter(&|&at| self.label(at))
             .y_label_formatter(&|value| value.to_string())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Calls and who serves them: what is refused, and what can still be done after it.
+//! Calls and servers: rejected requests, and requests that succeed after them.
 
 use std::thread;
 
@@ -126,7 +126,7 @@ impl Ends {
         self.reply(call, data.as_ptr() as u64, len, 0)
     }
 
-    /// Makes a call of 8 bytes with room for 4, whose end is to be `want`, while `server` does its part.
+    /// Makes a call of 8 bytes with a reply buffer of 4 while `server` runs. Its result must be `want`.
     fn during(&self, checks: &mut Checks, want: Errno, server: impl FnOnce(&mut Checks)) {
         self.during_call((8, 4, 0), checks, want, server);
     }
@@ -228,7 +228,7 @@ fn receiving(checks: &mut Checks, ends: &Ends) {
         checks.errno("at last", errno, 0);
         checks.errno("the end", ends.answer(taken.call, 4), 0);
     });
-    // Results that cannot be told: nobody could answer.
+    // A call whose result cannot be written is closed, since it cannot be replied to.
     ends.during(checks, ECONNRESET, |checks| {
         let got = ends.server.ask_at(KITE_IOC_RECEIVE_NR, NOWHERE as usize);
         checks.errno("no structure", got, EFAULT);
@@ -285,7 +285,7 @@ fn both(checks: &mut Checks, ends: &Ends) {
     });
 }
 
-/// Two handles of one session serve: what becomes of one is nothing to the other.
+/// Two handles of one session serve independently.
 fn twice(checks: &mut Checks, ends: &Ends) {
     let (_, other) = map(&ends.server, name(&ends.region), KITE_RIGHTS);
     checks.errno("serving by another", ends.serve(other, 0, 0), 0);
@@ -320,7 +320,7 @@ fn long(checks: &mut Checks, ends: &Ends) {
         ..nowhere
     };
     checks.errno("nobody takes it", ends.ask(hasty), ETIMEDOUT);
-    // What nobody waits for is nobody's: the next is taken instead.
+    // A call whose caller no longer waits is skipped: the next one is received.
     ends.during_call((LONG, LONG, 0), checks, 0, |checks| {
         checks.errno("too short", ends.receive(LONG - 1, LONG_MS).0, EMSGSIZE);
         checks.errno("nowhere", ends.receive_at(NOWHERE, LONG, LONG_MS).0, EFAULT);

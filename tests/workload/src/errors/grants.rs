@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Granting rights: what is refused. Run by a user who is not root.
+//! Grants: rejected requests. Run by a user other than root.
 
 use anyhow::Result;
 use libc::*;
@@ -7,7 +7,7 @@ use libc::*;
 use super::{alloc, give, map, own_name, Checks};
 use crate::abi::{name, *};
 
-/// A user who is nobody here.
+/// A UID without an account.
 const STRANGER: u32 = 54_321;
 
 pub(super) fn grants(checks: &mut Checks) -> Result<()> {

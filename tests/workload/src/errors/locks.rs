@@ -83,7 +83,7 @@ fn holding(checks: &mut Checks, device: &Device, own: u64, other: &Device, handl
     let (shared, tries) = (KITE_LOCK_SHARED, KITE_LOCK_TRY);
     let held = lock(checks, device, mine, 0);
     checks.errno("nobody owner_died", held.owner_died as Errno, 0);
-    // Not even by who has it.
+    // The owner cannot acquire the lock either.
     lock(checks, device, mine, ETIMEDOUT);
     for flags in [tries, tries | shared] {
         lock(checks, other, kite_lock { flags, ..theirs }, EAGAIN);
@@ -148,7 +148,7 @@ fn passing(checks: &mut Checks, device: &Device, handle: u64) {
     }
     let count = 2;
     barrier(checks, device, kite_barrier { count, ..alone }, ETIMEDOUT);
-    // Who gave up is not there any more.
+    // A participant that timed out has left.
     let count = 0;
     barrier(checks, device, kite_barrier { count, ..alone }, EINVAL);
     let got = barrier(checks, device, alone, 0);

@@ -25,7 +25,7 @@ use clap::ValueEnum;
 
 use crate::abi::*;
 
-/// What is asked wrongly.
+/// Group of invalid requests.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Case {
     /// Names too long, taken, missing or empty
@@ -46,9 +46,9 @@ pub(crate) enum Case {
     Requests,
     /// Pointers to where nothing may be read or written
     Pointers,
-    /// What only the daemon may do, by root
+    /// Requests of the daemon, by root
     Daemon,
-    /// What only the daemon may do, by a user
+    /// Requests of the daemon, by a user
     User,
     /// Views that make no sense, by root on a node without a daemon
     Views,
@@ -62,7 +62,7 @@ pub(crate) enum Case {
     Outside,
     /// Atomic operations, and what is refused of them
     Atomics,
-    /// Calls and who serves them, and what is refused of them
+    /// Rejected requests of callers and servers
     Calls,
     /// Setting and copying bytes, and what is refused of it
     Copies,
@@ -122,7 +122,7 @@ pub(crate) fn run(case: Case) -> Result<()> {
     checks.end()
 }
 
-/// What was checked, and what was wrong.
+/// Number of checks, and the failed ones.
 #[derive(Default)]
 struct Checks {
     count: usize,

@@ -62,7 +62,7 @@ impl Traps {
     fn new() -> Result<Self> {
         let page = |protection| -> Result<u64> {
             let flags = MAP_PRIVATE | MAP_ANONYMOUS;
-            // SAFETY: a new mapping, of which nobody knows.
+            // SAFETY: a new mapping, without references.
             let at = unsafe { mmap(std::ptr::null_mut(), 8192, protection, flags, -1, 0) };
             ensure!(at != MAP_FAILED, "mmap");
             Ok(at as u64)

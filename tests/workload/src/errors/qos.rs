@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Priorities, policies and limits: what is refused. Run by a user, and by root, who alone may set them for others.
+//! Priorities, policies and limits: rejected requests. Run by a user, and by root, which alone may set them for
+//! others.
 
 use anyhow::Result;
 use libc::*;
@@ -7,7 +8,7 @@ use libc::*;
 use super::Checks;
 use crate::abi::*;
 
-/// A user who is nobody here.
+/// A UID without an account.
 const STRANGER: u64 = 54_321;
 
 pub(super) fn qos(checks: &mut Checks) -> Result<()> {
@@ -119,7 +120,7 @@ fn limits(checks: &mut Checks, device: &Device, may: Errno) {
     }
 }
 
-/// As many limits as there may be.
+/// Sets the maximum number of limits.
 fn crowd(checks: &mut Checks, device: &Device) {
     let mut set = |i: u32, requests, want| {
         let mut limit = kite_limit {

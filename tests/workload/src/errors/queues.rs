@@ -343,7 +343,7 @@ fn receives(asking: &mut Asking<'_>, handle: u64, addr: u64, node: u32) {
         ..receive
     };
     asking.ask("reserved bits", number, &wrong, EINVAL);
-    // The last has no room for all that tells of a call.
+    // The last address leaves no space for the header of a call.
     for addr in [0, addr - 1, u64::MAX - 31, addr + MEMORY as u64 - 31] {
         let wrong = kite_receive { addr, ..receive };
         asking.ask("no memory of the queue", number, &wrong, EFAULT);

@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Pages of this process, with that protection.
 fn pages(count: usize, protection: c_int) -> Result<u64> {
     let flags = MAP_PRIVATE | MAP_ANONYMOUS;
-    // SAFETY: a new mapping, of which nobody knows.
+    // SAFETY: a new mapping, without references.
     let at = unsafe {
         mmap(
             std::ptr::null_mut(),
@@ -139,7 +139,7 @@ pub(super) fn register(checks: &mut Checks) -> Result<()> {
     limit(checks, &device, good)
 }
 
-/// What may be locked is little, and is given back with the region.
+/// Locked memory is limited, and released with the region.
 fn limit(checks: &mut Checks, device: &Device, good: kite_register) -> Result<()> {
     let little = rlimit {
         rlim_cur: 6 * PAGE,

@@ -40,7 +40,7 @@ pub(super) fn untouched(checks: &mut Checks) -> Result<()> {
 pub(super) fn read_only<T>(structure: T) -> Result<usize> {
     let size = size_of::<T>();
     let (access, flags) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
-    // SAFETY: a new mapping, of which nobody knows, and which holds one structure.
+    // SAFETY: a new mapping of one structure, without references.
     let done = unsafe {
         let at = mmap(std::ptr::null_mut(), size, access, flags, -1, 0);
         ensure!(at != MAP_FAILED, "mmap");
@@ -50,7 +50,7 @@ pub(super) fn read_only<T>(structure: T) -> Result<usize> {
     done.ok_or_else(|| anyhow::anyhow!("mprotect"))
 }
 
-/// What this node has of what a request could leave behind.
+/// Returns the objects of this node that a request could leak.
 fn held(cluster: &Cluster) -> Result<[u64; 3]> {
     let stats = cluster.stats()?;
     Ok([stats.regions, stats.open_handles, stats.lent_bytes])

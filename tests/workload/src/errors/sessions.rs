@@ -20,7 +20,7 @@ pub(super) fn unbound(checks: &mut Checks) -> Result<()> {
             | KITE_IOC_ATOMIC_NR
             | KITE_IOC_BARRIER_NR
             | KITE_IOC_CREATE_QUEUE_NR => &[ENOTCONN, EINVAL][..],
-            // A user hears first that this is not for users.
+            // The permission of a user is checked first.
             KITE_IOC_JOIN_NR | KITE_IOC_SET_VIEW_NR => &[ENOTCONN, EPERM][..],
             _ => &[ENOTCONN][..],
         };

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! A process that writes whatever it likes to the memory that it shares with the kernel.
 //!
-//! What comes back does not matter; what it leaves behind, and what others notice, is for the test to
-//! see. Threads that write at random keep changing what the kernel is just looking at. Deadlines of
-//! what has the form of a request are short, as there are only so many workers.
+//! The results do not matter. The test checks leaks and effects on others. Threads change the rings at random while
+//! the kernel reads them. Valid requests have short deadlines, since the number of workers is limited.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -28,7 +27,7 @@ pub(crate) struct Abuse {
     /// Queue pairs, with a thread each
     #[arg(long, default_value_t = 2)]
     queues: u64,
-    /// What all random numbers come from
+    /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// A region that requests may name
@@ -108,7 +107,7 @@ fn served(device: &Device) -> Result<u64> {
     Ok(alloc.handle)
 }
 
-/// Submissions that the kernel has taken of anybody.
+/// Returns the SQEs that the kernel has consumed, of all processes.
 fn submissions(device: &Device) -> Result<u64> {
     let mut stats = kite_stats::default();
     let mut args = kite_get_stats {

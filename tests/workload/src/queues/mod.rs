@@ -142,7 +142,7 @@ impl Steady {
                 begun += 1;
             }
             queue.submit()?;
-            // Who is content to sleep does so after a while: this one looks without end.
+            // A normal client sleeps after some time. This one polls without limit.
             let patience = Instant::now();
             while queue.in_flight() == queue.entries() || begun == operations {
                 match queue.try_next()? {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Requests of all kinds, many at a time, each in a part of a region that no other has meanwhile. What
-//! they bring, and what they leave, is what a model says.
+//! Requests of all kinds, many in flight, each in a range of a region that no other request uses. Their results and
+//! effects must match a model.
 
 use anyhow::{ensure, Result};
 use clap::Args;
@@ -15,7 +15,7 @@ const PART: usize = (64 << 10) + 4096 + 104;
 /// Parts of each region.
 const PARTS: usize = 16;
 
-/// How often, and how many at a time.
+/// Operations, depth and seed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Check {
     /// Operations
@@ -24,7 +24,7 @@ pub(crate) struct Check {
     /// Operations at a time
     #[arg(long, default_value_t = 32)]
     depth: u32,
-    /// What all random numbers come from
+    /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Nodes that have a region each, besides one over all of them; 0 is this one
@@ -41,7 +41,7 @@ struct Slot {
     under_way: Option<Expected>,
 }
 
-/// What a completion is to say.
+/// Expected result of a completion.
 enum Expected {
     Nothing,
     /// These bytes of the slot, read to its memory.

@@ -114,7 +114,7 @@ impl Serve {
     }
 }
 
-/// Who gets no answer from a queue pair is told so.
+/// A caller without a reply from an I/O queue gets an error.
 fn check_failed_answer(cluster: &Cluster) -> Result<()> {
     let mut queue = cluster.create_queue(4, 256)?;
     let own = cluster.alloc(&AllocOptions::new(1))?;
@@ -138,7 +138,7 @@ fn check_failed_answer(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// What no receive is.
+/// Checks invalid receives.
 fn check_refusals(cluster: &Cluster) -> Result<()> {
     let mut queue = cluster.create_queue(4, 64)?;
     let own = cluster.alloc(&AllocOptions::new(1))?;

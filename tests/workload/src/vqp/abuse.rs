@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `vqp abuse`: requests of a process that wants to break what others use, by bare structures. Most of their fields
-//! are nearly right, so that all that is checked is, and what nobody checks would reach the RNIC.
+//! `vqp abuse`: work requests of a hostile process, as raw structures. Most fields are nearly valid, so that every
+//! check is reached. A missing check would let a request reach the RNIC.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use crate::abi::*;
 use crate::mapped::{Mapped, SUBMISSION};
 use crate::random::Random;
 
-/// What may be said of a push.
+/// Errors that a push may return.
 const REFUSALS: [i32; 7] = [EACCES, EBADF, EINVAL, ENOBUFS, ENOENT, ERANGE, EFAULT];
 
 /// Entries of a queue.
@@ -29,21 +29,21 @@ pub(crate) struct Abuse {
     /// So many requests
     #[arg(long, default_value_t = 1_000_000)]
     operations: u64,
-    /// Messages, too, to somebody who takes all at this port
+    /// Port of a receiver for messages
     #[arg(long, default_value_t = 0)]
     port: u32,
     /// Reads and writes alone: the node may be promoted, and they go by connections
     #[arg(long)]
     one_sided: bool,
-    /// By a queue, whose submissions somebody else rewrites all the time
+    /// Pushes by an I/O queue whose SQEs another thread rewrites continuously
     #[arg(long)]
     queue: bool,
-    /// What all random numbers come from
+    /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
-/// What it asks with, and what was said.
+/// A session with its VQP, and counts of the results.
 struct Abuser {
     device: Device,
     random: Random,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Whether whoever connects to a node reaches that node: each says a number of its own.
+//! Checks that a connection to a node reaches that node: each node sends a number of its own.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,13 +10,13 @@ use anyhow::{ensure, Result};
 use clap::Args;
 use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
-/// How long an answer may take: a node that left will not give one.
+/// Maximum time of a reply. A node that left never replies.
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(2));
 
 /// Bytes of a question, and of an answer.
 const LEN: usize = 8;
 
-/// Says a number to whoever asks at a port, until it is killed
+/// Replies with a number to each peer of a port, until it is killed
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Say {
     /// The port
@@ -25,8 +25,8 @@ pub(crate) struct Say {
     number: u64,
 }
 
-/// Asks one node after the other, by a new queue pair each time, so many times or until a file is there. The numbers
-/// that a node says begin at a thousand times its own, and never fall
+/// Queries one node after the other, by a new VQP each time, for a number of times or until a file exists. The numbers
+/// of a node begin with a thousand times its own number, and never decrease
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Ask {
     /// The port
@@ -67,7 +67,7 @@ impl Say {
         std::io::stdout().flush()?;
         loop {
             if let Ok((vqp, _)) = listener.accept(PATIENCE) {
-                // Who asked may have gone, or given up.
+                // The client may have closed its end.
                 let _ = answer(&vqp, &local);
             }
         }

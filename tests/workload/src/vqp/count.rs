@@ -44,7 +44,7 @@ impl Count {
         Ok(())
     }
 
-    /// Adds 1, at once or by trying until nobody else was faster. Returns what was there.
+    /// Adds 1, by fetch-and-add or by compare-and-swap in a loop. Returns the previous value.
     fn add(&self, vqp: &mut Pusher<'_>, local: &Mr, by_trying: bool) -> Result<u64> {
         if !by_trying {
             return self.word(vqp, local, WrOp::FetchAdd { operand: 1 });

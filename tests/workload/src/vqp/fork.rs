@@ -16,7 +16,7 @@ pub(crate) struct Fork {
     to: To,
 }
 
-/// A port that nobody else listens at.
+/// A port without another listener.
 const PORT: u32 = 4711;
 
 /// Has nothing open of kite's.
@@ -56,7 +56,7 @@ impl Fork {
         Ok(region.write_at(b"hello", 0)?)
     }
 
-    /// What is written there is read back.
+    /// Writes the bytes and reads them back.
     fn echo(&self, vqp: &Vqp, local: &Mr, said: &[u8; 8]) -> Result<()> {
         local.buffer().store(0, said)?;
         let back = SendWr {
@@ -81,7 +81,7 @@ impl Fork {
 
 /// Makes a child. None in that.
 fn fork() -> Result<Option<libc::pid_t>> {
-    // SAFETY: this program has one thread, so the child holds nobody's locks.
+    // SAFETY: this program has one thread, so no lock is held in the child.
     match unsafe { libc::fork() } {
         -1 => bail!(std::io::Error::last_os_error()),
         0 => Ok(None),
@@ -92,7 +92,7 @@ fn fork() -> Result<Option<libc::pid_t>> {
 /// Waits for the end of a child, by a signal or by itself.
 fn end(child: libc::pid_t, signal: Option<libc::c_int>) -> Result<()> {
     if let Some(signal) = signal {
-        // SAFETY: it is our child, which nobody has waited for.
+        // SAFETY: the process is a child that was not waited for.
         unsafe { libc::kill(child, signal) };
     }
     let mut status = 0;

@@ -28,7 +28,7 @@ use pusher::{Pusher, Way};
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 
-/// Bytes of what `offer` registers, if not told otherwise.
+/// Default bytes that `offer` registers.
 const LEN: usize = 1 << 20;
 
 /// The last word of it is for counting.
@@ -39,7 +39,7 @@ const WORD: u64 = LEN as u64 - 8;
 pub(crate) enum Vqps {
     /// Registers memory, prints its address and key, and waits until it is killed
     Offer {
-        /// What other users may do with it
+        /// Rights of other users
         #[arg(long, default_value = "-")]
         others: Rights,
         /// MiB of it
@@ -61,9 +61,9 @@ pub(crate) enum Vqps {
     Talk(talk::Talk),
     Tell(told::Tell),
     Written(told::Written),
-    /// Sends to a port, and says by what error that ends; and goes on until then
+    /// Sends to a port until an error, and prints the error
     Last(talk::Last),
-    /// Accepts one who connects to a port, and takes none of its messages until it is killed
+    /// Accepts a peer of a port, and receives none of its messages until it is killed
     Idle {
         /// The port
         port: u32,
@@ -74,7 +74,7 @@ pub(crate) enum Vqps {
         #[arg(long)]
         when: Option<std::path::PathBuf>,
     },
-    /// Sends as many messages to a port as are kept, and one more, and writes after them; says how the write ended
+    /// Sends one message more than a port queues, then writes, and prints the result of the write
     Late {
         #[command(flatten)]
         to: To,
@@ -135,7 +135,7 @@ pub(crate) struct Check {
     /// The part that is this program's
     #[arg(long, default_value_t = 0)]
     part: usize,
-    /// What all random numbers come from
+    /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Ends without an error when the node does not answer any more
@@ -398,7 +398,7 @@ impl To {
     }
 }
 
-/// What is wrong is refused by a queue by itself, and what comes before and after it is done.
+/// An I/O queue rejects an invalid request alone: the requests before and after it complete.
 fn between(
     queue: &mut IoQueue,
     vqp: &Vqp,
@@ -418,7 +418,7 @@ fn between(
 }
 
 impl To {
-    /// A port is for one who listens.
+    /// A port has one listener.
     fn listening_refused(&self, cluster: &Cluster) -> Result<()> {
         const PORT: u32 = 4000;
         let refused = |port| cluster.listen(port).map(drop);
@@ -443,7 +443,7 @@ struct Part<'a> {
     model: Vec<u8>,
 }
 
-/// What a read is to find when it is done.
+/// Expected result of a read.
 struct Expected {
     at: usize,
     bytes: Vec<u8>,
@@ -495,7 +495,7 @@ fn died(error: &anyhow::Error) -> bool {
 }
 
 impl Part<'_> {
-    /// Reads what somebody before has left.
+    /// Reads the values that an earlier run has left.
     fn learn(&mut self, vqp: &mut Pusher<'_>) -> Result<()> {
         vqp.push(&[SendWr {
             len: self.model.len(),

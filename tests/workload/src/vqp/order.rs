@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `vqp order`: writes to one word, each with a read after it, and now and then an atomic operation, which a connected
-//! queue pair does not take: so the way of the requests changes time and again, and each still finds what the one before
-//! it has left.
+//! `vqp order`: writes to one word, each followed by a read, with an atomic operation between some of them, which RC
+//! does not carry. The transport therefore switches repeatedly. Each request must see the effect of the one before.
 
 use std::collections::VecDeque;
 
@@ -31,7 +30,7 @@ pub(crate) struct Order {
     way: Way,
 }
 
-/// What was pushed, and what it is to find.
+/// Pushed requests with their expected results.
 struct Stream<'a> {
     to: &'a To,
     vqp: Pusher<'a>,

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A virtual queue pair whose requests go by system calls, or by a queue that is shared with the kernel. Who pushes and
-//! pops sees no difference.
+//! A VQP whose requests use system calls or an I/O queue, with the same interface.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -9,7 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use kite::{Cluster, Completion, Error, IoQueue, SendWr, Vqp};
 
-/// How requests are pushed
+/// Interface of the requests
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Way {
     /// By a queue, and not by system calls
@@ -21,7 +20,7 @@ pub(crate) struct Way {
 pub(crate) struct Pusher<'a> {
     vqp: &'a Vqp,
     queue: Option<IoQueue>,
-    /// Tags of what went by the queue and is not to be heard of if it succeeds.
+    /// Tags of unsignaled requests by the I/O queue, whose successful completions are dropped.
     silent: HashSet<u64>,
 }
 
@@ -74,7 +73,7 @@ impl Pusher<'_> {
         Ok(popped)
     }
 
-    /// The next of the queue that is to be heard of. To wait is to do so until it has come.
+    /// Returns the next completion of the I/O queue that is not dropped. With `wait` waits for it.
     fn next(&mut self, wait: Option<Duration>) -> kite::Result<Option<Completion>> {
         let Some(queue) = &mut self.queue else {
             return Ok(None);

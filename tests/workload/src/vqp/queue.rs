@@ -12,7 +12,7 @@ use kite::{Buffer, Cluster, Error, IoQueue, Mr, RemoteMemory, Rights, SendWr, Vq
 
 use super::{To, PATIENCE};
 
-/// Requests that are more than a queue pair takes, and those of them that nobody has to take.
+/// More requests than a VQP accepts.
 const MANY: u64 = kite::VQP_DEPTH as u64 + 50;
 const KEPT: u64 = kite::VQP_RECV_CREDITS as u64;
 
@@ -27,11 +27,12 @@ pub(crate) enum ByQueue {
         #[arg(long, default_value_t = 20_000)]
         operations: u64,
     },
-    /// More at once than a queue pair takes, and one while that is full of what nobody pops
+    /// More requests than a VQP accepts, and one while the VQP is full of completions that are not popped
     Full(To),
     /// Gives up requests whose key is looked for and is none; those after them are done
     GivenUp(To),
-    /// Sends more to a port than is taken there, reads meanwhile by another queue pair, and says how the messages end
+    /// Sends more messages to a port than it queues, reads meanwhile by another VQP, and prints the results of the
+    /// messages
     Held {
         #[command(flatten)]
         to: To,
@@ -70,7 +71,8 @@ fn steady(to: &To, operations: u64) -> Result<()> {
     Ok(())
 }
 
-/// As many under way as the queue has entries. Who is content to sleep does so after a while: this looks without end.
+/// Keeps as many requests in flight as the queue has entries. A normal client sleeps after some time. This one polls
+/// without limit.
 fn stream(queue: &mut IoQueue, vqp: &Vqp, work: SendWr<'_>, operations: u64) -> Result<()> {
     let (mut begun, mut last) = (0, Instant::now());
     while begun < operations || queue.in_flight() > 0 {
@@ -108,7 +110,7 @@ fn full(to: &To) -> Result<()> {
     unpopped(&vqp, &mut queue, read)
 }
 
-/// What nobody pops leaves no room for more, by no way.
+/// Completions that are not popped leave no space for requests, by either interface.
 fn unpopped(vqp: &Vqp, queue: &mut IoQueue, read: SendWr<'_>) -> Result<()> {
     let one = |queue: &mut IoQueue| -> Result<_> {
         queue.push(vqp, &read)?;
@@ -128,7 +130,7 @@ fn unpopped(vqp: &Vqp, queue: &mut IoQueue, read: SendWr<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Whoever looks for a key of what is given up meanwhile says nothing of another request.
+/// A lookup of a key for a canceled request gives no result to another request.
 fn given_up(to: &To) -> Result<()> {
     let cluster = Cluster::open()?;
     let local = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
@@ -200,7 +202,7 @@ fn held(to: &To, port: u32, ends: bool) -> Result<()> {
     Ok(())
 }
 
-/// What stands in line is given up, but not what the queue pair has.
+/// Cancels waiting requests. Those that the VQP has accepted continue.
 fn give_up(queue: &mut IoQueue) -> Result<()> {
     ensure!(!queue.cancel(KEPT)?, "it is under way");
     ensure!(queue.cancel(MANY - 1)?, "it waits for room");
@@ -210,7 +212,7 @@ fn give_up(queue: &mut IoQueue) -> Result<()> {
     Ok(())
 }
 
-/// How many of the others ended by which error.
+/// Returns the number of other requests by error.
 fn ended(queue: &mut IoQueue) -> Result<BTreeMap<String, u64>> {
     let mut errors = BTreeMap::new();
     while queue.in_flight() > 0 {

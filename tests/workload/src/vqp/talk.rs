@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Messages between virtual queue pairs: one side sends and writes, with a number said besides, and the other sends
-//! back what came. Both have several under way, each in a place of its own.
+//! Messages between VQPs: one side sends and writes with immediate data, the other returns the received bytes. Both
+//! have several messages in flight, each in a buffer of its own.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -20,10 +20,10 @@ use crate::random::Random;
 /// Messages under way of one side.
 const DEPTH: usize = kite::PUSH_BATCH_MAX;
 
-/// Bytes of the place of a message, unless it is said otherwise.
+/// Default bytes of the buffer of a message.
 const PLACE: usize = 128 << 10;
 
-/// What each side has: places of so many bytes to send from, to receive to, and for the other to write to.
+/// Buffers of each side: to send from, to receive to, and for writes of the peer.
 #[derive(Args, Clone, Copy, Debug)]
 struct Places {
     /// Bytes of the place of a message
@@ -49,7 +49,7 @@ impl Places {
     }
 }
 
-/// Answers whoever connects
+/// Returns the messages of each peer
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Echo {
     /// The port
@@ -76,7 +76,7 @@ pub(crate) struct Talk {
     /// Once it is connected, when this file is there
     #[arg(long)]
     when: Option<PathBuf>,
-    /// What all random numbers come from
+    /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
@@ -181,7 +181,7 @@ struct Talker<'a> {
     local: Mr,
     remote: RemoteMemory,
     random: Random,
-    /// What is to come back.
+    /// Messages that must return.
     expected: VecDeque<Vec<u8>>,
     /// Messages that came back.
     came: u32,
@@ -194,7 +194,7 @@ impl Talk {
         let local = cluster.reg_mr(Buffer::new(places.all())?, Rights::empty())?;
         let vqp = cluster.connect_to(self.node, self.port)?;
         let mut pusher = self.way.of(&cluster, &vqp)?;
-        // Nobody may be there yet, who has connected to nobody.
+        // The listener may not exist yet.
         pusher.push(&[message(&local, places.sending(0), 1, None)])?;
         let mut place = [0; 12];
         let short = vqp.receive(&local, places.receiving(0), place.len() - 1, PATIENCE);
@@ -306,7 +306,7 @@ impl Last {
         let vqp = cluster.connect_to(self.node, self.port)?;
         for sent in 0.. {
             let error = match vqp.push(&[message(&local, 0, self.len, Some(sent))]) {
-                // Nobody takes them.
+                // The peer receives no messages.
                 Err(Error::QueueFull) => self.failure(&vqp)?,
                 Ok(()) => match vqp.pop(1, None) {
                     Err(Error::WouldBlock) => continue,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `vqp tell` and `vqp written`: messages that tell of writes before them. Writes to a node that gets many go by a
-//! connection, and messages do not, so the way changes each time; what is told of has been written all the same.
+//! `vqp tell` and `vqp written`: messages that follow writes. Writes to a busy node use RC, messages do not, so the
+//! transport switches each time. The bytes must be written before the message arrives.
 
 use std::io::Write;
 
@@ -16,15 +16,15 @@ const WORDS: usize = 4 * kite::PUSH_BATCH_MAX;
 /// Bytes of each, and of a message.
 const WORD: usize = 8;
 
-/// Accepts one who connects to a port, and looks whether what his messages tell of was written to memory of this one,
-/// of which address and key are printed
+/// Accepts a peer, and checks that the writes before each of its messages are in memory of this process, whose address
+/// and key are printed
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Written {
     /// The port
     port: u32,
 }
 
-/// Writes words, and tells of them at a port of that node, time and again
+/// Writes words repeatedly, each followed by a message to a port of that node
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Tell {
     #[command(flatten)]
@@ -66,7 +66,7 @@ fn word(local: &Mr, number: usize) -> Result<u64> {
 }
 
 impl Written {
-    /// Until who has connected closes.
+    /// Runs until the peer closes.
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let (local, listener) = (memory(&cluster)?, cluster.listen(self.port)?);
