@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * A counter that others reach by queues. Without arguments it has the counter, and tells who sends
- * it a message where that is; with the number of its node it asks there, counts, and says how many
- * came before. It counts by a queue pair, as who counts without pause would, to make no system
- * call each time.
+ * A counter that other nodes reach by VQPs. Without arguments the program has the counter, and sends
+ * its address to each peer. With the node of the counter as argument it gets the address, adds to the
+ * counter, and prints the previous value. It counts by an I/O queue, as a program that counts without
+ * pause would, to save system calls.
  * cc krcore.c $(pkg-config --cflags --libs libkite)
  */
 #include <errno.h>
@@ -106,7 +106,7 @@ static int count(uint32_t node)
 	return kr_close(qd);
 }
 
-/* Tells one who has connected where the counter is, and waits until he has enough. */
+/* Sends the address of the counter to a peer, and waits until the peer closes. */
 static int tell(int qd)
 {
 	int err = receive_message(qd);
@@ -119,7 +119,7 @@ static int tell(int qd)
 	return err == -ECONNRESET ? 0 : err;
 }
 
-/* Takes who has connected, and waits for him as a server does that has other descriptors, too. */
+/* Accepts a peer, waiting by poll(2) as a server with other descriptors does. */
 static int next(int bound)
 {
 	struct pollfd fd = { .fd = kr_fd(), .events = POLLIN };

@@ -52,7 +52,7 @@ int main(int argc, char **argv)
 
 	if (err >= 0)
 		err = add_line(lh, own);
-	/* Who frees the region waits until the others need it no more. */
+	/* The last program frees the region after all others have finished. */
 	if (err >= 0)
 		err = LT_barrier(lh, BARRIER, all, 60000);
 	if (err >= 0 && LT_lock(lh, LOCK, LT_TRY, 0, &(uint64_t){0}) >= 0) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Writes squares to node argv[1] (default 1), all at once, and adds 1 to each of them, which says
- * what it was: without waiting for one before the next.
+ * Writes squares to node argv[1] (default 1), adds 1 to each and prints the previous values. All
+ * requests of a step are in flight at once.
  * cc queue.c $(pkg-config --cflags --libs libkite)
  */
 #include <kite/lite.h>

@@ -13,7 +13,7 @@
 
 #define SERVICE "capitals"
 
-/* Bytes of a call. What does not fit into one message goes by memory that lasts as long as it. */
+/* Bytes of a call. Data that are not sent inline use a buffer that exists during the call. */
 #define TEXT_MAX 0x100000
 
 static int64_t serve(void)

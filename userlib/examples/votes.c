@@ -26,7 +26,7 @@ static int count(void)
 		return (int)lh;
 	puts("counting");
 	fflush(stdout);
-	/* Nobody is asked: it is memory of this program. */
+	/* The votes are in memory of this program, so no request is needed. */
 	while (atomic_load(&votes[0]) + atomic_load(&votes[1]) + atomic_load(&votes[2]) < 3)
 		usleep(10000);
 	printf("[%llu, %llu, %llu]\n", (unsigned long long)atomic_load(&votes[0]),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! A key and its value, as they are in memory: written once, before a slot points there, and never changed.
 //!
-//! The hash of the key comes first, so that who splits a segment need not read the rest; then a checksum of all that
-//! follows, the lengths, the key and the value.
+//! The hash of the key comes first, so a worker that splits a segment need not read the rest. A checksum of all that
+//! follows is next, then the lengths, the key and the value.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -42,7 +42,7 @@ pub(crate) fn encode(key: &[u8], value: &[u8]) -> Option<Vec<u8>> {
     Some(block)
 }
 
-/// What such bytes say, if their checksum is right.
+/// Decodes a block. Returns `None` if its checksum is wrong.
 pub(crate) fn decode(block: &[u8]) -> Option<Block> {
     let hash = u64::from_le_bytes(block.get(..HASH)?.try_into().ok()?);
     let sum = u64::from_le_bytes(block.get(HASH..SUM)?.try_into().ok()?);

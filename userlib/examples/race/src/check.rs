@@ -31,7 +31,7 @@ struct Checked {
 struct Owned {
     #[serde(flatten)]
     sum: Sum,
-    /// How many there are from number 0 on, before one is missing.
+    /// Consecutive keys from number 0 on.
     unbroken: u32,
     /// Those that come after one that is missing so far.
     #[serde(skip)]
@@ -51,7 +51,7 @@ impl Owned {
 /// Checks all.
 ///
 /// # Errors
-/// If something is wrong: it says what.
+/// Describes the first inconsistency.
 pub(crate) fn run(check: &Check) -> Result<()> {
     let mut owners: BTreeMap<u32, Owned> = BTreeMap::new();
     let mut foreign = 0;

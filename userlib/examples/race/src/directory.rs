@@ -19,18 +19,18 @@ pub(crate) struct Directory {
 pub(crate) struct Home {
     /// The number of the entry, and the bits of a hash that lead there.
     pub(crate) index: u64,
-    /// What it says.
+    /// Content of the entry.
     pub(crate) entry: Entry,
 }
 
 impl Directory {
-    /// Of entries that were read, whose number is a power of two.
+    /// Returns the directory of entries that were read. Their number is a power of two.
     pub(crate) fn new(entries: Vec<Entry>) -> Self {
         debug_assert!(entries.len().is_power_of_two());
         Self { entries }
     }
 
-    /// How many bits it looks at.
+    /// Returns the number of hash bits that it uses.
     pub(crate) fn depth(&self) -> u32 {
         self.entries.len().ilog2()
     }
@@ -63,7 +63,8 @@ impl Home {
         self.index | (1 << self.entry.depth())
     }
 
-    /// The entry that says whether the segment of a hash is this one still, and what it then says.
+    /// Returns the position of the entry that proves that the segment of a hash is still this one, and its expected
+    /// content.
     pub(crate) fn witness(self, hash: Hash) -> (u64, Entry) {
         let index = hash.suffix(self.entry.depth() + 1);
         match index == self.index {

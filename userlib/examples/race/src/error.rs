@@ -5,7 +5,7 @@
 #[derive(Debug, thiserror::Error)]
 #[error("the memory of the table cannot be reached: {why}")]
 pub(crate) struct Lost {
-    /// What the transport says.
+    /// Error of the transport.
     pub(crate) why: String,
 }
 

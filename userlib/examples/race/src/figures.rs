@@ -16,7 +16,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Of nanoseconds, at least one.
+    /// Returns the figures of at least one time, in nanoseconds.
     pub(crate) fn of(mut ns: Vec<u64>) -> Option<Self> {
         ns.sort_unstable();
         let last = ns.len().checked_sub(1)?;
@@ -34,7 +34,7 @@ impl Times {
 pub(crate) struct Plateau {
     /// The tick from which on there is nine tenths of it, over twenty ticks.
     pub(crate) tick: usize,
-    /// What it stays at: the mean of the second half, for each tick.
+    /// Steady rate: the mean of the second half, per tick.
     pub(crate) rate: f64,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Where a key belongs: what its hash says to the directory, to a slot, and within a segment.
+//! Position of a key: the parts of its hash for the directory, for a slot, and within a segment.
 //!
 //! These are different bits. So a key has the same two places in every segment, and those of a segment that splits stay
 //! where they are in its halves.
@@ -11,9 +11,9 @@ use crate::layout::{low, BUCKET, GROUP_BUCKETS};
 /// The hash of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hash {
-    /// What blocks keep: the lowest bits are for the directory, the highest for slots.
+    /// Part in blocks: the lowest bits are for the directory, the highest for slots.
     pub(crate) bits: u64,
-    /// What chooses the buckets.
+    /// Part that selects the buckets.
     choice: u64,
 }
 
@@ -56,7 +56,7 @@ impl Pair {
         u64::from(bucket) * BUCKET
     }
 
-    /// Whether its second bucket is the main one.
+    /// Returns `true` if the second bucket is the main one.
     pub(crate) fn is_turned(self) -> bool {
         self.0 % 2 == 1
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A worker that a spike starts: it connects, searches until it is over, and says when it did what.
+//! A worker that a spike starts: it connects, searches until the end, and prints the times of its operations.
 
 use anyhow::{ensure, Result};
 use rustix::time::{clock_gettime, ClockId};
@@ -23,7 +23,7 @@ pub(crate) struct Hit {
     /// When the spike began, in nanoseconds of CLOCK_MONOTONIC
     #[arg(long)]
     began: u64,
-    /// How many milliseconds it lasts
+    /// Duration in milliseconds
     #[arg(long)]
     ticks: usize,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Log {
     pub(crate) ticks: Vec<u64>,
 }
 
-/// What time it is, for all processes of this machine.
+/// Returns the time, the same for all processes of this machine.
 pub(crate) fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

@@ -19,8 +19,8 @@ pub(crate) const BUCKET: u64 = (BUCKET_WORDS * WORD) as u64;
 /// Buckets of a group.
 pub(crate) const GROUP_BUCKETS: u32 = 3;
 
-/// Groups of a segment of a new table: 3 KiB, 336 slots. A segment that splits holds up whoever wants to change it,
-/// so it is small; the directory is what grows for that, and each worker has a copy of it.
+/// Groups of a segment of a new table: 3 KiB, 336 slots. A split of a segment delays all changes of it, so it is
+/// small. The directory is larger in return, and each worker has a copy of it.
 pub(crate) const GROUPS: u32 = 16;
 
 /// Most bits of a hash that the directory looks at. There is room for so large a directory from the start.
@@ -29,7 +29,7 @@ pub(crate) const DEPTH_MAX: u32 = 14;
 /// Blocks begin at multiples of this, and have so many bytes for each of their units.
 pub(crate) const UNIT: u64 = 64;
 
-/// What the root begins with: "kiteRACE".
+/// First word of the root: "kiteRACE".
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"kiteRACE");
 
 /// Places of the root's words: what it begins with, the groups of a segment, the bytes of the whole memory, how many
@@ -63,7 +63,7 @@ pub(crate) const MEMORIES_MAX: usize = 64;
 
 const _: () = assert!(MEMORIES_MAX <= kite::VQPS_MAX && MEMORIES_MAX <= 1 << (48 - WITHIN));
 
-/// What words have for the place of something.
+/// Bits of a word for a position.
 const PLACE: u64 = ((1 << 48) - 1) & !(UNIT - 1);
 
 /// A slot: eight bits of the hash, the units of the block, and its place. Zero is a vacancy.
@@ -90,7 +90,7 @@ impl Slot {
         self.0 & TENTATIVE != 0
     }
 
-    /// Whether it is of a key that is in the table.
+    /// Returns `true` if the slot is of a key in the table.
     pub(crate) fn is_taken(self) -> bool {
         self.block() != 0 && !self.is_tentative()
     }
@@ -99,7 +99,7 @@ impl Slot {
         self.0 & FROZEN != 0
     }
 
-    /// What it becomes when it freezes: who was tentative has to try again elsewhere.
+    /// Returns the frozen word. A tentative insert is dropped, and its worker inserts again elsewhere.
     pub(crate) fn frozen(self) -> Self {
         match self.is_taken() {
             true => Slot(self.0 | FROZEN),
@@ -107,7 +107,7 @@ impl Slot {
         }
     }
 
-    /// What it was before it froze.
+    /// Returns the word before it was frozen.
     pub(crate) fn thawed(self) -> Self {
         Slot(self.0 & !FROZEN)
     }
@@ -218,7 +218,7 @@ pub(crate) fn empty_segment(groups: u32, depth: u32, suffix: u64) -> Vec<u64> {
     bucket.repeat((groups * GROUP_BUCKETS) as usize)
 }
 
-/// What a memory of so many bytes begins with that has a new table; the rest may be anything.
+/// Returns the first bytes of a memory of `size` bytes with a new table. The rest may be arbitrary.
 pub(crate) fn new_table(size: u64, groups: u32) -> Vec<u8> {
     let mut words = vec![0; ALLOCATED as usize / WORD];
     let mut set = |place: u64, word| words[place as usize / WORD] = word;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What a worker and the memory nodes tell each other over TCP, a line of JSON each: where the memories are, and what
-//! the ends of a connection by user-space verbs are.
+//! Messages between a worker and the memory nodes over TCP, a line of JSON each: addresses of the memories, and of the
+//! ends of a connection by user-space verbs.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,21 +12,21 @@ use rustix::net::sockopt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// How long one side waits for the other.
+/// Maximum time of a reply.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long the other side may be silent before it is asked whether it is there, and again; and how often, in vain.
+/// TCP keepalive: idle time, interval, and number of probes.
 const SILENCE: Duration = Duration::from_secs(5);
 const ASKED: u32 = 3;
 
-/// What a worker says first, or a memory node to another.
+/// First message of a worker, or of a memory node to another.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Hello {
-    /// It wants to hear where all memories of the table are.
+    /// Requests the addresses of all memories of the table.
     Table,
-    /// It wants to hear the name of this memory.
+    /// Requests the name of this memory.
     Memory,
-    /// This is its queue pair; it wants to hear that of the other side, and its memory.
+    /// Has the sender's QP, and requests that of the memory node with its memory.
     Verbs(End),
 }
 
@@ -37,10 +37,10 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Connects, and says what is wanted.
+    /// Connects, and sends a request.
     ///
     /// # Errors
-    /// If nobody serves there, within some seconds.
+    /// If no server accepts within the time above.
     pub(crate) fn to(server: SocketAddr, hello: &Hello) -> Result<Self> {
         let stream = TcpStream::connect_timeout(&server, PATIENCE);
         let stream =
@@ -50,7 +50,7 @@ impl Link {
         Ok(link)
     }
 
-    /// Takes a connection that somebody has made.
+    /// Wraps an accepted connection.
     ///
     /// # Errors
     /// If it has ended.

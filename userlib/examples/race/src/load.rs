@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What workers do: operations on keys, of which some are much more popular than others, and how a value tells to
-//! which key it belongs.
+//! Load of the workers: operations on keys with a skewed popularity, and values that identify their key.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -8,7 +7,7 @@ use rand_distr::{Distribution, Zipf};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// How unequally popular keys are, as in YCSB.
+/// Skew of the popularity of keys, as in YCSB.
 const SKEW: f64 = 0.99;
 
 /// Bytes of a value.
@@ -46,18 +45,18 @@ impl Key {
         value
     }
 
-    /// Whether it is a value of this key.
+    /// Returns `true` if it is a value of this key.
     pub(crate) fn has(self, value: &[u8]) -> bool {
         let version = value.get(..8).and_then(|version| version.try_into().ok());
         version.is_some_and(|version| self.value(u64::from_le_bytes(version)) == value)
     }
 }
 
-/// What keys and values of one owner there are: two are equal if they are the same keys with the same values.
+/// Digest of the keys and values of one owner: two are equal if the keys and values are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Sum {
     pub(crate) keys: u64,
-    /// Of hashes of all.
+    /// Sum of all hashes.
     pub(crate) sum: u64,
 }
 

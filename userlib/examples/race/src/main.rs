@@ -3,7 +3,7 @@
 //! (Zuo et al., USENIX ATC 2021). KRCORE (figure 14) starts workers when there is much to do: over kite's virtual
 //! queue pairs these are connected as soon as they run.
 //!
-//! `README.md` says how to run it.
+//! `README.md` describes its commands.
 
 mod block;
 mod check;
@@ -43,7 +43,7 @@ struct Args {
 enum Command {
     /// Lend memory with an empty table, until killed
     Serve(serve::Serve),
-    /// Insert, search, update and delete, and check what comes of it
+    /// Insert, search, update and delete, and check the results
     Work(work::Work),
     /// Start many workers at a moment, and measure how soon they work
     Spike(spike::Spike),

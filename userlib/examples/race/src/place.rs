@@ -87,7 +87,7 @@ impl FromStr for Member {
 pub(crate) struct Place {
     /// Where kite-race serve listens that has the table, ADDRESS:PORT
     pub(crate) server: SocketAddr,
-    /// How to reach the memories
+    /// Transport to the memories
     #[arg(long, default_value = "kite")]
     pub(crate) over: Over,
     /// A memory of the table, in their order, once for each [default: ask the server]
@@ -95,10 +95,10 @@ pub(crate) struct Place {
     pub(crate) members: Vec<Member>,
 }
 
-/// Asks who has a table for all its memories; that of who is asked is the first.
+/// Requests the memories of a table from one of its memory nodes, whose own memory is the first.
 ///
 /// # Errors
-/// If nobody serves there.
+/// If no server accepts.
 pub(crate) fn ask(server: SocketAddr) -> Result<Vec<Member>> {
     let mut link = Link::to(server, &Hello::Table)?;
     let members = link.hear::<Vec<String>>()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A memory node: makes an empty table, lends its memory, and has nothing more to do with it. It tells whoever connects
-//! where that is, and the memories of others that belong to its table.
+//! A memory node: creates an empty table and registers its memory. It then only sends the addresses of the table's
+//! memories to workers that connect.
 
 use std::io;
 use std::iter;
@@ -18,7 +18,7 @@ use crate::layout::{new_table, GROUPS, MEMORIES_MAX};
 use crate::link::{Hello, Link};
 use crate::place::{Member, Name};
 
-/// How long to wait before the next who comes, when one could not be taken: until others have hung up, maybe.
+/// Pause after a connection could not be accepted, for example for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Options of `kite-race serve`.
@@ -29,18 +29,18 @@ pub(crate) struct Serve {
     /// MiB of memory to lend
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=256))]
     memory: u64,
-    /// Where another kite-race serve listens whose memory is to be the table's, too, ADDRESS:PORT; may be given again
+    /// Address of another kite-race serve whose memory is part of the table, ADDRESS:PORT; may be repeated
     #[arg(long, value_name = "SERVER")]
     with: Vec<SocketAddr>,
 }
 
-/// What is lent, and by which devices it is reached. It is not given back before the process ends.
+/// The registered memory, and its devices. It stays registered until the process ends.
 struct Lent {
     memory: Mr,
     device: Arc<Device>,
 }
 
-/// What there is to tell.
+/// Replies to workers.
 #[derive(Clone)]
 struct Told {
     name: String,
@@ -52,7 +52,7 @@ struct Told {
 /// Serves until it is killed.
 ///
 /// # Errors
-/// If the memory cannot be lent, or another's not be heard of.
+/// If the memory cannot be registered, or another memory node does not reply.
 pub(crate) fn run(serve: &Serve) -> Result<()> {
     ensure!(
         serve.with.len() < MEMORIES_MAX,
@@ -68,7 +68,7 @@ pub(crate) fn run(serve: &Serve) -> Result<()> {
     let told = lend(serve)?;
     println!("ready {}", told.name);
     for stream in listener.incoming() {
-        // The table outlives whatever goes wrong with one of those who want to hear of it.
+        // A failed connection of a worker does not end the table.
         if let Err(error) = stream.and_then(|stream| greet(stream, told.clone())) {
             eprintln!("kite-race: somebody cannot be heard now, and has to wait: {error}");
             thread::sleep(PAUSE);
@@ -77,7 +77,7 @@ pub(crate) fn run(serve: &Serve) -> Result<()> {
     Ok(())
 }
 
-/// Tells a worker what it wants to hear, in a thread of its own.
+/// Replies to a worker in a thread of its own.
 fn greet(stream: TcpStream, told: Told) -> io::Result<()> {
     let tell = move || {
         if let Err(error) = tell(stream, &told) {
@@ -141,7 +141,7 @@ fn share(lent: &'static Lent) -> Result<Spot> {
     Ok(spot)
 }
 
-/// Tells a worker what it wants to hear. Of one that comes by verbs, the other end is here until it hangs up.
+/// Replies to a worker. For a worker by verbs keeps the other end of its connection until the worker closes it.
 fn tell(stream: TcpStream, told: &Told) -> Result<()> {
     let mut link = Link::of(stream)?;
     match link.hear()? {

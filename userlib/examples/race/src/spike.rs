@@ -23,16 +23,16 @@ use crate::place::{ask, Member, Over, Place};
 pub(crate) struct Spike {
     /// Where kite-race serve listens that has the table, ADDRESS:PORT
     server: SocketAddr,
-    /// How workers reach the memories
+    /// Transport to the memories
     #[arg(long, default_value = "both")]
     over: Ways,
-    /// How many workers are started
+    /// Number of workers
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     workers: u32,
     /// Keys in the table
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     keys: u32,
-    /// How many milliseconds it lasts
+    /// Duration in milliseconds
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=600_000))]
     ms: u32,
     /// Print JSON, which also has what was done in each millisecond
@@ -40,7 +40,7 @@ pub(crate) struct Spike {
     json: bool,
 }
 
-/// How workers reach the memories.
+/// Transports to the memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Ways {
     /// By virtual queue pairs of kite
@@ -51,7 +51,7 @@ enum Ways {
     Both,
 }
 
-/// What came of it. All times are in milliseconds.
+/// Results. All times are in milliseconds.
 #[derive(Serialize)]
 struct Report {
     workers: usize,
@@ -61,13 +61,13 @@ struct Report {
     connecting: Times,
     /// From the start of a process until it has the result of its first operation.
     first_operation: Times,
-    /// Of all together, from the start of the first process on.
+    /// Plateau of all workers together, from the start of the first process on.
     plateau: Option<Plateau>,
     /// Operations in each millisecond.
     ticks: Vec<u64>,
 }
 
-/// Runs spikes, and prints what came of them.
+/// Runs spikes, and prints their results.
 ///
 /// # Errors
 /// If a worker fails.
@@ -141,7 +141,7 @@ impl Spike {
     }
 }
 
-/// Waits for the end of a worker, which says itself what goes wrong.
+/// Waits for the end of a worker, which prints its own errors.
 fn end(mut worker: Child) -> Result<Log> {
     let mut log = String::new();
     worker
@@ -154,7 +154,7 @@ fn end(mut worker: Child) -> Result<Log> {
 }
 
 impl Report {
-    /// Of when processes were started, and what they say.
+    /// Returns the times since the start of the processes, from their logs.
     fn of(logs: &[(u64, Log)]) -> Option<Self> {
         let times = |time: fn(&(u64, Log)) -> u64| Times::of(logs.iter().map(time).collect());
         let len = logs.iter().map(|(_, log)| log.ticks.len()).max()?;

@@ -16,7 +16,7 @@ use crate::place::Place;
 use crate::table::Table;
 use crate::transport::Transport;
 
-/// How many keys it inserts before it says again how far it is.
+/// Inserted keys between two progress reports.
 const STRIDE: u32 = 16;
 
 /// Options of `kite-race work`.
@@ -44,7 +44,7 @@ pub(crate) struct Work {
     sharing: u32,
 }
 
-/// What a worker leaves: its own keys.
+/// Result of a worker: its own keys.
 #[derive(Debug, Serialize, Deserialize)]
 struct Left {
     worker: u32,
@@ -52,7 +52,7 @@ struct Left {
     own: Sum,
 }
 
-/// What is done to a key.
+/// Operation on a key.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Search,
@@ -89,7 +89,7 @@ pub(crate) fn run(work: &Work) -> Result<()> {
 }
 
 impl Worker<'_> {
-    /// Inserts all keys of its own, in order, and says now and then how many are there.
+    /// Inserts all its own keys in order, and prints its progress.
     fn load(&mut self) -> Result<()> {
         for number in 0..self.work.keys {
             self.act_on_own(number, Act::Toggle)?;
@@ -140,7 +140,7 @@ impl Worker<'_> {
         key.value(self.version)
     }
 
-    /// Nobody else changes it, so it is known what comes of it.
+    /// No other worker changes the key, so the result is known.
     fn act_on_own(&mut self, number: u32, act: Act) -> Result<()> {
         let key = self.own_key(number);
         let (bytes, value) = (key.bytes(), self.next_value(key));

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-/// What a worker asks for.
+/// Operation of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     Search,
@@ -14,7 +14,7 @@ pub(super) enum Call {
     Delete,
 }
 
-/// What it hears.
+/// Result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Done,
@@ -34,7 +34,7 @@ pub(super) struct Event {
     pub(super) end: u64,
 }
 
-/// What a variable answers, and what it then is.
+/// Returns the result of an operation on a variable, and its new value.
 fn step(value: Option<u8>, call: Call) -> (Outcome, Option<u8>) {
     match (call, value) {
         (Call::Search, _) => (Outcome::Value(value), value),
@@ -44,7 +44,7 @@ fn step(value: Option<u8>, call: Call) -> (Outcome, Option<u8>) {
     }
 }
 
-/// Says what is not possible.
+/// Returns a history that is not linearizable.
 pub(super) fn check(events: &[Event]) -> Result<(), String> {
     let mut keys: BTreeMap<u8, Vec<Event>> = BTreeMap::new();
     for event in events {
@@ -58,7 +58,7 @@ pub(super) fn check(events: &[Event]) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether there is an order of those that are not in `done`.
+/// Returns `true` if there is an order of the events that are not in `done`.
 fn is_possible(
     events: &[Event],
     done: u64,
@@ -76,7 +76,7 @@ fn is_possible(
         .filter(|&i| events[i].outcome.is_some())
         .map(|i| events[i].end);
     let first_end = ends.min().unwrap_or(u64::MAX);
-    // Who begins with the turn that another ended with acts only in the next.
+    // An event that starts in the turn in which another ends acts in the next turn at the earliest.
     left().filter(|&i| events[i].start < first_end).any(|i| {
         let (answer, next) = step(value, events[i].call);
         let fits = events[i].outcome.is_none_or(|outcome| outcome == answer);

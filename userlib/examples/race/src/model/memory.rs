@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Memories that several workers share, and who has the next turn. A turn is one word, read, written or changed.
+//! Memories that several workers share, and their scheduler. A turn is an access to one word.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
@@ -10,7 +10,7 @@ use crate::error::Lost;
 use crate::layout::{bytes, memory, new_table, within, words, WORD};
 use crate::transport::{Request, Transport, BATCH, BYTES};
 
-/// The memories, and all who have a hold on them.
+/// The memories and the workers.
 #[derive(Debug)]
 pub(super) struct World {
     memories: usize,
@@ -21,10 +21,10 @@ pub(super) struct World {
 
 #[derive(Debug)]
 struct State {
-    /// Of each memory.
+    /// Words of each memory.
     words: Vec<Vec<u64>>,
     rng: SmallRng,
-    /// How likely it is that who has the turn keeps it.
+    /// Probability that the worker with the turn keeps it.
     stay: f64,
     /// Turns that were taken.
     now: u64,
@@ -63,7 +63,7 @@ impl World {
         })
     }
 
-    /// Says how many workers will come.
+    /// Sets the number of workers.
     pub(super) fn expect(&self, workers: usize) {
         self.lock().missing = workers;
     }
@@ -84,7 +84,7 @@ impl World {
 }
 
 impl State {
-    /// Gives the turn to somebody.
+    /// Passes the turn to a random worker.
     fn pass(&mut self) {
         let stays = self.alive.contains(&self.turn) && self.rng.random_bool(self.stay);
         if !stays && !self.alive.is_empty() {
@@ -121,7 +121,7 @@ impl Turns {
         }
     }
 
-    /// Of one that does not wait, as there is no other.
+    /// Returns the turns of a single worker, which never waits.
     pub(super) fn alone(world: &Arc<World>) -> Self {
         Self {
             world: world.clone(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The table without machines: workers take turns, word by word, in an order that follows from a seed, and may be
-//! killed at any of them. What came of their operations must be possible if each was done in one step.
+//! The table without machines: workers take turns for each word, in an order that a seed determines, and may be killed
+//! in each turn. The results must be linearizable.
 
 mod history;
 mod memory;
@@ -24,14 +24,14 @@ const GROUPS: u32 = 1;
 /// Bytes of the memories.
 const SIZES: [u64; 2] = [2 << 20; 2];
 
-/// What a worker is to do.
+/// Operations of a worker.
 type Script = Vec<(Call, u8)>;
 
 fn key(number: u8) -> Vec<u8> {
     vec![b'k', number]
 }
 
-/// Does one operation, and returns what came of it; nothing if the worker was killed meanwhile.
+/// Executes an operation. Returns its result, or `None` if the worker was killed meanwhile.
 fn act(table: &mut Table<Turns>, call: Call, number: u8) -> Option<Outcome> {
     let key = key(number);
     let done = match call {
@@ -111,7 +111,7 @@ fn run(seed: u64, kept: u8, scripts: &[Script], kills: &[Option<u64>]) -> (Vec<E
     )
 }
 
-/// What the table has in the end is as a search of each key after all that was done.
+/// Appends a search of each key: the final content of the table must match the history.
 fn look_at_the_end(table: &mut Table<Turns>, world: &World, mut events: Vec<Event>) -> Vec<Event> {
     let mut keys: Vec<_> = events.iter().map(|event| event.key).collect();
     keys.sort_unstable();
@@ -170,7 +170,7 @@ proptest! {
         history::check(&events).unwrap();
     }
 
-    /// Who only searches has an old copy of the directory.
+    /// A worker that only searches has an old copy of the directory.
     #[test]
     fn searches_find_what_is_there_by_now(
         seed: u64,

@@ -7,7 +7,8 @@
 //! between. Of two, at least one sees the other, so never do both stay; that they empty each other's slots again and
 //! again would take two workers that go on in step.
 //!
-//! In a segment that splits nothing changes. Who wants to change it waits for the split, or in the end does it himself.
+//! A segment that splits does not change. A worker that wants to change it waits for the split, and finally does the
+//! split itself.
 
 use crate::block;
 use crate::directory::Home;
@@ -28,7 +29,7 @@ struct New<'a> {
     bytes: Vec<u8>,
 }
 
-/// What came of an attempt.
+/// Result of an attempt.
 enum Outcome {
     Done,
     Exists,
@@ -74,7 +75,7 @@ impl<T: Transport> Table<T> {
     pub(crate) fn update(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let new = self.new_block(key, value)?;
         let done = self.replace(key, new.slot, Some((new.place, &new.bytes)));
-        // Who points a slot to the block has found the key.
+        // A block that a slot points to belongs to a key that is in the table.
         if matches!(done, Err(Error::NotFound)) {
             self.give_back(&new);
         }
@@ -143,7 +144,7 @@ impl<T: Transport> Table<T> {
         };
         match self.swap(place, tentative, settled)? {
             true => Ok(outcome),
-            // Nobody but its worker makes it more than tentative, so it is gone.
+            // Only its own worker completes a tentative slot, so it was removed.
             false if matches!(outcome, Outcome::Exists) => Ok(outcome),
             false => Ok(Outcome::Again),
         }

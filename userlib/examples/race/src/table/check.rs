@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Looks at the whole table while nobody changes it: whether every hash leads to a segment, every slot to a block with
-//! the right checksum, and no key is there twice.
+//! Checks a table that no worker changes: every hash has a segment, every slot a block with a correct checksum, and no
+//! key occurs twice.
 
 use std::collections::HashSet;
 
@@ -15,24 +15,24 @@ use crate::transport::Transport;
 
 use super::Table;
 
-/// What there is in a table.
+/// Content of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Report {
     /// Bits that the directory looks at.
     pub(crate) depth: u32,
     /// Segments that the directory has.
     pub(crate) segments: usize,
-    /// Of those, which were being split by a worker that ended.
+    /// Frozen segments: the worker that split them ended.
     pub(crate) frozen: usize,
     /// Slots of workers that ended before they knew whether their key was new.
     pub(crate) tentative: usize,
     /// Keys.
     pub(crate) keys: usize,
-    /// What each memory has.
+    /// Content of each memory.
     pub(crate) memories: Vec<Share>,
 }
 
-/// What there is of a table in one memory.
+/// Content of a table in one memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Share {
     pub(crate) segments: usize,
@@ -46,7 +46,7 @@ impl<T: Transport> Table<T> {
     /// Checks all, and shows each key and value.
     ///
     /// # Errors
-    /// [`Error::Damaged`] says what is wrong first, [`Error::Lost`].
+    /// [`Error::Damaged`] with the first inconsistency, [`Error::Lost`].
     pub(crate) fn check(&mut self, mut each: impl FnMut(&Block)) -> Result<Report> {
         self.refresh()?;
         let mut report = Report {

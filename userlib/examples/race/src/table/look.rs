@@ -23,7 +23,7 @@ struct Half {
     buckets: [(u64, Vec<u64>); 2],
 }
 
-/// What was read.
+/// Result of a read.
 #[derive(Debug)]
 pub(crate) struct Look {
     halves: [Half; 2],
@@ -58,7 +58,7 @@ impl Half {
 }
 
 impl Look {
-    /// Of a segment, and what the pairs of a hash had.
+    /// Returns the lookup of a segment with the bytes of the pairs of a hash.
     pub(crate) fn new(segment: u64, pairs: [Pair; 2], bytes: &[[u8; PAIR]; 2]) -> Self {
         let half = |i: usize| Half::new(segment + pairs[i].offset(), pairs[i], &bytes[i]);
         Self {
@@ -87,13 +87,13 @@ impl Look {
         spots
     }
 
-    /// Whether its segment splits, or was split.
+    /// Returns `true` if the segment is being split, or was split.
     pub(crate) fn is_frozen(&self) -> bool {
         let slots = || self.halves.iter().flat_map(Half::spots);
         self.headers().any(Header::is_frozen) || slots().any(|spot| spot.slot.is_frozen())
     }
 
-    /// Whether its buckets are of this segment.
+    /// Returns `true` if the buckets are of this segment.
     pub(crate) fn is_of(&self, expected: Header) -> bool {
         self.headers().all(|header| header.thawed() == expected)
     }
@@ -121,7 +121,7 @@ mod tests {
 
     const SEGMENT: u64 = 1 << 20;
 
-    /// What is seen of a segment by a worker that looks for a key.
+    /// Returns the view of a segment for a key.
     fn look(groups: u32, key: &[u8], segment: &[u64]) -> Look {
         let segment = bytes(segment);
         let pairs = Hash::of(key).pairs(groups);

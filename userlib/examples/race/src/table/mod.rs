@@ -5,8 +5,8 @@
 //! own and points a slot to it by compare-and-swap. Nothing that was pointed to is written again, so a word that has
 //! changed never becomes what it was.
 //!
-//! No operation takes a lock, so a worker that is killed holds up nobody: see `split` and `change` for what it may
-//! leave half done, and who does the rest.
+//! No operation takes a lock, so a killed worker delays no other. `split` and `change` describe unfinished operations,
+//! and how others complete them.
 
 mod change;
 mod check;
@@ -28,10 +28,10 @@ use crate::transport::{Request, Transport};
 use look::{Look, Spot, PAIR};
 use room::Room;
 
-/// How many entries of the directory are read with the root, as powers of two: this and no less.
+/// Entries of the directory that are read with the root, as a power of two; also the minimum depth.
 const DEPTH_READ: u32 = 6;
 
-/// How often the directory is read anew when it leads nowhere: each time a segment may have split meanwhile.
+/// Maximum reads of the directory for one operation. A segment may have split before each.
 const READINGS: usize = 100;
 
 /// Most bytes of the directory in one READ.
@@ -69,7 +69,7 @@ impl<T: Transport> Table<T> {
 
     /// The value of a key, if it is in the table.
     ///
-    /// Nothing holds a search up: also of a segment that splits, the slots are right until the directory says otherwise.
+    /// A search never waits: the slots of a segment that splits are valid until the directory changes.
     ///
     /// # Errors
     /// [`Error::Damaged`], [`Error::Lost`].
@@ -165,13 +165,13 @@ impl<T: Transport> Table<T> {
         )))
     }
 
-    /// Whether the segment of a hash is another by now.
+    /// Returns `true` if the segment of a hash has changed.
     fn has_moved(&mut self, home: Home, hash: Hash) -> Result<bool> {
         let (index, entry) = home.witness(hash);
         Ok(self.read_word(entry_place(index))? != entry.0)
     }
 
-    /// Reads the root, and the directory anew.
+    /// Reads the root and the directory again.
     fn refresh(&mut self) -> Result<()> {
         let mut depth = self.directory.depth().max(DEPTH_READ);
         loop {
@@ -189,7 +189,7 @@ impl<T: Transport> Table<T> {
         }
     }
 
-    /// Takes what the root says, and returns how deep the directory is.
+    /// Decodes the root, and returns the depth of the directory.
     fn accept(&mut self, root: &[u64]) -> Result<u32> {
         let word = |place: u64| root[place as usize / WORD];
         if word(ROOT_MAGIC) != MAGIC || word(ROOT_DEPTH) > DEPTH_MAX.into() {

@@ -16,7 +16,7 @@ use super::Table;
 /// Bytes of a chunk.
 const CHUNK: u64 = 64 << 10;
 
-/// What a worker has of the memories.
+/// Space of a worker in the memories.
 #[derive(Debug)]
 pub(crate) struct Room {
     shares: Vec<Share>,
@@ -26,7 +26,7 @@ pub(crate) struct Room {
     pub(super) reserve: Option<u64>,
 }
 
-/// What it has of one memory.
+/// Space of a worker in one memory.
 #[derive(Clone, Debug, Default)]
 struct Share {
     chunk: Range<u64>,

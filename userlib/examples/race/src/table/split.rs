@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! A segment without a vacancy is split: two new ones take its place, each for the keys of one bit more.
 //!
-//! First every word of it is frozen, by compare-and-swap; then it never changes again. What its halves are follows from
-//! that alone, so whoever makes them makes the same. They are written where nobody looks yet, and become part of the
-//! table by a compare-and-swap of the directory for each. Until then searches go on, in the frozen segment.
+//! First, compare-and-swap freezes every word of the segment. A frozen word never changes, and the frozen words
+//! determine both halves, so all workers make the same halves. The halves are written to unused memory, and become
+//! part of the table by a compare-and-swap of the directory for each. Until then searches use the frozen segment.
 //!
-//! So there is no lock. The first to freeze a header is left to it for a while by others who wait; if that worker was
-//! killed, or is slow, they do the same, and whose compare-and-swap comes first has done it.
+//! There is no lock. Other workers wait for some time for the worker that froze the header first. If it was killed or
+//! is slow, they do the same split. The first compare-and-swap takes effect.
 
 use crate::directory::Home;
 use crate::error::{Error, Result};
@@ -19,8 +19,8 @@ use crate::transport::{Request, Transport, BATCH};
 
 use super::Table;
 
-/// How often one looks whether a split is done before one does it oneself: some times as long as it takes, which is
-/// a batch for each 32 slots, and again for each 32 keys.
+/// Polls of a split before a worker does it itself: several times the duration of a split, which needs a batch for
+/// each 32 slots, and another for each 32 keys.
 const LOOKS: usize = 100;
 
 impl<T: Transport> Table<T> {
@@ -63,7 +63,7 @@ impl<T: Transport> Table<T> {
         self.transport.run(&mut [Request::Write { place, from }])?;
         let depth = home.entry.depth() + 1;
         self.deepen(depth.into())?;
-        // In this order: who finds the first half in the directory finds the other, too.
+        // The order matters: a worker that finds the first half in the directory also finds the other.
         let other = Entry::new(depth, place + segment_size(self.groups));
         self.compare_swap(entry_place(home.sibling()), Entry::NONE.0, other.0)?;
         let first = Entry::new(depth, place);
@@ -111,7 +111,7 @@ impl<T: Transport> Table<T> {
         Ok(())
     }
 
-    /// For each word of a frozen segment that is the slot of a key, the bit that says to which half it goes.
+    /// Returns, for each word of a frozen segment that is the slot of a key, the bit that selects its half.
     fn next_bits(&mut self, home: Home, words: &[u64]) -> Result<Vec<bool>> {
         let mut bits = vec![false; words.len()];
         let taken = (0..words.len()).filter(|&i| is_key(i, words[i]));
@@ -143,12 +143,12 @@ impl<T: Transport> Table<T> {
     }
 }
 
-/// Whether a word of a segment is the slot of a key that is in the table.
+/// Returns `true` if a word of a segment is the slot of a key in the table.
 fn is_key(i: usize, word: u64) -> bool {
     i % BUCKET_WORDS != 0 && Slot(word).is_taken()
 }
 
-/// What a word of a segment becomes when it freezes.
+/// Returns the frozen form of a word of a segment.
 fn frozen(i: usize, word: u64) -> u64 {
     match i % BUCKET_WORDS {
         0 => Header(word).frozen().0,

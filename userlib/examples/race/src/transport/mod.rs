@@ -31,13 +31,13 @@ pub(crate) enum Request<'a> {
         place: u64,
         expected: u64,
         new: u64,
-        /// What it was.
+        /// Receives the previous value.
         found: &'a mut u64,
     },
     FetchAdd {
         place: u64,
         operand: u64,
-        /// What it was.
+        /// Receives the previous value.
         found: &'a mut u64,
     },
 }
@@ -46,7 +46,7 @@ pub(crate) enum Request<'a> {
 ///
 /// A word is read and written in one step, and no more than a word is.
 pub(crate) trait Transport {
-    /// How many memories there are.
+    /// Returns the number of memories.
     fn memories(&self) -> usize;
 
     /// Does a batch of requests, at most [`BATCH`] of at most [`BYTES`] together, and returns when all are done. Those
@@ -107,15 +107,15 @@ trait Queue {
     fn store(&self, at: usize, from: &[u8]) -> Result<()>;
     fn load(&self, at: usize, into: &mut [u8]) -> Result<()>;
 
-    /// Begins requests, of each of which it is told where it has its local bytes.
+    /// Posts requests, each with the offset of its local bytes.
     fn post(&self, batch: &[(&Request<'_>, usize)]) -> Result<()>;
 
     /// Returns when all that were begun are done.
     fn wait(&self) -> Result<()>;
 }
 
-/// The way by queues, one to each memory, until one fails: then completions may still come that nobody waits for, and a
-/// later batch would take them for its own.
+/// Transport by queues, one to each memory, until one fails. After a failure late completions may arrive, and a later
+/// batch would take them for its own.
 #[derive(Debug)]
 struct Ways<Q> {
     queues: Vec<Q>,

@@ -13,7 +13,7 @@ use crate::place::Name;
 
 use super::{Queue, Request, Transport, Ways, LOCAL};
 
-/// How long a batch may take. A node that dies is noticed before.
+/// Maximum time of a batch. A dead node is detected earlier.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A virtual queue pair to a memory.
@@ -27,7 +27,7 @@ struct OverKite {
 /// Connects to memories of nodes.
 ///
 /// # Errors
-/// [`Lost`], with what kite says.
+/// [`Lost`], with the error of kite.
 pub(crate) fn connect(memories: &[Name]) -> Result<impl Transport, Lost> {
     let connect = || -> kite::Result<_> {
         let cluster = Cluster::open()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The way by queue pairs of user-space verbs, for comparison: connected as any program does it, with what the other
-//! side has to know told over TCP.
+//! Transport by queue pairs of user-space verbs, for comparison: connected as by any program, with addresses exchanged
+//! over TCP.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ struct OverVerbs {
     _link: Link,
 }
 
-/// Connects to memories, by those who serve them.
+/// Connects to memories through their memory nodes.
 ///
 /// # Errors
 /// [`Lost`], with what libibverbs or TCP say.
