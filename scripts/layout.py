@@ -21,12 +21,13 @@ MAX_FILES = 15
 
 # Folder or file of src/, and what it must not import.
 NEVER = {
-    "core": "sys verbs mlx5 fabric cluster region rpc vqp session rnic",
-    "sys": "verbs mlx5 fabric cluster region rpc vqp session rnic",
-    "verbs": "mlx5 fabric cluster region rpc vqp session rnic",
-    "mlx5": "fabric cluster region rpc vqp session rnic",
-    "fabric": "cluster region rpc vqp session rnic",
-    "cluster": "region rpc vqp session rnic",
+    "core": "sys verbs mlx5 fabric cluster control region rpc vqp session rnic",
+    "sys": "verbs mlx5 fabric cluster control region rpc vqp session rnic",
+    "verbs": "mlx5 fabric cluster control region rpc vqp session rnic",
+    "mlx5": "fabric cluster control region rpc vqp session rnic",
+    "fabric": "cluster control region rpc vqp session rnic",
+    "cluster": "control region rpc vqp session rnic",
+    "control": "region rpc vqp session rnic",
     "region": "rpc vqp session rnic",
     "rpc": "vqp session rnic",
     "vqp": "rpc session",

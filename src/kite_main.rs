@@ -10,6 +10,7 @@
 //! | `rnic`                 | lifecycle of RNICs and services, dispatch of requests |
 //! | `vqp`, `rpc`           | virtual queue pairs, remote procedure calls           |
 //! | `region`               | memory service: regions, locks, loans, migration      |
+//! | `control`              | control requests with retry, and deferred work        |
 //! | `cluster`              | membership, region names, directory of DC addresses   |
 //! | `fabric`               | QPs and MRs shared by all processes                   |
 //! | `verbs`, `mlx5`        | safe Rust over the RDMA core, and over mlx5 for DC    |
@@ -21,6 +22,7 @@ use kernel::prelude::*;
 
 mod bindings;
 mod cluster;
+mod control;
 mod errno;
 mod fabric;
 pub(crate) mod mlx5;

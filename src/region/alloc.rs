@@ -12,15 +12,16 @@
 //!
 //! Chunks borrowed for an allocation that fails are returned. A mapping is in the table before the home adds
 //! the mapper, so an invalidation cannot miss it. A closed mapping stays in the table until it is drained
-//! ([`DetachedMapping`]).
+//! ([`super::map::detached`]).
 
 use super::{
-    home::{placement::Placement, reclaim::WorkPriority, Region, RegionReservation, RegionSpec},
+    home::{placement::Placement, Region, RegionReservation, RegionSpec},
     lend::loan::NodeScopedId,
-    map::{chunk_map::MappedChunk, Mapping},
-    MemoryService, CONTROL_TIMEOUT_MS,
+    map::{chunk_map::MappedChunk, detached::DetachedMapping, Mapping},
+    MemoryService,
 };
 use crate::{
+    control::{client::ControlClient, priority::WorkPriority, retry::CONTROL_TIMEOUT_MS},
     errno,
     sys::{
         deadline::{retry_until, Deadline},
@@ -28,7 +29,6 @@ use crate::{
         pin::PinnedPages,
     },
 };
-use core::ops::Deref;
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::{
     layout::{initial_shift, stripe_share, Layout, StripeShare, PAGE_SHIFT},
@@ -66,27 +66,6 @@ impl AllocRequest<'_> {
             owner: self.owner,
             other_rights: self.other_rights,
         }
-    }
-}
-
-/// Mapping whose handle was closed. Until this is dropped, the mapping stays in the table, and the home can
-/// query whether the mapping is drained.
-pub(super) struct DetachedMapping {
-    memory_service: Arc<MemoryService>,
-    mapping: Arc<Mapping>,
-}
-
-impl Deref for DetachedMapping {
-    type Target = Mapping;
-
-    fn deref(&self) -> &Mapping {
-        &self.mapping
-    }
-}
-
-impl Drop for DetachedMapping {
-    fn drop(&mut self) {
-        self.memory_service.mappings.remove(self.mapping.id);
     }
 }
 
@@ -629,16 +608,6 @@ impl MemoryService {
             })?;
         drop(self.detach_mapping(mapping));
         Ok(())
-    }
-
-    fn detach_mapping(self: &Arc<Self>, mapping: &Arc<Mapping>) -> DetachedMapping {
-        if mapping.detach() {
-            self.stats.open_handles.sub(1);
-        }
-        DetachedMapping {
-            memory_service: self.clone(),
-            mapping: mapping.clone(),
-        }
     }
 
     /// Calls `f` with up to `limit` named regions of `node` (0: this node), starting at `cursor`. Returns the

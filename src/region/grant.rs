@@ -14,14 +14,16 @@
 //! node.
 
 use super::{
-    home::{
-        reclaim::{WorkPriority, RETRY_MS},
-        Grantee, Region,
-    },
+    home::{Grantee, Region},
     map::Mapping,
     MemoryService,
 };
-use crate::{errno, fabric::peer::Peer, sys::deadline::Deadline};
+use crate::{
+    control::{client::ControlClient, priority::WorkPriority, retry::RETRY_MS},
+    errno,
+    fabric::peer::Peer,
+    sys::deadline::Deadline,
+};
 use kernel::{
     prelude::*,
     sync::Arc,

@@ -8,7 +8,9 @@
 //! regions ([`super::map::atomic`]), no operation is executed twice.
 
 use super::MemoryService;
-use crate::{fabric::mr::table::mr_access_errno, sys::deadline::Deadline};
+use crate::{
+    control::client::ControlClient, fabric::mr::table::mr_access_errno, sys::deadline::Deadline,
+};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     atomic::{AtomicOp, WORD_BYTES},

@@ -24,13 +24,18 @@
 use super::{
     home::{
         lock_table::{denied, EnqueueRequest, WaitQueueKey, WaiterId},
-        reclaim::{WorkPriority, DRAIN_POLL_MS, RETRY_MS},
         Region,
     },
     map::Mapping,
-    MemoryService, CONTROL_TIMEOUT_MS,
+    MemoryService,
 };
 use crate::{
+    control::{
+        client::ControlClient,
+        priority::WorkPriority,
+        reply_code::is_gone_error,
+        retry::{CONTROL_TIMEOUT_MS, DRAIN_POLL_MS, RETRY_MS},
+    },
     errno,
     fabric::peer::{session::SequenceGuard, Peer},
     sys::{
@@ -443,12 +448,6 @@ impl MemoryService {
             },
         );
     }
-}
-
-/// Returns `true` if an error means that there is nothing left to remove: the region was freed, or either
-/// node is not in the same incarnation any longer.
-pub(super) fn is_gone_error(error: Error) -> bool {
-    error == ENOENT || error == errno::hostdown() || error == errno::hostunreach()
 }
 
 impl Ticket {

@@ -22,7 +22,6 @@
 use super::{
     home::{
         lock_table::{EnqueueRequest, WaitQueueKey, WaiterId},
-        reclaim::WorkPriority,
         Grantee, MapRequest, Region,
     },
     kernel_atomic::MrWord,
@@ -31,6 +30,10 @@ use super::{
 };
 use crate::{
     cluster::NameEntry,
+    control::{
+        priority::WorkPriority,
+        reply_code::{errno_of, result_from_errno},
+    },
     errno,
     fabric::peer::Peer,
     sys::deadline::{fatal_signal_pending, Deadline},
@@ -47,19 +50,6 @@ use kite_core::{
         PUSH_SEQUENCE_FLAG,
     },
 };
-
-/// Encodes an error as the cached result of an exactly-once request.
-pub(super) fn errno_of(error: Error) -> u64 {
-    error.to_errno().unsigned_abs().into()
-}
-
-/// Decodes the cached result of an exactly-once request; 0 means success.
-pub(super) fn result_from_errno(answer: u64) -> Result {
-    match answer {
-        0 => Ok(()),
-        errno => Err(Error::from_errno(-(errno as c_int))),
-    }
-}
 
 impl MemoryService {
     /// Queues a peer's request, whose format was checked, to `request_queue`. `serve` encodes the reply to a

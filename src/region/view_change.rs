@@ -19,13 +19,14 @@
 //! `view_change_lock` (mutex) is held by [`MemoryService::set_view`] and [`MemoryService::leave`]. The holder
 //! sleeps: it flushes workqueues and waits for accesses.
 
-use super::{
-    home::reclaim::{retry_alloc, DRAIN_POLL_MS, RETRY_MS},
-    MemoryService, CONTROL_TIMEOUT_MS,
-};
+use super::MemoryService;
 use crate::{
     bindings,
     cluster::{member_instance, NameEntry, DIRECTORY_REPLICAS},
+    control::{
+        client::ControlClient,
+        retry::{retry_alloc, CONTROL_TIMEOUT_MS, DRAIN_POLL_MS, RETRY_MS},
+    },
     fabric::conn::credit::StaleQp,
     sys::deadline::Deadline,
     trace,

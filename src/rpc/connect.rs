@@ -29,8 +29,9 @@ use super::{
     Rpc, ROOT_UID,
 };
 use crate::{
+    control::{client::ControlClient, priority::WorkPriority, retry::CONTROL_TIMEOUT_MS},
     errno,
-    region::{alloc::AllocRequest, home::reclaim::WorkPriority, map::Mapping, CONTROL_TIMEOUT_MS},
+    region::{alloc::AllocRequest, map::Mapping},
     sys::deadline::{retry_until, Deadline},
 };
 use kernel::{prelude::*, sync::Arc};

@@ -17,12 +17,16 @@
 use super::{
     placement::{ChunkSource, Placement},
     quiesce::{Latch, LatchGuard, QUIESCE_TIMEOUT_MS},
-    reclaim::{retry_alloc, WorkPriority},
     Region,
 };
 use crate::{
+    control::{
+        client::ControlClient,
+        priority::WorkPriority,
+        retry::{retry_alloc, CONTROL_TIMEOUT_MS},
+    },
     errno,
-    region::{lend::loan::LentChunk, map::Mapping, MemoryService, CONTROL_TIMEOUT_MS},
+    region::{lend::loan::LentChunk, map::Mapping, MemoryService},
     sys::deadline::{retry_until, Deadline},
     trace,
 };

@@ -14,17 +14,19 @@
 //! users forever, and a delayed resume would resume them too early. An unacknowledged quiesce is cancelled
 //! before the resume is sent.
 
-use super::{
-    reclaim::{WorkPriority, DRAIN_POLL_MS, RETRY_MS},
-    Region,
-};
+use super::Region;
 use crate::{
+    control::{
+        client::ControlClient,
+        priority::WorkPriority,
+        reply_code::is_gone_error,
+        retry::{CONTROL_TIMEOUT_MS, DRAIN_POLL_MS, RETRY_MS},
+    },
     errno,
     fabric::peer::{session::SequenceGuard, Peer},
     region::{
-        locks::is_gone_error,
         map::{chunk_map::MappedChunk, Mapping},
-        MemoryService, CONTROL_TIMEOUT_MS,
+        MemoryService,
     },
     sys::deadline::{retry_until, Deadline},
 };

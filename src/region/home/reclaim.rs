@@ -15,10 +15,16 @@
 
 use super::Region;
 use crate::{
-    errno,
+    control::{
+        client::ControlClient,
+        priority::WorkPriority,
+        reply_code::is_temporary,
+        retry::{CONTROL_TIMEOUT_MS, DRAIN_POLL_MS, RETRY_MS},
+    },
     region::{
-        alloc::DetachedMapping, lend::loan::NodeScopedId, map::Mapping, workqueues::PeerWorkqueues,
-        MemoryService, CONTROL_TIMEOUT_MS,
+        lend::loan::NodeScopedId,
+        map::{detached::DetachedMapping, Mapping},
+        MemoryService,
     },
     sys::deadline::Deadline,
 };
@@ -32,37 +38,6 @@ use kite_core::{
     view::NodeInstance,
     wire::{ControlRequest, InvalidateReason, WireList, MAX_CONTROL_BYTES},
 };
-
-/// Interval in ms between attempts to reach a node that does not reply.
-pub(in crate::region) const RETRY_MS: i64 = 100;
-
-/// Returns `true` if a node that failed a request with this error may complete it later.
-fn is_temporary(error: Error) -> bool {
-    error == EAGAIN || error == ENOMEM || error == errno::inprogress()
-}
-
-/// Interval in ms between checks for packets that may still arrive. Other items of the queue wait meanwhile.
-pub(in crate::region) const DRAIN_POLL_MS: i64 = 10;
-
-/// Calls `f` until it succeeds. Used for allocations that must not fail.
-pub(in crate::region) fn retry_alloc<T>(mut f: impl FnMut() -> Result<T>) -> T {
-    loop {
-        match f() {
-            Ok(done) => return done,
-            Err(_) => fsleep(Delta::from_millis(RETRY_MS)),
-        }
-    }
-}
-
-/// Priority of deferred work. Cleanup after an exiting program can be large. Requests with a waiter use
-/// separate queues so that they do not wait behind cleanup.
-#[derive(Clone, Copy)]
-pub(crate) enum WorkPriority {
-    /// A thread waits for a lock or at a barrier. Such work must not wait for long operations.
-    Lock,
-    Foreground,
-    Background,
-}
 
 /// Step of the teardown of a region.
 type TeardownStep = fn(&Arc<MemoryService>, &Arc<Region>, WorkPriority);
@@ -113,64 +88,6 @@ impl Drop for TeardownGuard {
 }
 
 impl MemoryService {
-    fn workqueues_for(&self, priority: WorkPriority) -> &PeerWorkqueues {
-        match priority {
-            WorkPriority::Lock => &self.lock_queues,
-            WorkPriority::Foreground => &self.foreground_queues,
-            WorkPriority::Background => &self.background_queues,
-        }
-    }
-
-    /// Runs `f` on the workqueue of `node` with this priority. Does nothing if the node is not in the view.
-    pub(crate) fn defer(
-        self: &Arc<Self>,
-        node: u32,
-        priority: WorkPriority,
-        f: impl FnOnce(&Arc<Self>, NodeInstance) + Send + 'static,
-    ) {
-        if let Ok(instance) = self.cluster.instance_of(node) {
-            let memory_service = self.clone();
-            let is_member = || self.cluster.is_member(instance);
-            self.workqueues_for(priority)
-                .queue_work(instance, is_member, move || f(&memory_service, instance));
-        }
-    }
-
-    /// Creates the foreground queue of a node, for callers that later queue work and must not wait.
-    pub(crate) fn ensure_foreground_queue(&self, instance: NodeInstance) {
-        self.foreground_queues
-            .ensure_queue(instance, || self.cluster.is_member(instance));
-    }
-
-    /// Repeats a request until it succeeds or fails permanently, or the node leaves the view.
-    pub(crate) fn request_until_removed(
-        self: &Arc<Self>,
-        peer: NodeInstance,
-        request: &ControlRequest<'_>,
-    ) {
-        self.request_while(peer, request, || true);
-    }
-
-    /// Repeats a request as [`Self::request_until_removed`] does, while `keep_trying` returns `true`.
-    pub(in crate::region) fn request_while(
-        self: &Arc<Self>,
-        peer: NodeInstance,
-        request: &ControlRequest<'_>,
-        keep_trying: impl Fn() -> bool,
-    ) {
-        while self.cluster.is_member(peer) && keep_trying() {
-            if let Ok(answer) =
-                self.request(peer.node, request, Deadline::after_ms(CONTROL_TIMEOUT_MS))
-            {
-                match answer.decode() {
-                    Err(error) if is_temporary(error) => {}
-                    _ => return,
-                }
-            }
-            fsleep(Delta::from_millis(RETRY_MS));
-        }
-    }
-
     /// Returns `true` if nothing sent by a mapping that has ended can still arrive. Nodes outside the view do
     /// not count. So a caller must read the epoch after this call.
     pub(crate) fn is_drained(&self, mapping: &Mapping) -> bool {

@@ -22,6 +22,12 @@
 
 use super::loan::LentChunk;
 use crate::{
+    control::{
+        client::ControlClient,
+        priority::WorkPriority,
+        reply_code::{errno_of, result_from_errno},
+        retry::{retry_alloc, CONTROL_TIMEOUT_MS, DRAIN_POLL_MS},
+    },
     errno,
     fabric::{
         conn::credit::StaleQp,
@@ -32,11 +38,7 @@ use crate::{
             transfer::{ResumeState, Transfer, TransferStop},
         },
     },
-    region::{
-        home::reclaim::{retry_alloc, WorkPriority, DRAIN_POLL_MS},
-        serve::{errno_of, result_from_errno},
-        MemoryService, CONTROL_TIMEOUT_MS,
-    },
+    region::MemoryService,
     sys::{buffer::Buffer, deadline::Deadline},
 };
 use kernel::{

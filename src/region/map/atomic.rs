@@ -15,7 +15,9 @@
 //! for another region.
 
 use super::{chunk_map::PieceLocation, Mapping, RemoteRequestGuard};
-use crate::{region::MemoryService, sys::deadline::Deadline, trace};
+use crate::{
+    control::client::ControlClient, region::MemoryService, sys::deadline::Deadline, trace,
+};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     atomic::{AtomicOp, WORD_BYTES},

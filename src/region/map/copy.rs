@@ -16,6 +16,7 @@
 
 use super::{chunk_map::PieceLocation, io::AccessRequest, Mapping};
 use crate::{
+    control::client::ControlClient,
     errno,
     fabric::{qos::tenant::Tenant, send::inflight::Direction},
     region::{

@@ -30,11 +30,12 @@ pub(crate) mod atomic;
 pub(crate) mod batch;
 pub(crate) mod chunk_map;
 pub(crate) mod copy;
+pub(super) mod detached;
 pub(crate) mod io;
 
 use self::chunk_map::{ChunkMap, ChunkMapCell, MappedChunk, PieceLocation};
-use super::home::reclaim::retry_alloc;
 use crate::{
+    control::retry::retry_alloc,
     errno,
     fabric::{conn::credit::StaleQp, send::inflight::InflightGuard},
     sys::{

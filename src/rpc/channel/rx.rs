@@ -21,8 +21,9 @@
 
 use super::RpcChannel;
 use crate::{
+    control::{priority::WorkPriority, retry::CONTROL_TIMEOUT_MS},
     fabric::send::write_imm::ImmPayload,
-    region::{home::reclaim::WorkPriority, lend::loan::LentChunk, CONTROL_TIMEOUT_MS},
+    region::lend::loan::LentChunk,
     rpc::{backoff, ring::local_chunk, Rpc},
     sys::deadline::Deadline,
 };

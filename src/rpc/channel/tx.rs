@@ -19,6 +19,7 @@
 
 use super::RpcChannel;
 use crate::{
+    control::{priority::WorkPriority, retry::CONTROL_TIMEOUT_MS},
     fabric::{
         send::{
             inflight::InflightOp,
@@ -27,10 +28,8 @@ use crate::{
         Fabric,
     },
     region::{
-        home::reclaim::WorkPriority,
         lend::loan::LentChunk,
         map::{chunk_map::MappedChunk, Mapping, OwnedRemoteAccess},
-        CONTROL_TIMEOUT_MS,
     },
     rpc::{
         backoff,

@@ -13,8 +13,9 @@
 //! that is dropped after it got a slot is replaced by a void message.
 
 use crate::{
+    control::retry::CONTROL_TIMEOUT_MS,
     fabric::send::inflight::PolledOp,
-    region::{map::OwnedRemoteAccess, CONTROL_TIMEOUT_MS},
+    region::map::OwnedRemoteAccess,
     rpc::{
         channel::{
             tx::{RingSlotAddr, WritePath},

@@ -12,8 +12,8 @@
 //! A reply that cannot be sent is followed by the status `ECONNRESET`.
 
 use crate::{
+    control::priority::WorkPriority,
     errno,
-    region::home::reclaim::WorkPriority,
     rpc::{
         channel::{deferred_replies::DeferredReply, RpcChannel},
         Rpc, RpcMessage,

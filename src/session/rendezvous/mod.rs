@@ -30,9 +30,9 @@ use self::{
 };
 use super::{call_args::RpcRequest, Session};
 use crate::{
+    control::retry::CONTROL_TIMEOUT_MS,
     errno,
     fabric::send::inflight::Direction,
-    region::CONTROL_TIMEOUT_MS,
     rpc::{
         client::call::{ReplyData, ReplyWaiter},
         rendezvous::call::RendezvousCall,

@@ -17,7 +17,7 @@
 //! `PeerWorkqueues::queues` (mutex) protects the map of queues. Items are allocated and dropped, and queues
 //! are destroyed, without the mutex: dropping an item may queue further items.
 
-use super::home::reclaim::retry_alloc;
+use super::retry::retry_alloc;
 use crate::sys::workqueue::{ClosureWork, OwnedQueue};
 use kernel::{
     new_mutex,
@@ -29,7 +29,7 @@ use kite_core::view::NodeInstance;
 
 /// Workqueues of one kind, by node.
 #[pin_data]
-pub(super) struct PeerWorkqueues {
+pub(crate) struct PeerWorkqueues {
     name: &'static CStr,
     #[pin]
     queues: Mutex<RBTree<NodeInstance, OwnedQueue>>,
@@ -37,12 +37,12 @@ pub(super) struct PeerWorkqueues {
 
 impl PeerWorkqueues {
     /// Creates an empty set. All its workqueues have this name.
-    pub(super) fn new(name: &'static CStr) -> impl PinInit<Self> {
+    pub(crate) fn new(name: &'static CStr) -> impl PinInit<Self> {
         pin_init!(Self { name, queues <- new_mutex!(RBTree::new()) })
     }
 
     /// Destroys the queues of removed nodes, and waits for their items.
-    pub(super) fn destroy_removed(&self, is_removed: impl Fn(NodeInstance) -> bool) {
+    pub(crate) fn destroy_removed(&self, is_removed: impl Fn(NodeInstance) -> bool) {
         while let Some(queue) = self.remove_one(&is_removed) {
             drop(queue);
         }
@@ -63,7 +63,7 @@ impl PeerWorkqueues {
 
     /// Queues work for a node. If the node has no queue and `is_member` returns `false`, the work is dropped.
     /// `is_member` must return `false` before [`Self::destroy_removed`] is called for the node.
-    pub(super) fn queue_work(
+    pub(crate) fn queue_work(
         &self,
         peer: NodeInstance,
         is_member: impl FnOnce() -> bool,
@@ -80,7 +80,7 @@ impl PeerWorkqueues {
 
     /// Creates the queue of a node if missing, so that a later [`Self::queue_work`] does not wait for the
     /// creation.
-    pub(super) fn ensure_queue(&self, peer: NodeInstance, is_member: impl FnOnce() -> bool) {
+    pub(crate) fn ensure_queue(&self, peer: NodeInstance, is_member: impl FnOnce() -> bool) {
         if self.queues.lock().get(&peer).is_some() {
             return;
         }
