@@ -13,9 +13,9 @@ use crate::{
     region::{
         grant::GrantRequest,
         map::{
+            access::{AccessRequest, RegionRange},
             atomic::AtomicRequest,
             copy::FillRequest,
-            io::{AccessRequest, RegionRange},
         },
     },
     sys::{buffer::Buffer, deadline::Deadline},

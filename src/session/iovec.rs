@@ -2,7 +2,7 @@
 
 //! Segments of a vectored read or write: ranges of a region, each with a local buffer.
 
-use crate::{region::map::io::RegionRange, sys::buffer::Buffer};
+use crate::{region::map::access::RegionRange, sys::buffer::Buffer};
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*};
 
 /// Segments of one vectored request.

@@ -22,9 +22,11 @@ use crate::{
         alloc::AllocRequest,
         grant::GrantRequest,
         map::{
+            access::{AccessRequest, SubmitContext},
             atomic::AtomicRequest,
             copy::{CopyOperand, CopyRequest, FillRequest},
-            io::{AccessRequest, SubmitContext, SubmitResult, VectoredAccess},
+            io::VectoredAccess,
+            submit::SubmitResult,
             Mapping,
         },
         MemoryService,

@@ -6,8 +6,8 @@
 //! joining access only the chunk location is looked up.
 
 use super::{
+    access::{AccessRequest, SubmitContext},
     chunk_map::PieceLocation,
-    io::{AccessRequest, SubmitContext},
     Mapping, OwnedRemoteAccess,
 };
 use crate::{
@@ -42,7 +42,7 @@ impl AccessBatch {
     ///
     /// - `EAGAIN`: the call would have to wait, for example for credits or a slot.
     /// - Other errors: see [`AccessRequest::run`].
-    pub(in crate::region) fn new(
+    pub(super) fn new(
         poster: &SegmentPoster<'_>,
         mapping: &Arc<Mapping>,
         layout: Layout,
@@ -80,7 +80,7 @@ impl AccessBatch {
     ///
     /// - `EAGAIN`: the tenant's rate limit does not admit the access yet.
     /// - Other errors: see [`AccessRequest::run`].
-    pub(in crate::region) fn try_join(
+    pub(super) fn try_join(
         &mut self,
         fabric: &Fabric,
         access: &AccessRequest,
@@ -114,7 +114,7 @@ impl AccessBatch {
     /// # Errors
     ///
     /// See [`batch::SegmentBatch::add_segment`].
-    pub(in crate::region) fn add_segment(
+    pub(super) fn add_segment(
         &mut self,
         fabric: &Fabric,
         memory: &Buffer,

@@ -14,7 +14,7 @@
 //! Each step repeats while a region moves. A step with unknown outcome is cancelled before the mapping counts
 //! as drained ([`Mapping::is_drained`]).
 
-use super::{chunk_map::PieceLocation, io::AccessRequest, Mapping};
+use super::{access::AccessRequest, chunk_map::PieceLocation, Mapping};
 use crate::{
     control::client::ControlClient,
     errno,

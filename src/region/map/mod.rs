@@ -26,12 +26,14 @@
 //!   and [`MappingTable::for_each`] calls `f` without the mutex.
 //! - `end_cause` is set before `layout_cell` is revoked, so a rejected access always finds the cause.
 
+pub(crate) mod access;
 pub(crate) mod atomic;
 pub(crate) mod batch;
 pub(crate) mod chunk_map;
 pub(crate) mod copy;
 pub(super) mod detached;
 pub(crate) mod io;
+pub(crate) mod submit;
 
 use self::chunk_map::{ChunkMap, ChunkMapCell, MappedChunk, PieceLocation};
 use crate::{

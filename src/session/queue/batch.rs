@@ -26,8 +26,9 @@ use crate::{
         Fabric,
     },
     region::map::{
+        access::{AccessRequest, SubmitContext},
         batch::AccessBatch,
-        io::{AccessRequest, SubmitContext, SubmitResult},
+        submit::SubmitResult,
         Mapping, OwnedRemoteAccess,
     },
     session::Session,

@@ -10,7 +10,7 @@ use crate::{
     fabric::send::inflight::Direction,
     region::{
         alloc::AllocRequest,
-        map::{io::AccessRequest, Mapping},
+        map::{access::AccessRequest, Mapping},
     },
     rnic::Rnic,
     rpc::ROOT_UID,

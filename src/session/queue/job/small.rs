@@ -20,7 +20,7 @@ use crate::{
             slots::SlotGuard,
         },
     },
-    region::map::{io::AccessRequest, Mapping},
+    region::map::{access::AccessRequest, Mapping},
     session::queue::{
         batch::{BatchCandidate, BatchJoinResult, PollRound},
         poll::JobPoll,

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Submission of short accesses without waiting.
+//!
+//! # Operation
+//!
+//! An access to one chunk of this node is copied at once. An access to one chunk of another node starts a
+//! batch ([`super::batch`]), which later accesses can join until the caller posts the batch. All other
+//! accesses need a worker, which runs them by [`AccessRequest::run`].
+
+use super::{
+    access::{AccessRequest, SubmitContext},
+    batch::AccessBatch,
+    chunk_map::PieceLocation,
+    Mapping,
+};
+use crate::{
+    fabric::{
+        send::{
+            batch::BatchedSegment,
+            inflight::{SegmentPoster, SLOT_BUFFER_BYTES},
+        },
+        Fabric,
+    },
+    region::MemoryService,
+    sys::buffer::Buffer,
+};
+use kernel::{prelude::*, sync::Arc};
+
+impl AccessRequest {
+    /// Submits a transfer between a region and `memory`, which must be present, without waiting. If a batch
+    /// is returned, the caller must call [`Self::account`] when the access has completed.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN`: the call would have to wait.
+    /// - `ETIMEDOUT`: the deadline expired.
+    /// - Other errors: see [`Self::run`].
+    pub(crate) fn submit(
+        &self,
+        memory_service: &MemoryService,
+        mapping: &Arc<Mapping>,
+        memory: &Buffer,
+        context: &mut SubmitContext<'_>,
+    ) -> Result<SubmitResult> {
+        let submitted = memory_service.submit_access(mapping, self, memory, context);
+        if matches!(&submitted, Ok(SubmitResult::Done)) {
+            self.account(mapping, &memory_service.stats, None);
+        }
+        self.account_unless_retry(mapping, &memory_service.stats, context.now, submitted)
+    }
+
+    /// Adds the access to a batch that is not posted yet, without waiting. Returns `None` if the access does
+    /// not fit the batch.
+    ///
+    /// # Errors
+    ///
+    /// See [`Self::submit`].
+    pub(crate) fn try_join(
+        &self,
+        fabric: &Fabric,
+        batch: &mut AccessBatch,
+        memory: &Buffer,
+        context: &mut SubmitContext<'_>,
+    ) -> Result<Option<BatchedSegment>> {
+        let joined = batch.try_join(fabric, self, memory, context);
+        self.account_unless_retry(batch.mapping(), &fabric.stats, context.now, joined)
+    }
+}
+
+/// Result of [`AccessRequest::submit`].
+pub(crate) enum SubmitResult {
+    /// The access is complete.
+    Done,
+    /// The access is the first of a new batch, which the caller must post.
+    NewBatch(AccessBatch, BatchedSegment),
+    /// Nothing was done: a worker must run the access, since it needs to wait or is long.
+    NeedsWorker,
+}
+
+impl MemoryService {
+    /// Completes or submits an access that is short and within one chunk.
+    fn submit_access(
+        &self,
+        mapping: &Arc<Mapping>,
+        access: &AccessRequest,
+        memory: &Buffer,
+        context: &mut SubmitContext<'_>,
+    ) -> Result<SubmitResult> {
+        let layout = mapping.layout()?;
+        if access.len == 0 {
+            layout.pieces(access.offset, 0).map_err(|_| ERANGE)?;
+            return Ok(SubmitResult::Done);
+        }
+        let Some(piece) = access.single_chunk_piece(&layout, context)? else {
+            return Ok(SubmitResult::NeedsWorker);
+        };
+        let chunk_map = mapping.access_chunks()?;
+        match chunk_map.find(piece)? {
+            // A long copy would delay other accesses of the submitter.
+            PieceLocation::Local(_) if access.len as usize > SLOT_BUFFER_BYTES => {
+                Ok(SubmitResult::NeedsWorker)
+            }
+            PieceLocation::Local(pages) => {
+                let absent = self.copy_local(access.direction, &pages, piece, 0, memory)?;
+                Ok(absent.map_or(SubmitResult::Done, |_| SubmitResult::NeedsWorker))
+            }
+            PieceLocation::Remote(location) => {
+                let poster = SegmentPoster {
+                    fabric: self.fabric(),
+                    direction: access.direction,
+                    buffer: memory,
+                    tenant: context.tenant,
+                };
+                let segment = access.to_segment(location);
+                if !context.try_admit(access)? {
+                    return Err(EAGAIN);
+                }
+                let batch = AccessBatch::new(
+                    &poster,
+                    mapping,
+                    layout,
+                    chunk_map.version,
+                    segment,
+                    context.arena,
+                )?;
+                let Some(mut batch) = batch else {
+                    return Ok(SubmitResult::NeedsWorker);
+                };
+                let placed = batch.add_segment(self.fabric(), memory, segment, context.wr_chain)?;
+                Ok(SubmitResult::NewBatch(batch, placed))
+            }
+        }
+    }
+}
