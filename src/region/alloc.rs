@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Allocation, registration, mapping, unmapping and freeing of regions on behalf of a session.
+//! Allocation and registration of regions on behalf of a session.
 //!
 //! # Operation
 //!
 //! [`MemoryService::alloc`] borrows chunks from the nodes to stripe over, in the largest size that all nodes
 //! have. The region is added to the table of its home, which is this node. Then the name is registered at its
-//! owner, and the region is mapped. [`MemoryService::map_by_name`] looks the name up and maps the region.
+//! owner, and the region is mapped ([`super::map::open`]).
 //!
 //! # Recovery
 //!
-//! Chunks borrowed for an allocation that fails are returned. A mapping is in the table before the home adds
-//! the mapper, so an invalidation cannot miss it. A closed mapping stays in the table until it is drained
-//! ([`super::map::detached`]).
+//! Chunks borrowed for an allocation that fails are returned.
 
 use super::{
     home::{placement::Placement, Region, RegionReservation, RegionSpec},
     lend::loan::NodeScopedId,
-    map::{chunk_map::MappedChunk, detached::DetachedMapping, Mapping},
+    map::Mapping,
     MemoryService,
 };
 use crate::{
@@ -34,7 +32,7 @@ use kite_core::{
     layout::{initial_shift, stripe_share, Layout, StripeShare, PAGE_SHIFT},
     name::Name,
     rights::Rights,
-    wire::{ChunkLocation, ControlReply, ControlRequest, RegionInfo},
+    wire::{ChunkLocation, ControlReply, ControlRequest},
 };
 
 /// Maximum size of the chunk table of a region: enough for 46 TiB in chunks of 4 MiB.
@@ -368,282 +366,5 @@ impl MemoryService {
                 return Ok(());
             }
         }
-    }
-
-    /// Maps a region by name.
-    ///
-    /// # Errors
-    ///
-    /// See `struct kite_map` in `include/uapi/kite.h`.
-    pub(crate) fn map_by_name(
-        self: &Arc<Self>,
-        name: Name,
-        uid: u32,
-        rights: Rights,
-        event_counter: Arc<EventCounter>,
-    ) -> Result<Arc<Mapping>> {
-        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
-        let (home, region) = retry_until(deadline, || {
-            let name_owner = self.cluster.name_owner(&name)?;
-            match self
-                .request(name_owner, &ControlRequest::LookupName { name }, deadline)?
-                .decode()?
-            {
-                ControlReply::NameFound { home, region } => Ok((home, region)),
-                _ => Err(EIO),
-            }
-        })?;
-        self.map_region(home, region, uid, rights, event_counter, deadline)
-    }
-
-    /// Maps a region. The mapping is added to the table before the home adds the mapper, so that an
-    /// invalidation by the home finds the mapping.
-    pub(crate) fn map_region(
-        self: &Arc<Self>,
-        home: u32,
-        region: u64,
-        uid: u32,
-        rights: Rights,
-        event_counter: Arc<EventCounter>,
-        deadline: Deadline,
-    ) -> Result<Arc<Mapping>> {
-        let instance = self.cluster.instance_of(home)?;
-        let mapping = Mapping::new(self.new_id(), instance, region, event_counter)?;
-        self.mappings.insert(mapping.clone())?;
-        self.stats.open_handles.add(1);
-        let resolved = self.fetch_chunk_map(&mapping, uid, rights, deadline);
-        // After a restart of the home, the id may belong to another region.
-        let is_member = || self.cluster.is_member(instance).then_some(());
-        match resolved.and_then(|()| is_member().ok_or_else(errno::hostdown)) {
-            Ok(()) => Ok(mapping),
-            Err(error) => {
-                self.unmap(&mapping);
-                Err(error)
-            }
-        }
-    }
-
-    /// Maps the region at the home, and installs the layout and the chunk locations.
-    fn fetch_chunk_map(
-        self: &Arc<Self>,
-        mapping: &Mapping,
-        uid: u32,
-        rights: Rights,
-        deadline: Deadline,
-    ) -> Result {
-        let Mapping { home, region, .. } = *mapping;
-        let request = ControlRequest::MapRegion {
-            region,
-            mapping: mapping.id,
-            uid,
-            rights,
-        };
-        let layout = match self
-            .request_with_retry(home, &request, deadline)?
-            .decode()?
-        {
-            ControlReply::Mapped { len, shift } => Layout::new(len, shift).ok_or(EIO)?,
-            _ => return Err(EIO),
-        };
-        retry_until(deadline, || {
-            let version = mapping.chunk_map_version();
-            match self.fetch_chunk_locations((home, region), &layout, deadline) {
-                Ok(chunks) => mapping.install_chunks(layout, version, chunks),
-                // The region may have moved: a chunk was not at the location that the home sent.
-                Err(_) if mapping.chunk_map_version() != version => Err(EAGAIN),
-                Err(error) => Err(error),
-            }
-        })
-    }
-
-    /// Requests the locations of all chunks of a region from the home.
-    fn fetch_chunk_locations(
-        self: &Arc<Self>,
-        (home, region): NodeScopedId,
-        layout: &Layout,
-        deadline: Deadline,
-    ) -> Result<KVVec<MappedChunk>> {
-        let count = layout.chunk_count() as usize;
-        let mut chunks = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
-        while chunks.len() < count {
-            let first_chunk = chunks.len() as u32;
-            let answer = self.request_with_retry(
-                home,
-                &ControlRequest::LocateChunks {
-                    region,
-                    first_chunk,
-                },
-                deadline,
-            )?;
-            let ControlReply::Located(located) = answer.decode()? else {
-                return Err(EIO);
-            };
-            for location in located.take(count - chunks.len()) {
-                let chunk = self.resolve_chunk((home, region), location, 1 << layout.shift())?;
-                chunks.push(chunk, GFP_KERNEL_ACCOUNT)?;
-            }
-            if chunks.len() == first_chunk as usize {
-                return Err(EIO);
-            }
-        }
-        Ok(chunks)
-    }
-
-    /// Resolves a chunk location sent by another node. The chunk has `size` bytes.
-    ///
-    /// # Errors
-    ///
-    /// - `EIO`: the address is invalid.
-    /// - `EHOSTDOWN`: this node does not lend the chunk any longer, or has left the cluster.
-    pub(super) fn resolve_chunk(
-        &self,
-        region: NodeScopedId,
-        location: ChunkLocation,
-        size: u64,
-    ) -> Result<MappedChunk> {
-        location.addr.checked_add(size).ok_or(EIO)?;
-        let is_local = location.instance.node == self.cluster.local_node()?;
-        if !is_local || !self.cluster.is_member(location.instance) {
-            return Ok(MappedChunk::Remote(location));
-        }
-        let found = self.loans.find_chunk(region, location.addr);
-        found.map(MappedChunk::Local).ok_or_else(errno::hostdown)
-    }
-
-    /// Closes a mapping. Waits for accesses in progress. The home is notified in the background.
-    pub(crate) fn unmap(self: &Arc<Self>, mapping: &Arc<Mapping>) {
-        let detached = self.detach_mapping(mapping);
-        self.unmap_deferred(mapping, detached);
-    }
-
-    /// Closes a mapping as [`Self::unmap`] does, but notifies the home synchronously if the mapping is
-    /// drained and the home replies before the deadline.
-    pub(crate) fn unmap_within(self: &Arc<Self>, mapping: &Arc<Mapping>, deadline: Deadline) {
-        let detached = self.detach_mapping(mapping);
-        let request = ControlRequest::UnmapRegion {
-            region: mapping.region,
-            mapping: mapping.id,
-        };
-        let send = || self.request(mapping.home, &request, deadline);
-        let unmapped =
-            self.is_drained(&detached) && send().is_ok_and(|answer| answer.expect_done().is_ok());
-        if !unmapped {
-            self.unmap_deferred(mapping, detached);
-        }
-    }
-
-    fn unmap_deferred(self: &Arc<Self>, mapping: &Mapping, detached: DetachedMapping) {
-        let (home, region, id) = (mapping.home, mapping.region, mapping.id);
-        let priority = if detached.had_waiters() {
-            WorkPriority::Lock
-        } else {
-            WorkPriority::Background
-        };
-        self.defer_until_drained(
-            home,
-            priority,
-            detached,
-            move |memory_service, instance, _detached| {
-                let request = ControlRequest::UnmapRegion {
-                    region,
-                    mapping: id,
-                };
-                memory_service.request_until_removed(instance, &request);
-            },
-        );
-    }
-
-    /// Closes the only mapping of an anonymous region of this node. The region is freed in the background.
-    pub(crate) fn release_anonymous(self: &Arc<Self>, mapping: &Arc<Mapping>) {
-        let detached = self.detach_mapping(mapping);
-        let freed = self.regions.get(mapping.region).and_then(|region| {
-            let is_first = region.start_free(mapping.home, mapping.id)?;
-            if is_first {
-                self.reclaim_deferred(&region, WorkPriority::Background);
-            }
-            Ok(())
-        });
-        if let Err(error) = freed {
-            pr_debug!("an anonymous region is gone already: {error:?}\n");
-        }
-        // Until the mapping is drained, freeing the region queries it.
-        self.defer_until_drained(
-            mapping.home,
-            WorkPriority::Background,
-            detached,
-            |_, _, detached| {
-                drop(detached);
-            },
-        );
-    }
-
-    /// Frees the region of a mapping and closes the mapping.
-    ///
-    /// # Errors
-    ///
-    /// - `EACCES`: the mapping lacks mastership.
-    /// - `EBADF`: the handle was closed.
-    /// - `EHOSTDOWN`: the home died.
-    /// - `ESTALE`: the region was freed.
-    /// - `ETIMEDOUT`: the home did not finish in time.
-    pub(crate) fn free(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result {
-        drop(mapping.access()?);
-        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
-        let request = ControlRequest::FreeRegion {
-            region: mapping.region,
-            mapping: mapping.id,
-        };
-        mapping.suppress_event();
-        let freed = self.request_with_retry(mapping.home, &request, deadline);
-        freed
-            .and_then(|answer| answer.expect_done())
-            .map_err(|error| {
-                mapping.restore_event();
-                // The mapping was removed at the home: another thread has closed the handle.
-                if error == ENOENT {
-                    EBADF
-                } else {
-                    error
-                }
-            })?;
-        drop(self.detach_mapping(mapping));
-        Ok(())
-    }
-
-    /// Calls `f` with up to `limit` named regions of `node` (0: this node), starting at `cursor`. Returns the
-    /// cursor at which to continue.
-    ///
-    /// # Errors
-    ///
-    /// Those of `f`, and:
-    ///
-    /// - `EHOSTDOWN`: the node is not in the view.
-    /// - `EHOSTUNREACH`: the node cannot be reached.
-    /// - `ETIMEDOUT`: the node did not reply in time.
-    pub(crate) fn list_regions(
-        self: &Arc<Self>,
-        node: u32,
-        cursor: u64,
-        limit: u32,
-        mut f: impl FnMut(u32, RegionInfo) -> Result,
-    ) -> Result<u64> {
-        let node = if node == 0 {
-            self.cluster.local_node()?
-        } else {
-            node
-        };
-        let request = ControlRequest::ListRegions {
-            cursor,
-            max_entries: limit,
-        };
-        let answer =
-            self.request_with_retry(node, &request, Deadline::after_ms(CONTROL_TIMEOUT_MS))?;
-        let ControlReply::Listed { cursor, entries } = answer.decode()? else {
-            return Err(EIO);
-        };
-        for entry in entries.take(limit as usize) {
-            f(node, entry)?;
-        }
-        Ok(cursor)
     }
 }

@@ -39,7 +39,7 @@ use self::{
         push::ActivePushes,
     },
     locks::LocalWaiters,
-    map::MappingTable,
+    map::table::MappingTable,
 };
 use crate::{
     bindings,

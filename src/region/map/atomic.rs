@@ -14,7 +14,7 @@
 //! restarts or leaves. The request names the region: a delayed request does not find memory that was reused
 //! for another region.
 
-use super::{chunk_map::PieceLocation, Mapping, RemoteRequestGuard};
+use super::{chunk_map::PieceLocation, remote::RemoteRequestGuard, Mapping};
 use crate::{
     control::client::ControlClient, region::MemoryService, sys::deadline::Deadline, trace,
 };

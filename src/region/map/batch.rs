@@ -8,7 +8,8 @@
 use super::{
     access::{AccessRequest, SubmitContext},
     chunk_map::PieceLocation,
-    Mapping, OwnedRemoteAccess,
+    remote::OwnedRemoteAccess,
+    Mapping,
 };
 use crate::{
     fabric::{

@@ -22,35 +22,35 @@
 //! - Guards may sleep and may be held across RDMA operations.
 //! - `Mapping::qp_failures` (mutex) protects the list of failed QPs. The connection's state lock nests
 //!   inside.
-//! - `MappingTable::table` (mutex) protects the table of mappings. No other lock is taken under the mutex,
-//!   and [`MappingTable::for_each`] calls `f` without the mutex.
 //! - `end_cause` is set before `layout_cell` is revoked, so a rejected access always finds the cause.
 
 pub(crate) mod access;
 pub(crate) mod atomic;
 pub(crate) mod batch;
 pub(crate) mod chunk_map;
+pub(super) mod close;
 pub(crate) mod copy;
 pub(super) mod detached;
 pub(crate) mod io;
+pub(super) mod open;
+pub(crate) mod remote;
 pub(crate) mod submit;
+pub(super) mod table;
 
 use self::chunk_map::{ChunkMap, ChunkMapCell, MappedChunk, PieceLocation};
 use crate::{
-    control::retry::retry_alloc,
     errno,
-    fabric::{conn::credit::StaleQp, send::inflight::InflightGuard},
+    fabric::conn::credit::StaleQp,
     sys::{
         deadline::{retry_until, Deadline},
         event_counter::EventCounter,
-        revocable::{OwnedRevocableGuard, RevocableGuard, SleepableRevocable},
+        revocable::{RevocableGuard, SleepableRevocable},
     },
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     new_mutex,
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
     sync::{
         atomic::{Acquire, Atomic, AtomicFlag, Full, Release},
         Arc, Mutex, SetOnce,
@@ -268,37 +268,6 @@ impl Mapping {
         }
     }
 
-    /// Begins an access that sends to chunk locations of this version.
-    ///
-    /// # Errors
-    ///
-    /// See [`Self::access_chunks_at`].
-    pub(crate) fn start_remote_access(&self, version: u32) -> Result<RemoteAccess<'_>> {
-        let _guard = self.access_chunks_at(version)?;
-        Ok(RemoteAccess {
-            mapping: self,
-            _guard,
-        })
-    }
-
-    /// Begins an access that sends to chunk locations of this version. Unlike the guard of
-    /// [`Self::start_remote_access`], the returned one may outlive the caller.
-    ///
-    /// # Errors
-    ///
-    /// See [`Self::access_chunks_at`].
-    pub(crate) fn start_owned_remote_access(
-        self: &Arc<Self>,
-        version: u32,
-    ) -> Result<OwnedRemoteAccess> {
-        let guard =
-            OwnedRevocableGuard::try_access(self.clone(), |mapping| mapping.chunk_map.revocable());
-        let guard = guard.ok_or_else(|| self.access_error())?;
-        let same = guard.version == version;
-        let guard = same.then_some(guard).ok_or_else(errno::inprogress)?;
-        Ok(OwnedRemoteAccess(guard))
-    }
-
     /// Records that a thread is about to acquire a lock or a barrier through the mapping.
     pub(super) fn note_waiter(&self) {
         self.had_waiters.store(true, Release);
@@ -307,36 +276,6 @@ impl Mapping {
     /// Returns `true` if [`Self::note_waiter`] was called.
     pub(super) fn had_waiters(&self) -> bool {
         self.had_waiters.load(Acquire)
-    }
-
-    fn record_failure(&self, failure: StaleQp) {
-        let mut failures = self.qp_failures.lock();
-        failures.retain(|failure| !failure.is_fenced());
-        retry_alloc(|| Ok(failures.push(failure.clone(), GFP_KERNEL)?));
-    }
-
-    /// Registers a request to another node that changes the region. [`Self::is_drained`] returns `false`
-    /// until the guard is dropped.
-    ///
-    /// # Errors
-    ///
-    /// See [`Self::access`].
-    pub(super) fn start_remote_request(self: &Arc<Self>) -> Result<RemoteRequestGuard> {
-        let _guard = self.access()?;
-        self.remote_requests.fetch_add(1u32, Full);
-        Ok(RemoteRequestGuard(self.clone()))
-    }
-
-    /// Returns `true` if no earlier access can still take effect: no packet is in the network and no remote
-    /// request is outstanding. QPs to nodes for which `is_member` returns `false` do not count.
-    pub(crate) fn is_drained(&self, is_member: impl Fn(NodeInstance) -> bool) -> bool {
-        if self.remote_requests.load(Acquire) != 0 {
-            return false;
-        }
-        let failures = self.qp_failures.lock();
-        failures
-            .iter()
-            .all(|failure| failure.is_fenced() || !is_member(failure.instance))
     }
 
     /// Consumes the end event. Returns `true` if the mapping ended and the event was not reported yet.
@@ -414,94 +353,5 @@ impl Mapping {
         }
         self.close();
         previous != EVENT_DETACHED
-    }
-}
-
-/// Request to another node that changes the region. The guard is dropped when the outcome is final.
-pub(super) struct RemoteRequestGuard(Arc<Mapping>);
-
-impl Drop for RemoteRequestGuard {
-    fn drop(&mut self) {
-        self.0.remote_requests.fetch_sub(1u32, Full);
-    }
-}
-
-/// Access that may send to other nodes.
-pub(crate) struct RemoteAccess<'a> {
-    mapping: &'a Mapping,
-    _guard: RevocableGuard<'a, ChunkMap>,
-}
-
-impl InflightGuard for RemoteAccess<'_> {
-    fn add_stale_qp(&self, failure: StaleQp) {
-        self.mapping.record_failure(failure);
-    }
-}
-
-/// Access that may send to other nodes and may be dropped by any thread. See [`RemoteAccess`].
-pub(crate) struct OwnedRemoteAccess(OwnedRevocableGuard<Mapping, ChunkMap>);
-
-impl OwnedRemoteAccess {
-    /// Returns the accessed mapping.
-    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
-        self.0.owner()
-    }
-
-    /// Returns the chunk map, which does not change while the access lasts.
-    pub(super) fn chunk_map(&self) -> &ChunkMap {
-        &self.0
-    }
-}
-
-impl InflightGuard for OwnedRemoteAccess {
-    fn add_stale_qp(&self, failure: StaleQp) {
-        self.0.owner().record_failure(failure);
-    }
-}
-
-/// Mappings of this node by number.
-#[pin_data]
-pub(crate) struct MappingTable {
-    #[pin]
-    table: Mutex<RBTree<u64, Arc<Mapping>>>,
-}
-
-impl MappingTable {
-    /// Creates an empty table.
-    pub(crate) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { table <- new_mutex!(RBTree::new()) })
-    }
-
-    /// Adds a mapping.
-    pub(crate) fn insert(&self, mapping: Arc<Mapping>) -> Result {
-        // Allocate without the lock: a charged allocation can sleep at the limit of its cgroup.
-        let node = RBTreeNode::new(mapping.id, mapping, GFP_KERNEL_ACCOUNT)?;
-        self.table.lock().insert(node);
-        Ok(())
-    }
-
-    /// Returns the mapping with this number.
-    pub(crate) fn get(&self, id: u64) -> Option<Arc<Mapping>> {
-        self.table.lock().get(&id).cloned()
-    }
-
-    /// Removes the mapping with this number and returns it.
-    pub(crate) fn remove(&self, id: u64) -> Option<Arc<Mapping>> {
-        self.table.lock().remove(&id)
-    }
-
-    /// Calls `f` for every mapping, in order of the numbers and without the table lock.
-    pub(crate) fn for_each(&self, f: impl Fn(&Mapping)) {
-        let mut next = 0;
-        while let Some(mapping) = self.at_or_after(next) {
-            next = mapping.id + 1;
-            f(&mapping);
-        }
-    }
-
-    fn at_or_after(&self, id: u64) -> Option<Arc<Mapping>> {
-        let table = self.table.lock();
-        let cursor = table.cursor_lower_bound(&id)?;
-        Some(cursor.current().1.clone())
     }
 }

@@ -29,7 +29,7 @@ use crate::{
     },
     region::{
         lend::loan::LentChunk,
-        map::{chunk_map::MappedChunk, Mapping, OwnedRemoteAccess},
+        map::{chunk_map::MappedChunk, remote::OwnedRemoteAccess, Mapping},
     },
     rpc::{
         backoff,

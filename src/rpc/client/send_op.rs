@@ -15,7 +15,7 @@
 use crate::{
     control::retry::CONTROL_TIMEOUT_MS,
     fabric::send::inflight::PolledOp,
-    region::map::OwnedRemoteAccess,
+    region::map::remote::OwnedRemoteAccess,
     rpc::{
         channel::{
             tx::{RingSlotAddr, WritePath},

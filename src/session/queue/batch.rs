@@ -28,8 +28,9 @@ use crate::{
     region::map::{
         access::{AccessRequest, SubmitContext},
         batch::AccessBatch,
+        remote::OwnedRemoteAccess,
         submit::SubmitResult,
-        Mapping, OwnedRemoteAccess,
+        Mapping,
     },
     session::Session,
     sys::buffer::Buffer,

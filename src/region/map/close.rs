@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Closing of handles, and freeing of their regions.
+//!
+//! # Operation
+//!
+//! Closing a handle ends the mapping at once. The home removes the mapper once the mapping is drained, in the
+//! background if need be. The last handle of an anonymous region frees the region.
+//!
+//! # Recovery
+//!
+//! A closed mapping stays in the table until the mapping is drained ([`super::detached`]).
+
+use super::{detached::DetachedMapping, Mapping};
+use crate::{
+    control::{client::ControlClient, priority::WorkPriority, retry::CONTROL_TIMEOUT_MS},
+    region::MemoryService,
+    sys::deadline::Deadline,
+};
+use kernel::{prelude::*, sync::Arc};
+use kite_core::wire::ControlRequest;
+
+impl MemoryService {
+    /// Closes a mapping. Waits for accesses in progress. The home is notified in the background.
+    pub(crate) fn unmap(self: &Arc<Self>, mapping: &Arc<Mapping>) {
+        let detached = self.detach_mapping(mapping);
+        self.unmap_deferred(mapping, detached);
+    }
+
+    /// Closes a mapping as [`Self::unmap`] does, but notifies the home synchronously if the mapping is
+    /// drained and the home replies before the deadline.
+    pub(crate) fn unmap_within(self: &Arc<Self>, mapping: &Arc<Mapping>, deadline: Deadline) {
+        let detached = self.detach_mapping(mapping);
+        let request = ControlRequest::UnmapRegion {
+            region: mapping.region,
+            mapping: mapping.id,
+        };
+        let send = || self.request(mapping.home, &request, deadline);
+        let unmapped =
+            self.is_drained(&detached) && send().is_ok_and(|answer| answer.expect_done().is_ok());
+        if !unmapped {
+            self.unmap_deferred(mapping, detached);
+        }
+    }
+
+    fn unmap_deferred(self: &Arc<Self>, mapping: &Mapping, detached: DetachedMapping) {
+        let (home, region, id) = (mapping.home, mapping.region, mapping.id);
+        let priority = if detached.had_waiters() {
+            WorkPriority::Lock
+        } else {
+            WorkPriority::Background
+        };
+        self.defer_until_drained(
+            home,
+            priority,
+            detached,
+            move |memory_service, instance, _detached| {
+                let request = ControlRequest::UnmapRegion {
+                    region,
+                    mapping: id,
+                };
+                memory_service.request_until_removed(instance, &request);
+            },
+        );
+    }
+
+    /// Closes the only mapping of an anonymous region of this node. The region is freed in the background.
+    pub(crate) fn release_anonymous(self: &Arc<Self>, mapping: &Arc<Mapping>) {
+        let detached = self.detach_mapping(mapping);
+        let freed = self.regions.get(mapping.region).and_then(|region| {
+            let is_first = region.start_free(mapping.home, mapping.id)?;
+            if is_first {
+                self.reclaim_deferred(&region, WorkPriority::Background);
+            }
+            Ok(())
+        });
+        if let Err(error) = freed {
+            pr_debug!("an anonymous region is gone already: {error:?}\n");
+        }
+        // Until the mapping is drained, freeing the region queries it.
+        self.defer_until_drained(
+            mapping.home,
+            WorkPriority::Background,
+            detached,
+            |_, _, detached| {
+                drop(detached);
+            },
+        );
+    }
+
+    /// Frees the region of a mapping and closes the mapping.
+    ///
+    /// # Errors
+    ///
+    /// - `EACCES`: the mapping lacks mastership.
+    /// - `EBADF`: the handle was closed.
+    /// - `EHOSTDOWN`: the home died.
+    /// - `ESTALE`: the region was freed.
+    /// - `ETIMEDOUT`: the home did not finish in time.
+    pub(crate) fn free(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result {
+        drop(mapping.access()?);
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        let request = ControlRequest::FreeRegion {
+            region: mapping.region,
+            mapping: mapping.id,
+        };
+        mapping.suppress_event();
+        let freed = self.request_with_retry(mapping.home, &request, deadline);
+        freed
+            .and_then(|answer| answer.expect_done())
+            .map_err(|error| {
+                mapping.restore_event();
+                // The mapping was removed at the home: another thread has closed the handle.
+                if error == ENOENT {
+                    EBADF
+                } else {
+                    error
+                }
+            })?;
+        drop(self.detach_mapping(mapping));
+        Ok(())
+    }
+}
