@@ -33,12 +33,12 @@ pub(crate) mod serve;
 pub(crate) mod view_change;
 
 use self::{
-    home::RegionTable,
+    home::table::RegionTable,
     lend::{
         loan::{LendLimits, LoanTable},
         push::ActivePushes,
     },
-    locks::LocalWaiters,
+    locks::local_waiters::LocalWaiters,
     map::table::MappingTable,
 };
 use crate::{

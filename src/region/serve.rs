@@ -22,7 +22,8 @@
 use super::{
     home::{
         lock_table::{EnqueueRequest, WaitQueueKey, WaiterId},
-        Grantee, MapRequest, Region,
+        mappers::MapRequest,
+        Grantee, Region,
     },
     kernel_atomic::MrWord,
     lend::loan::NodeScopedId,

@@ -9,24 +9,21 @@
 //! - `Region::state` (mutex) protects [`RegionState`]: rights, mappers, move state and lock table. The mutex
 //!   is never held while a request is sent.
 //! - `Region::placement` (mutex) protects the chunk locations and loans, and nests inside `state`.
-//! - `RegionTable::table` (mutex) protects the table of regions. No other lock is taken under the mutex.
 //! - `teardown_refs` is atomic: the thread that drops the last reference starts the next teardown step.
 //!
 //! Callers of methods that may grant locks must then call [`super::MemoryService::notify_granted`].
 
 pub(crate) mod acl;
 pub(crate) mod lock_table;
+pub(crate) mod mappers;
 pub(crate) mod migrate;
 pub(crate) mod placement;
 pub(crate) mod quiesce;
 pub(crate) mod reclaim;
+pub(crate) mod table;
+pub(crate) mod waiters;
 
-use self::{
-    lock_table::{
-        denied, EnqueueRequest, LockTable, WaitQueueKey, WaiterId, WaiterReservation as BlankTicket,
-    },
-    placement::Placement,
-};
+use self::{lock_table::LockTable, placement::Placement};
 use super::lend::loan::NodeScopedId;
 use crate::{errno, sys::memcg::Memcg};
 use core::{convert::Infallible, mem::MaybeUninit};
@@ -34,35 +31,15 @@ use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     new_mutex,
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
+    rbtree::RBTree,
     sync::{
         atomic::{Acquire, Atomic, AtomicFlag, Full, Release},
         Arc, Mutex, UniqueArc,
     },
 };
-use kite_core::{
-    layout::Layout,
-    name::Name,
-    rights::Rights,
-    sync::{
-        lock::ReleaseReason,
-        ticket::{AcquireKind, AcquireReply},
-    },
-    view::NodeInstance,
-};
+use kite_core::{layout::Layout, name::Name, rights::Rights, view::NodeInstance};
 
 pub(crate) use self::acl::Grantee;
-
-/// Request to add a mapper: a handle to the region on some node.
-#[derive(Clone, Copy)]
-pub(crate) struct MapRequest {
-    pub(crate) node: u32,
-    /// Number of the mapping at that node.
-    pub(crate) mapping: u64,
-    pub(crate) rights: Rights,
-    /// User on whose behalf the region is mapped.
-    pub(crate) uid: u32,
-}
 
 /// Rights of a mapper.
 struct MapperInfo {
@@ -200,179 +177,9 @@ impl Region {
             .filter(|_| self.name_registered.load(Acquire) && !self.is_freeing())
     }
 
-    /// Adds a mapper. Adding the same mapper again succeeds.
-    ///
-    /// # Errors
-    ///
-    /// - `EACCES`: the user does not have these rights, or has lost one.
-    /// - `ENOENT`: the region is being freed.
-    /// - `EINPROGRESS`: the region is moving.
-    /// - `ENOMEM`: out of memory.
-    pub(crate) fn map(&self, request: MapRequest) -> Result {
-        let MapRequest { rights, uid, .. } = request;
-        let key = (request.node, request.mapping);
-        let mut state = self.state.lock();
-        if rights.is_empty() || !state.rights_of(uid).contains(rights) {
-            return Err(EACCES);
-        }
-        if state.freeing {
-            return Err(ENOENT);
-        }
-        if state.mappers.get(&key).is_some() {
-            return state.check_rights(request.node, request.mapping, rights);
-        }
-        if state.move_state.frozen {
-            return Err(errno::inprogress());
-        }
-        let entry = MapperInfo {
-            rights,
-            uid,
-            revoked: false,
-        };
-        state
-            .mappers
-            .try_create_and_insert(key, entry, GFP_KERNEL)?;
-        state.mapping_count += 1;
-        Ok(())
-    }
-
     /// Runs `f` with allocations charged to the cgroup of the region's owner.
     pub(crate) fn with_owner_memcg<R>(&self, f: impl FnOnce() -> R) -> R {
         self.owner_memcg.with_active(f)
-    }
-
-    /// Removes a mapper, if it exists, and its waiters. May grant locks to other waiters.
-    pub(crate) fn unmap(&self, node: u32, mapping: u64) {
-        let mut state = self.state.lock();
-        state.remove_mapper((node, mapping));
-        if !state.freeing {
-            let is_gone = |waiter_id: WaiterId, waiter_mapping, _| {
-                waiter_id.instance.node == node && waiter_mapping == mapping
-            };
-            state.lock_table.remove_gone(is_gone);
-        }
-    }
-
-    /// Allocates a waiter, charged to the region's owner.
-    pub(crate) fn reserve_waiter(&self) -> Result<BlankTicket> {
-        BlankTicket::new(&self.owner_memcg)
-    }
-
-    /// Adds a waiter of a mapper. May produce notifications for other waiters.
-    pub(crate) fn enqueue_waiter(
-        &self,
-        request: &EnqueueRequest,
-        reservation: BlankTicket,
-    ) -> AcquireReply {
-        let needed = match request.kind {
-            AcquireKind::Lock { shared: true } => Rights::READ,
-            _ => Rights::WRITE,
-        };
-        let mut state = self.state.lock();
-        let allowed = if state.freeing {
-            Err(ENOENT)
-        } else {
-            state.check_rights(request.waiter_id.instance.node, request.mapping, needed)
-        };
-        match allowed {
-            Ok(()) => state.lock_table.enqueue(request, reservation),
-            Err(error) => denied(error),
-        }
-    }
-
-    /// Removes a waiter. May grant the lock to other waiters.
-    pub(crate) fn remove_waiter(
-        &self,
-        queue_key: WaitQueueKey,
-        waiter_id: WaiterId,
-        reason: ReleaseReason,
-    ) {
-        self.state
-            .lock()
-            .lock_table
-            .remove_waiter(queue_key, waiter_id, reason);
-    }
-
-    /// Removes the waiters of nodes for which `is_gone` returns `true`. `is_gone` must return `true` only
-    /// when the node can no longer access memory as owner. May grant locks to other waiters.
-    pub(crate) fn remove_dead_waiters(&self, is_gone: impl Fn(NodeInstance) -> bool) {
-        let mut state = self.state.lock();
-        state
-            .lock_table
-            .remove_gone(|waiter_id, _, _| is_gone(waiter_id.instance));
-    }
-
-    /// Claims a notification in one wait queue ([`LockTable::claim_notification`]), or in any if `queue_key`
-    /// is `None` ([`LockTable::claim_any_notification`]).
-    pub(crate) fn claim_notification(
-        &self,
-        queue_key: Option<WaitQueueKey>,
-    ) -> Option<(WaitQueueKey, u32)> {
-        let mut state = self.state.lock();
-        match queue_key {
-            Some(queue_key) => Some((queue_key, state.lock_table.claim_notification(queue_key)?)),
-            None => state.lock_table.claim_any_notification(),
-        }
-    }
-
-    /// See [`LockTable::notification_for`].
-    pub(crate) fn notification_for(
-        &self,
-        queue_key: WaitQueueKey,
-        instance: NodeInstance,
-    ) -> Option<(u64, AcquireReply)> {
-        self.state
-            .lock()
-            .lock_table
-            .notification_for(queue_key, instance)
-    }
-
-    /// See [`LockTable::ack_notification`].
-    pub(crate) fn ack_notification(&self, queue_key: WaitQueueKey, waiter_id: WaiterId) {
-        self.state
-            .lock()
-            .lock_table
-            .ack_notification(queue_key, waiter_id);
-    }
-
-    /// Removes all mappers of a dead node. Their waiters stay until [`Self::remove_dead_waiters`].
-    pub(crate) fn remove_node_mappers(&self, node: u32) {
-        let mut state = self.state.lock();
-        while let Some(key) = state
-            .mappers
-            .cursor_lower_bound(&(node, 0))
-            .map(|cursor| *cursor.current().0)
-            .filter(|key| key.0 == node)
-        {
-            state.remove_mapper(key);
-        }
-    }
-
-    /// Returns the number of mappers.
-    pub(crate) fn mapping_count(&self) -> u32 {
-        self.state.lock().mapping_count
-    }
-
-    /// Returns the nodes with a mapping, in ascending order. Nodes added during the iteration may be missed.
-    pub(crate) fn mapper_nodes(&self) -> impl Iterator<Item = u32> + '_ {
-        let mut last = 0;
-        core::iter::from_fn(move || {
-            last = self.mapper_at_or_after(last + 1, 0)?.0;
-            Some(last)
-        })
-    }
-
-    /// Returns the first mapping of a node whose number is at least `mapping`.
-    pub(crate) fn next_mapping_of(&self, node: u32, mapping: u64) -> Option<u64> {
-        let found = self.mapper_at_or_after(node, mapping);
-        found.filter(|mapper| mapper.0 == node).map(|found| found.1)
-    }
-
-    /// Returns the first mapper at or after this key.
-    fn mapper_at_or_after(&self, node: u32, mapping: u64) -> Option<(u32, u64)> {
-        let state = self.state.lock();
-        let cursor = state.mappers.cursor_lower_bound(&(node, mapping))?;
-        Some(*cursor.current().0)
     }
 
     /// Adds an item that the next teardown step waits for.
@@ -470,20 +277,6 @@ impl Region {
         })
     }
 
-    /// Checks that a mapper has these rights.
-    ///
-    /// # Errors
-    ///
-    /// - `EACCES`: the mapper lacks a right.
-    /// - `ENOENT`: the mapper does not exist, or the region is being freed.
-    pub(crate) fn check_rights(&self, node: u32, mapping: u64, rights: Rights) -> Result {
-        let state = self.state.lock();
-        if state.freeing {
-            return Err(ENOENT);
-        }
-        state.check_rights(node, mapping, rights)
-    }
-
     /// Marks a region as freeing because its creation failed: a peer may have mapped the region already.
     /// Returns `true` in the cases of [`Self::start_free`].
     pub(crate) fn mark_freeing(&self) -> bool {
@@ -496,59 +289,5 @@ impl Region {
     /// Returns `true` if the region is being freed.
     pub(crate) fn is_freeing(&self) -> bool {
         self.state.lock().freeing
-    }
-}
-
-/// Regions whose home is this node, by number.
-#[pin_data]
-pub(crate) struct RegionTable {
-    #[pin]
-    table: Mutex<RBTree<u64, Arc<Region>>>,
-}
-
-impl RegionTable {
-    /// Creates an empty table.
-    pub(crate) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { table <- new_mutex!(RBTree::new()) })
-    }
-
-    /// Adds a region.
-    pub(crate) fn insert(&self, region: Arc<Region>) -> Result {
-        // Allocate without the lock: a charged allocation can sleep at the limit of its cgroup.
-        let node = RBTreeNode::new(region.id, region, GFP_KERNEL_ACCOUNT)?;
-        self.table.lock().insert(node);
-        Ok(())
-    }
-
-    /// Returns the region with this number.
-    ///
-    /// # Errors
-    ///
-    /// - `ENOENT`: no such region.
-    pub(crate) fn get(&self, id: u64) -> Result<Arc<Region>> {
-        self.table.lock().get(&id).cloned().ok_or(ENOENT)
-    }
-
-    /// Returns the region with the lowest number that is at least `id`.
-    pub(crate) fn at_or_after(&self, id: u64) -> Option<Arc<Region>> {
-        let table = self.table.lock();
-        let cursor = table.cursor_lower_bound(&id)?;
-        Some(cursor.current().1.clone())
-    }
-
-    /// Returns all regions, in ascending order of their numbers. Regions added or removed during the
-    /// iteration may be missed.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Arc<Region>> + '_ {
-        let mut next = 0;
-        core::iter::from_fn(move || {
-            let region = self.at_or_after(next)?;
-            next = region.id + 1;
-            Some(region)
-        })
-    }
-
-    /// Removes the region with this number and returns it.
-    pub(crate) fn remove(&self, id: u64) -> Option<Arc<Region>> {
-        self.table.lock().remove(&id)
     }
 }

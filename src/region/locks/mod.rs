@@ -4,7 +4,7 @@
 //!
 //! # Operation
 //!
-//! The home keeps the wait queues ([`super::home::lock_table`]) and replies at once: granted, queued or
+//! The home keeps the wait queues ([`super::home::waiters`]) and replies at once: granted, queued or
 //! denied. A queued waiter polls adaptively and then sleeps until the home sends `NotifyGranted`. Each
 //! request of a node has a ticket, whose number is the sequence number of the request.
 //!
@@ -14,18 +14,12 @@
 //!   without having received the grant. The tests of `kite_core::sync::lock` cover the interleavings.
 //! - Waiters of a dead node are removed only after all members have synchronized the view without that node.
 //!   Until then, the dead node may still act as owner.
-//!
-//! # Locking
-//!
-//! `LocalWaiters::table` (spinlock) protects the table of local waiters. Entries are allocated before and
-//! freed after the critical section, and no other lock is taken in it. `LocalWaiter::reply_word` is stored
-//! with release order before the completion is signaled, and read with acquire order.
 
+pub(super) mod local_waiters;
+
+use self::local_waiters::LocalWaiter;
 use super::{
-    home::{
-        lock_table::{denied, EnqueueRequest, WaitQueueKey, WaiterId},
-        Region,
-    },
+    home::lock_table::{EnqueueRequest, WaitQueueKey, WaiterId},
     map::Mapping,
     MemoryService,
 };
@@ -38,23 +32,12 @@ use crate::{
     },
     errno,
     fabric::peer::{session::SequenceGuard, Peer},
-    sys::{
-        adaptive_spin::AdaptiveSpin,
-        completion::CountingCompletion,
-        deadline::{retry_until, Deadline},
-    },
+    sys::deadline::{retry_until, Deadline},
     trace,
 };
-use core::cell::Cell;
 use kernel::{
-    alloc::flags::GFP_KERNEL_ACCOUNT,
-    new_spinlock,
     prelude::*,
-    rbtree::{RBTree, RBTreeNode},
-    sync::{
-        atomic::{Acquire, Atomic, Release},
-        Arc, SpinLock,
-    },
+    sync::Arc,
     time::{delay::fsleep, Delta},
 };
 use kite_core::{
@@ -92,78 +75,6 @@ pub(crate) struct Ticket {
     number: u64,
     sync_id: u64,
     kind: AcquireKind,
-}
-
-/// Thread that waits for the reply to a ticket.
-#[pin_data]
-struct LocalWaiter {
-    /// Encoded [`AcquireReply`], or 0 before the reply. Written by the thread that processes the
-    /// notification.
-    reply_word: Atomic<u64>,
-    #[pin]
-    completion: CountingCompletion,
-}
-
-impl LocalWaiter {
-    fn reply(&self) -> Option<AcquireReply> {
-        let reply = AcquireReply::from_word(self.reply_word.load(Acquire));
-        reply.filter(|reply| *reply != AcquireReply::Cancelled)
-    }
-}
-
-/// Local waiters by home and ticket number.
-#[pin_data]
-pub(super) struct LocalWaiters {
-    #[pin]
-    table: SpinLock<RBTree<(NodeInstance, u64), Arc<LocalWaiter>>>,
-    spin: AdaptiveSpin,
-}
-
-/// Registration of a local waiter. Dropping it removes the waiter.
-struct WaiterGuard<'a> {
-    waiters: &'a LocalWaiters,
-    key: (NodeInstance, u64),
-    waiter: Arc<LocalWaiter>,
-}
-
-impl LocalWaiters {
-    /// Creates an empty table.
-    pub(super) fn new() -> impl PinInit<Self> {
-        pin_init!(Self {
-            table <- new_spinlock!(RBTree::new()),
-            spin: AdaptiveSpin::new(),
-        })
-    }
-
-    fn register(&self, ticket: &Ticket) -> Result<WaiterGuard<'_>> {
-        let waiter = Arc::pin_init(
-            pin_init!(LocalWaiter { reply_word: Atomic::new(0u64), completion <- CountingCompletion::new() }),
-            GFP_KERNEL_ACCOUNT,
-        )?;
-        let key = (ticket.home_instance, ticket.number);
-        let node = RBTreeNode::new(key, waiter.clone(), GFP_KERNEL_ACCOUNT)?;
-        self.table.lock().insert(node);
-        Ok(WaiterGuard {
-            waiters: self,
-            key,
-            waiter,
-        })
-    }
-
-    fn complete(&self, home: NodeInstance, ticket: u64, reply: AcquireReply) {
-        let waiter = self.table.lock().get(&(home, ticket)).cloned();
-        if let Some(waiter) = waiter {
-            waiter.reply_word.store(reply.to_word(), Release);
-            waiter.completion.complete();
-        }
-    }
-}
-
-impl Drop for WaiterGuard<'_> {
-    fn drop(&mut self) {
-        let removed = self.waiters.table.lock().remove_node(&self.key);
-        drop(removed);
-    }
 }
 
 impl MemoryService {
@@ -483,127 +394,11 @@ fn denied_error(errno: u16) -> Error {
     }
 }
 
-/// Requests served by the home.
 impl MemoryService {
-    /// Adds a waiter and returns its reply. A request of a peer is executed exactly once.
-    pub(super) fn serve_enqueue_waiter(
-        self: &Arc<Self>,
-        region: u64,
-        enqueue_request: &EnqueueRequest,
-        peer: Option<&Peer>,
-    ) -> Result<AcquireReply> {
-        let found = self.regions.get(region);
-        // Allocate before `execute_once`, whose lock other requests of the peer wait for. The allocation may
-        // sleep at the limit of the owner's cgroup.
-        let reservation = match &found {
-            Ok(region) => region
-                .reserve_waiter()
-                .map(|reservation| (region, reservation)),
-            Err(error) => Err(*error),
-        };
-        let enqueue = || match reservation {
-            Ok((region, reservation)) => region.enqueue_waiter(enqueue_request, reservation),
-            Err(error) => denied(error),
-        };
-        let reply = match peer {
-            None => enqueue(),
-            Some(peer) => {
-                let word = peer
-                    .execute_once(enqueue_request.waiter_id.ticket, || Ok(enqueue().to_word()))?;
-                AcquireReply::from_word(word).ok_or(EIO)?
-            }
-        };
-        if let Ok(region) = found {
-            self.notify_granted(&region, Some(enqueue_request.queue_key()));
-        }
-        Ok(reply)
-    }
-
-    /// Removes the waiter of a peer's ticket, and rejects a delayed request for the same ticket.
-    pub(super) fn serve_remove_waiter(
-        self: &Arc<Self>,
-        node: u32,
-        ticket: u64,
-        (region, queue_key): (u64, WaitQueueKey),
-        reason: ReleaseReason,
-    ) -> Result {
-        let peer = self.fabric().peer(node)?;
-        // If the request was executed before, this has no effect, and the waiter is removed below.
-        let _ = peer.execute_once(ticket, || Ok(AcquireReply::Cancelled.to_word()));
-        let instance = peer.instance();
-        self.remove_waiter_at_home(region, queue_key, WaiterId { instance, ticket }, reason)
-    }
-
-    fn remove_waiter_at_home(
-        self: &Arc<Self>,
-        region: u64,
-        queue_key: WaitQueueKey,
-        waiter_id: WaiterId,
-        reason: ReleaseReason,
-    ) -> Result {
-        let region = self.regions.get(region)?;
-        region.remove_waiter(queue_key, waiter_id, reason);
-        self.notify_granted(&region, Some(queue_key));
-        Ok(())
-    }
-
     /// Processes the notification of a home that a ticket was granted or a barrier was passed.
     pub(super) fn serve_granted(&self, home: u32, ticket: u64, reply: AcquireReply) -> Result {
         let home = self.cluster.instance_of(home)?;
         self.waiters.complete(home, ticket, reply);
         Ok(())
-    }
-
-    /// Notifies in the background all nodes with newly granted tickets, of one wait queue or of all.
-    pub(super) fn notify_granted(
-        self: &Arc<Self>,
-        region: &Arc<Region>,
-        queue_key: Option<WaitQueueKey>,
-    ) {
-        while let Some((queue_key, node)) = region.claim_notification(queue_key) {
-            let region = region.clone();
-            self.defer(node, WorkPriority::Lock, move |memory_service, instance| {
-                while let Some((ticket, reply)) = region.notification_for(queue_key, instance) {
-                    memory_service.notify_reliably(instance, ticket, reply);
-                    region.ack_notification(queue_key, WaiterId { instance, ticket });
-                }
-            });
-        }
-    }
-
-    /// Sends a notification to a node, which may be this node, until the node acknowledges or leaves the
-    /// view.
-    fn notify_reliably(self: &Arc<Self>, instance: NodeInstance, ticket: u64, reply: AcquireReply) {
-        if self.cluster.local_node() == Ok(instance.node) {
-            return self.waiters.complete(instance, ticket, reply);
-        }
-        let request = ControlRequest::NotifyGranted { ticket, reply };
-        while let Ok(peer) = self.fabric().peer_by_instance(instance) {
-            let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
-            let ack = self.request_peer(&peer, &request, deadline);
-            if ack.is_ok_and(|answer| answer.expect_done().is_ok()) {
-                return;
-            }
-            fsleep(Delta::from_millis(RETRY_MS));
-        }
-    }
-
-    /// Removes the waiters of nodes that left the view, once all members have synchronized that view.
-    pub(super) fn remove_dead_waiters(self: &Arc<Self>) {
-        // Cache the last result: successive waiters often belong to one node, and a fully removed instance
-        // stays removed.
-        let last = Cell::new(None);
-        let is_forgotten = |instance| match last.get() {
-            Some((cached_instance, forgotten)) if cached_instance == instance => forgotten,
-            _ => {
-                let forgotten = self.cluster.is_fully_removed(instance);
-                last.set(Some((instance, forgotten)));
-                forgotten
-            }
-        };
-        for region in self.regions.iter() {
-            region.remove_dead_waiters(is_forgotten);
-            self.notify_granted(&region, None);
-        }
     }
 }
