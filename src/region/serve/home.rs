@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Requests served by a node as the home of a region.
+
+use super::{to_done, to_old_value};
+use crate::{
+    control::{
+        priority::WorkPriority,
+        reply_code::{errno_of, result_from_errno},
+    },
+    errno,
+    region::{
+        home::{
+            lock_table::{EnqueueRequest, WaitQueueKey, WaiterId},
+            mappers::MapRequest,
+            Grantee, Region,
+        },
+        MemoryService,
+    },
+    sys::deadline::Deadline,
+};
+use kernel::{prelude::*, sync::Arc};
+use kite_core::{
+    rights::Rights,
+    view::NodeInstance,
+    wire::{ControlHeader, ControlReply, ControlRequest, ListWriter, RegionInfo, U32List},
+};
+
+impl MemoryService {
+    /// Serves a request to the home of a region. Returns `None` for any other request.
+    pub(super) fn serve_as_home(
+        self: &Arc<Self>,
+        node: u32,
+        header: &ControlHeader,
+        request: &ControlRequest<'_>,
+    ) -> Option<Result<ControlReply<'static>>> {
+        let done = match *request {
+            ControlRequest::MapRegion {
+                region,
+                mapping,
+                uid,
+                rights,
+            } => {
+                let map_request = MapRequest {
+                    node,
+                    mapping,
+                    rights,
+                    uid,
+                };
+                return Some(self.serve_map(map_request, region));
+            }
+            ControlRequest::UnmapRegion { region, mapping } => {
+                self.serve_unmap(node, header, region, mapping)
+            }
+            ControlRequest::FreeRegion { region, mapping } => {
+                self.serve_free(node, region, mapping)
+            }
+            ControlRequest::GrantRights {
+                sequence,
+                region,
+                mapping,
+                grantee,
+                rights,
+            } => {
+                let grantee = Grantee::from_wire(grantee);
+                self.serve_grant((node, mapping), sequence, region, grantee, rights)
+            }
+            ControlRequest::RevokeStatus { region } => self.serve_revoke_status(region),
+            ControlRequest::MigrateRegion {
+                sequence,
+                region,
+                mapping,
+                token,
+                timeout_ms,
+                ref nodes,
+            } => self.serve_migrate((node, mapping), sequence, region, token, timeout_ms, nodes),
+            ControlRequest::MigrationStatus { region, token } => {
+                self.serve_migration_status(node, region, token)
+            }
+            ControlRequest::EnqueueWaiter {
+                ticket,
+                region,
+                mapping,
+                sync_id,
+                kind,
+                is_blocking,
+            } => {
+                let word = self.serve_enqueue(node, region, |instance| EnqueueRequest {
+                    waiter_id: WaiterId { instance, ticket },
+                    mapping,
+                    sync_id,
+                    kind,
+                    is_blocking,
+                });
+                return Some(word.map(to_old_value));
+            }
+            ControlRequest::RemoveWaiter {
+                ticket,
+                region,
+                sync_id,
+                kind,
+                reason,
+            } => {
+                let queue_key = WaitQueueKey::new(kind, sync_id);
+                self.serve_remove_waiter(node, ticket, (region, queue_key), reason)
+            }
+            _ => return None,
+        };
+        Some(done.map(to_done))
+    }
+
+    fn serve_map(&self, request: MapRequest, region: u64) -> Result<ControlReply<'static>> {
+        let region = self.regions.get(region)?;
+        region.map(request)?;
+        let layout = region.spec.layout;
+        Ok(ControlReply::Mapped {
+            len: layout.len(),
+            shift: layout.shift(),
+        })
+    }
+
+    fn serve_unmap(
+        self: &Arc<Self>,
+        node: u32,
+        header: &ControlHeader,
+        region: u64,
+        mapping: u64,
+    ) -> Result {
+        self.check_own_view(header)?;
+        if let Ok(region) = self.regions.get(region) {
+            region.unmap(node, mapping);
+            self.notify_granted(&region, None);
+        }
+        Ok(())
+    }
+
+    /// Starts freeing a region, or returns its progress.
+    ///
+    /// # Errors
+    ///
+    /// - `EINPROGRESS`: the region's memory may still be accessed. The requester must repeat the request.
+    /// - Other errors: see [`Region::start_free`].
+    fn serve_free(self: &Arc<Self>, node: u32, region: u64, mapping: u64) -> Result {
+        let Ok(region) = self.regions.get(region) else {
+            return Ok(());
+        };
+        if region.start_free(node, mapping)? {
+            self.reclaim_deferred(&region, WorkPriority::Foreground);
+        }
+        Err(errno::inprogress())
+    }
+
+    fn serve_grant(
+        self: &Arc<Self>,
+        mapper: (u32, u64),
+        sequence: u64,
+        region: u64,
+        grantee: Grantee,
+        rights: Rights,
+    ) -> Result {
+        let peer = self.fabric().peer(mapper.0)?;
+        self.set_rights(mapper, region, grantee, rights, Some((&peer, sequence)))
+    }
+
+    fn serve_migrate(
+        self: &Arc<Self>,
+        mapper: (u32, u64),
+        sequence: u64,
+        region: u64,
+        token: u64,
+        timeout_ms: u32,
+        nodes: &U32List<'_>,
+    ) -> Result {
+        let deadline = Deadline::after_ms(timeout_ms);
+        let start = || self.start_move(mapper, region, token, nodes.clone(), deadline);
+        let start = || Ok(start().err().map_or(0, errno_of));
+        result_from_errno(
+            self.fabric()
+                .peer(mapper.0)?
+                .execute_once(sequence, start)?,
+        )
+    }
+
+    fn serve_migration_status(&self, node: u32, region: u64, token: u64) -> Result {
+        self.regions.get(region)?.move_result(node, token)
+    }
+
+    /// Adds a waiter of a peer. Returns the encoded reply.
+    fn serve_enqueue(
+        self: &Arc<Self>,
+        node: u32,
+        region: u64,
+        enqueue_request: impl FnOnce(NodeInstance) -> EnqueueRequest,
+    ) -> Result<u64> {
+        let peer = self.fabric().peer(node)?;
+        let enqueue_request = enqueue_request(peer.instance());
+        let reply = self.serve_enqueue_waiter(region, &enqueue_request, Some(&peer))?;
+        Ok(reply.to_word())
+    }
+
+    /// Checks that a node has mapped a region of this node with these rights.
+    ///
+    /// # Errors
+    ///
+    /// See [`Region::check_rights`].
+    pub(crate) fn check_mapper_rights(
+        &self,
+        region: u64,
+        node: u32,
+        mapping: u64,
+        rights: Rights,
+    ) -> Result {
+        self.regions
+            .get(region)?
+            .check_rights(node, mapping, rights)
+    }
+
+    /// Encodes the locations of the chunks of a region, starting at `first_chunk`.
+    pub(super) fn write_locations(
+        &self,
+        reply_header: &ControlHeader,
+        region: u64,
+        first_chunk: u32,
+        out: &mut [u8],
+    ) -> Result<usize> {
+        let region = self.regions.get(region)?;
+        let mut list =
+            ListWriter::chunk_locations(out, reply_header.request_id, reply_header.epoch);
+        region.with_placement(|placement| {
+            let mut remaining = placement.locations().iter().skip(first_chunk as usize);
+            let _ = remaining.all(|&chunk| list.push(chunk));
+        });
+        Ok(list.finish())
+    }
+
+    /// Encodes up to `limit` named regions of this node, starting at number `cursor`.
+    pub(super) fn write_region_list(
+        &self,
+        reply_header: &ControlHeader,
+        cursor: u64,
+        limit: u32,
+        out: &mut [u8],
+    ) -> usize {
+        let mut list = ListWriter::regions(out, reply_header.request_id, reply_header.epoch);
+        let (mut next, mut remaining) = (cursor, limit);
+        while remaining != 0 {
+            let Some(region) = self.regions.at_or_after(next) else {
+                break;
+            };
+            if let Some(entry) = Self::list_entry(&region) {
+                if !list.push(entry) {
+                    break;
+                }
+                remaining -= 1;
+            }
+            next = region.id + 1;
+        }
+        list.set_cursor(next);
+        list.finish()
+    }
+
+    fn list_entry(region: &Region) -> Option<RegionInfo> {
+        let name = region.published_name()?;
+        let spec = &region.spec;
+        Some(RegionInfo {
+            name,
+            len: spec.layout.len(),
+            owner_uid: spec.owner,
+            other_rights: region.other_rights(),
+            mapping_count: region.mapping_count(),
+        })
+    }
+}

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Serves the control requests of other nodes and of this node.
+//!
+//! # Operation
+//!
+//! Requests of peers are copied and served on `request_queue`. [`MemoryService::serve`] selects the role in
+//! which this node serves the request: [`lender`], [`home`], [`mapper`] or [`name_owner`]. All requests are
+//! idempotent or executed exactly once by sequence number, since a requester repeats a request until the reply
+//! arrives. No request waits for another node.
+//!
+//! # Recovery
+//!
+//! A request that cannot be served yet fails with `EAGAIN` or `EINPROGRESS`, and the requester repeats it.
+//! The epoch in the header detects that requester and server act on different views.
+//!
+//! # Locking
+//!
+//! Exactly-once requests run inside [`Peer::execute_once`], which holds the peer's reply cache (mutex).
+//! Nested inside are the mutexes of the region, the mappings, the chunk maps and the loans that a request
+//! uses.
+
+mod home;
+mod lender;
+mod mapper;
+mod name_owner;
+
+use super::{kernel_atomic::MrWord, MemoryService};
+use crate::{errno, fabric::peer::Peer};
+use kernel::{prelude::*, sync::Arc};
+use kite_core::{
+    layout::StripeShare,
+    view::NodeInstance,
+    wire::{
+        self, targets::DirectoryEntry, ControlBody, ControlHeader, ControlKind, ControlReply,
+        ControlRequest, MAX_CONTROL_BYTES, PUSH_SEQUENCE_FLAG,
+    },
+};
+
+/// Returns the reply to a request without result.
+fn to_done((): ()) -> ControlReply<'static> {
+    ControlReply::Done
+}
+
+/// Returns the reply to a request for an old value.
+fn to_old_value(word: u64) -> ControlReply<'static> {
+    ControlReply::OldValue { word }
+}
+
+impl MemoryService {
+    /// Queues a peer's request, whose format was checked, to `request_queue`. `serve` encodes the reply to a
+    /// request of a node and returns its length.
+    pub(crate) fn serve_deferred(
+        self: &Arc<Self>,
+        from: Arc<Peer>,
+        header: ControlHeader,
+        bytes: &[u8],
+        serve: impl FnOnce(u32, &ControlHeader, &ControlRequest<'_>, &mut [u8]) -> usize
+            + Send
+            + 'static,
+    ) {
+        let mut copy = KVec::new();
+        let (memory_service, peer) = (self.clone(), from.clone());
+        let queued = copy.extend_from_slice(bytes, GFP_KERNEL).and_then(|()| {
+            self.request_queue.try_spawn(GFP_KERNEL, move || {
+                memory_service.serve_message(&peer, &header, &copy, serve)
+            })
+        });
+        // On failure, the peer repeats the request or times out.
+        if queued.is_err() {
+            from.complete_request(&header);
+        }
+    }
+
+    /// Serves a request and sends the reply. A view change waits for requests being served
+    /// ([`Self::set_view`]). So nothing is done for a removed node after its state was cleared.
+    fn serve_message(
+        &self,
+        from: &Peer,
+        header: &ControlHeader,
+        bytes: &[u8],
+        serve: impl FnOnce(u32, &ControlHeader, &ControlRequest<'_>, &mut [u8]) -> usize,
+    ) {
+        let reply = self.build_reply(from.instance(), bytes, serve);
+        let channel = from.complete_request(header);
+        let answer = reply.zip(channel).ok_or(ENOMEM);
+        let sent =
+            answer.and_then(|(reply, channel)| self.fabric().send_reply(from, channel, &reply));
+        if let Err(error) = sent {
+            pr_debug!("node {}: not answered: {error:?}\n", from.node());
+        }
+    }
+
+    /// Serves a request of one incarnation of a node. Returns the reply, or `None` if out of memory, or if
+    /// the node is not a member any longer.
+    fn build_reply(
+        &self,
+        from: NodeInstance,
+        bytes: &[u8],
+        serve: impl FnOnce(u32, &ControlHeader, &ControlRequest<'_>, &mut [u8]) -> usize,
+    ) -> Option<KVec<u8>> {
+        let Ok((header, ControlBody::Request(request))) = wire::decode_control(bytes) else {
+            return None;
+        };
+        let mut reply = KVec::from_elem(0u8, MAX_CONTROL_BYTES, GFP_KERNEL).ok()?;
+        if !self.cluster.is_member(from) {
+            return None;
+        }
+        let len = serve(from.node, &header, &request, &mut reply);
+        reply.truncate(len);
+        self.stats.ctrl_requests_served.add(1);
+        Some(reply)
+    }
+}
+
+impl MemoryService {
+    /// Serves a request of `node`. Encodes the reply into `out` and returns its length.
+    pub(crate) fn serve(
+        self: &Arc<Self>,
+        node: u32,
+        header: &ControlHeader,
+        request: &ControlRequest<'_>,
+        out: &mut [u8],
+    ) -> usize {
+        match self.serve_list(node, &Self::reply_header(header), request, out) {
+            None => self.encode_reply(header, self.dispatch(node, header, request), out),
+            Some(Ok(len)) => len,
+            Some(Err(error)) => self.encode_reply(header, Err(error), out),
+        }
+    }
+
+    /// Serves a request for a list. Encodes the list into `out` and returns its length. Returns `None` for any
+    /// other request.
+    fn serve_list(
+        &self,
+        node: u32,
+        reply_header: &ControlHeader,
+        request: &ControlRequest<'_>,
+        out: &mut [u8],
+    ) -> Option<Result<usize>> {
+        Some(match *request {
+            ControlRequest::AllocLoan {
+                loan,
+                region,
+                shift,
+                chunk_count,
+                last_chunk_len,
+            } => {
+                let stripe = StripeShare {
+                    chunk_count,
+                    last_chunk_len,
+                };
+                self.serve_alloc_loan(reply_header, (node, loan), region, (shift, stripe), out)
+            }
+            ControlRequest::GetLoanChunks { loan, first_chunk } => {
+                self.write_addresses(reply_header, (node, loan), first_chunk, out)
+            }
+            ControlRequest::LocateChunks {
+                region,
+                first_chunk,
+            } => self.write_locations(reply_header, region, first_chunk, out),
+            ControlRequest::ListRegions {
+                cursor,
+                max_entries,
+            } => Ok(self.write_region_list(reply_header, cursor, max_entries, out)),
+            _ => return None,
+        })
+    }
+
+    /// Serves the requests whose reply is not a list.
+    fn dispatch(
+        self: &Arc<Self>,
+        node: u32,
+        header: &ControlHeader,
+        request: &ControlRequest<'_>,
+    ) -> Result<ControlReply<'static>> {
+        self.serve_as_lender(node, header, request)
+            .or_else(|| self.serve_as_home(node, header, request))
+            .or_else(|| self.serve_as_mapper(node, header, request))
+            .or_else(|| self.serve_as_name_owner(node, request))
+            .or_else(|| self.serve_as_peer(node, header, request))
+            .unwrap_or(Err(EINVAL))
+    }
+
+    /// Serves a request that concerns no region. Returns `None` for any other request.
+    fn serve_as_peer(
+        &self,
+        node: u32,
+        header: &ControlHeader,
+        request: &ControlRequest<'_>,
+    ) -> Option<Result<ControlReply<'static>>> {
+        Some(match *request {
+            ControlRequest::CancelRequest { sequence } => {
+                self.serve_cancel(node, header, sequence).map(to_done)
+            }
+            ControlRequest::PublishAddress { ref entry } => self.serve_publish_address(node, entry),
+            ControlRequest::MrAtomic {
+                sequence,
+                mr_key,
+                uid,
+                addr,
+                op,
+            } => self
+                .serve_mr_atomic(node, sequence, MrWord { mr_key, uid, addr }, op)
+                .map(to_old_value),
+            _ => return None,
+        })
+    }
+
+    /// Cancels a request of a peer that was not executed yet.
+    ///
+    /// # Errors
+    ///
+    /// - `EINPROGRESS`: the request is in execution, or see [`Self::check_requester_view`].
+    fn serve_cancel(&self, node: u32, header: &ControlHeader, sequence: u64) -> Result {
+        let canceled = self.fabric().peer(node)?.execute_once(sequence, || Ok(0));
+        // Any other result means that the request is completed and will not be executed later.
+        if canceled == Err(errno::inprogress()) {
+            return Err(errno::inprogress());
+        }
+        if sequence & PUSH_SEQUENCE_FLAG != 0 {
+            self.check_requester_view(header)?;
+        }
+        Ok(())
+    }
+
+    /// Stores the directory entry of a peer in the replica of this node.
+    fn serve_publish_address(
+        &self,
+        node: u32,
+        entry: &DirectoryEntry,
+    ) -> Result<ControlReply<'static>> {
+        let (addr, bucket_count) = self.cluster.publish_entry(node, entry)?;
+        Ok(ControlReply::DirectoryAddr { addr, bucket_count })
+    }
+
+    fn reply_header(header: &ControlHeader) -> ControlHeader {
+        ControlHeader {
+            kind: ControlKind::Reply,
+            ..*header
+        }
+    }
+
+    /// Encodes the reply to the request with this header. Returns its length.
+    pub(crate) fn encode_reply(
+        &self,
+        header: &ControlHeader,
+        answer: Result<ControlReply<'static>>,
+        out: &mut [u8],
+    ) -> usize {
+        let reply = answer.unwrap_or_else(Self::failure_reply);
+        wire::encode_reply(&Self::reply_header(header), &reply, out).unwrap_or(0)
+    }
+
+    fn failure_reply(error: Error) -> ControlReply<'static> {
+        ControlReply::Failed {
+            errno: error.to_errno().unsigned_abs(),
+        }
+    }
+
+    /// Checks that this node has applied all views that the requester has applied.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN`: the requester may have removed a node that can still access memory through this node.
+    fn check_own_view(&self, header: &ControlHeader) -> Result {
+        let is_reached = header.epoch <= self.cluster.epoch();
+        is_reached.then_some(()).ok_or(EAGAIN)
+    }
+
+    /// Checks that the requester has applied all views that this node has applied.
+    ///
+    /// # Errors
+    ///
+    /// - `EINPROGRESS`: this node has removed a node that the requester may still count as member. Packets
+    ///   sent to the removed node may arrive late, and the removed node may not have been notified either.
+    pub(in crate::region) fn check_requester_view(&self, header: &ControlHeader) -> Result {
+        let is_reached = header.epoch >= self.cluster.epoch();
+        is_reached.then_some(()).ok_or_else(errno::inprogress)
+    }
+}
