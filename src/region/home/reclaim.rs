@@ -231,13 +231,13 @@ impl MemoryService {
         });
     }
 
-    /// Returns some chunks of a loan to its lender in the background. `on_done` is called afterwards, or
-    /// dropped if the lender is gone.
+    /// Returns some chunks of a loan to its lender in the background. `guard` is dropped afterwards, or if the
+    /// lender is gone.
     pub(in crate::region) fn shrink_loan_deferred(
         self: &Arc<Self>,
         (node, loan): NodeScopedId,
         chunks: KVVec<u32>,
-        on_done: impl FnOnce() + Send + 'static,
+        guard: impl Send + 'static,
     ) {
         self.defer(
             node,
@@ -251,7 +251,7 @@ impl MemoryService {
                         &ControlRequest::ShrinkLoan { loan, chunks },
                     );
                 }
-                on_done();
+                drop(guard);
             },
         );
     }

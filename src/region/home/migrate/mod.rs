@@ -286,8 +286,7 @@ impl MemoryService {
                 Ok(chunks)
             });
             if !chunks.is_empty() {
-                let latch_guard = latch.add();
-                self.shrink_loan_deferred(key, chunks, move || drop(latch_guard));
+                self.shrink_loan_deferred(key, chunks, latch.add());
             }
         }
     }
