@@ -51,8 +51,8 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
     /// Returns the workqueues for deferred work of this priority.
     fn workqueues_for(&self, priority: WorkPriority) -> &PeerWorkqueues;
 
-    /// Serves a request of this node, whose number is `node`. Encodes the reply into `out` and returns its
-    /// length.
+    /// Serves a request of this node, which has the number `node`. Encodes the reply into `out` and returns
+    /// its length.
     fn serve_local(
         self: &Arc<Self>,
         node: u32,
@@ -82,7 +82,7 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
     }
 
     /// Sends a request to one incarnation of another node, which executes it at most once. `request` receives
-    /// the sequence number (`kite_core::proto::once`), whose sequence space is `kind`: 0 or
+    /// the sequence number (`kite_core::proto::once`). `kind` is the sequence space: 0 or
     /// [`PUSH_SEQUENCE_FLAG`].
     ///
     /// If the outcome is unknown, the request is cancelled in the background, and `request_guard` is dropped

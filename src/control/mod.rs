@@ -3,7 +3,7 @@
 //! Reliable control requests to peers, and work that is deferred for them.
 //!
 //! The services above send requests with [`client::ControlClient`], which repeats a request until its outcome
-//! is known. The fabric below sends one message and matches one reply ([`crate::fabric::control`]).
+//! is final. The fabric below sends one message and matches one reply ([`crate::fabric::control`]).
 
 pub(crate) mod client;
 pub(crate) mod priority;

@@ -103,7 +103,7 @@ impl MemoryService {
         requester: Option<(&Peer, u64)>,
     ) -> Result {
         let region = self.regions.get(region)?;
-        // Allocate before `execute_once`, whose lock other requests of the peer wait for.
+        // Allocate before `execute_once`: other requests of the peer wait for its lock.
         let reservation = region.reserve_acl_entry()?;
         let sequence = requester.map(|(peer, sequence)| (peer.instance(), sequence));
         let apply = || region.grant(mapper, sequence, (grantee, rights), reservation);

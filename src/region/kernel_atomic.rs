@@ -19,7 +19,7 @@ use kite_core::{
     wire::ControlRequest,
 };
 
-/// Word of an MR, and the user on whose behalf the word is changed.
+/// Word of an MR, and the user for which the word is changed.
 #[derive(Clone, Copy)]
 pub(crate) struct MrWord {
     pub(crate) mr_key: u32,

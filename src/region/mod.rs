@@ -13,8 +13,8 @@
 //! # Recovery
 //!
 //! Serving a request never waits for another node ([`serve`]). Work that needs other nodes, such as freeing a
-//! region, runs on workqueues ([`crate::control`], [`home::reclaim`], [`view_change`]). No thread waits for that
-//! work while it holds a lock or a credit.
+//! region, runs on workqueues ([`crate::control`], [`home::reclaim`], [`view_change`]). No thread waits for
+//! that work while it holds a lock or a credit.
 //!
 //! # Locking
 //!
@@ -87,7 +87,7 @@ pub(crate) struct MemoryService {
     view_change_lock: Mutex<()>,
     /// Serves requests. No item on this queue waits for another node.
     request_queue: OwnedQueue,
-    /// Moves regions whose home is this node.
+    /// Moves regions of which this node is the home.
     move_queue: OwnedQueue,
     /// Requests to other nodes for which a caller waits.
     #[pin]

@@ -2,9 +2,20 @@
 
 //! Access control list (ACL) of a region at its home.
 //!
+//! # Operation
+//!
 //! The owner and root have all rights. Users with an ACL entry have the rights of the entry. All other users
 //! have the rights granted to [`Grantee::Others`]. If a user loses a right, the mappings that have this right
 //! are marked as revoked, and [`crate::region::grant`] invalidates them.
+//!
+//! # Recovery
+//!
+//! The requests of one node can arrive in any order. The request with the highest sequence number wins.
+//!
+//! # Locking
+//!
+//! The region's `state` mutex protects the ACL. An entry is allocated before the mutex is taken, since a
+//! charged allocation can sleep at the limit of its cgroup.
 
 use super::{Region, RegionState};
 use crate::bindings;
@@ -151,7 +162,7 @@ impl Region {
         self.state.lock().revoked_count != 0
     }
 
-    /// Returns the first revoked mapping of a node whose number is at least `mapping`.
+    /// Returns the first revoked mapping of a node with a number of at least `mapping`.
     pub(crate) fn next_revoked_of(&self, node: u32, mapping: u64) -> Option<u64> {
         let mut state = self.state.lock();
         if state.revoked_count == 0 {

@@ -23,7 +23,7 @@ pub(crate) struct MapRequest {
     /// Number of the mapping at that node.
     pub(crate) mapping: u64,
     pub(crate) rights: Rights,
-    /// User on whose behalf the region is mapped.
+    /// User for which the region is mapped.
     pub(crate) uid: u32,
 }
 
@@ -117,7 +117,7 @@ impl Region {
         })
     }
 
-    /// Returns the first mapping of a node whose number is at least `mapping`.
+    /// Returns the first mapping of a node with a number of at least `mapping`.
     pub(crate) fn next_mapping_of(&self, node: u32, mapping: u64) -> Option<u64> {
         let found = self.mapper_at_or_after(node, mapping);
         found.filter(|mapper| mapper.0 == node).map(|found| found.1)

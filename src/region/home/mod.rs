@@ -4,6 +4,17 @@
 //!
 //! LITE (section 4) keeps this state at the node of the *master*, which created the region.
 //!
+//! # Operation
+//!
+//! Nodes map the region ([`mappers`]) with the rights of a user ([`acl`]), and wait for its locks and
+//! barriers ([`waiters`]). A master moves the region ([`migrate`]) or frees it: the region is marked as
+//! freeing, and is torn down in the background ([`reclaim`]).
+//!
+//! # Recovery
+//!
+//! At a view change, the mappers of removed nodes are removed. Their waiters, and the memory of a region that
+//! is being freed, are released later, once all members have synchronized the view.
+//!
 //! # Locking
 //!
 //! - `Region::state` (mutex) protects [`RegionState`]: rights, mappers, move state and lock table. The mutex
@@ -71,7 +82,7 @@ struct RegionState {
 impl RegionState {
     fn check_rights(&self, node: u32, mapping: u64, rights: Rights) -> Result {
         let entry = self.mappers.get(&(node, mapping)).ok_or(ENOENT)?;
-        // A mapper whose user has lost a right may not be marked yet.
+        // If the user has lost a right, the mapper may not be marked yet.
         let is_allowed = !entry.revoked && self.rights_of(entry.uid).contains(entry.rights);
         let is_allowed = is_allowed && entry.rights.contains(rights);
         is_allowed.then_some(()).ok_or(EACCES)
@@ -194,7 +205,7 @@ impl Region {
 
     /// Starts freeing the region on behalf of a mapper. Returns `true` if the caller must reclaim the region
     /// now: freeing was not started before, and no move is running. All mappings are then invalidated,
-    /// including the one of the caller, whose session may still use it.
+    /// including the one of the caller, which its session may still use.
     ///
     /// # Errors
     ///

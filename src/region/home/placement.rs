@@ -1,6 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Placement of the chunks of a region, as managed by its home: location and loan of each chunk.
+//!
+//! # Operation
+//!
+//! Mappers receive the locations. The home uses the loans to return chunks to their lenders. The move of a
+//! chunk replaces both ([`Placement::set_chunk`]). A loan without a chunk of the region is returned as a
+//! whole ([`Placement::remove_unused_loan`]), and its index is used again.
+//!
+//! # Locking
+//!
+//! `Region::placement` (mutex) protects the placement.
 
 use crate::region::lend::loan::NodeScopedId;
 use core::num::NonZeroUsize;

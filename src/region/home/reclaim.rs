@@ -191,8 +191,8 @@ impl MemoryService {
         }
     }
 
-    /// Returns the loans of a region whose mappings have all ended. Waits until all members have synchronized
-    /// the view: until then, members may still write to the loans on behalf of dead nodes.
+    /// Returns the loans of a region after all its mappings have ended. Waits until all members have
+    /// synchronized the view: until then, members may still write to the loans on behalf of dead nodes.
     fn return_all_loans(self: &Arc<Self>, region: &Arc<Region>, priority: WorkPriority) {
         let (guard, local_node) = (
             TeardownGuard::new(self, region, priority, Self::remove_region),
@@ -231,8 +231,8 @@ impl MemoryService {
         });
     }
 
-    /// Returns some chunks of a loan to its lender in the background. `guard` is dropped afterwards, or if the
-    /// lender is gone.
+    /// Returns some chunks of a loan to its lender in the background. `guard` is dropped afterwards, or if
+    /// the lender is gone.
     pub(in crate::region) fn shrink_loan_deferred(
         self: &Arc<Self>,
         (node, loan): NodeScopedId,

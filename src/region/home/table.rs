@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Table of the regions whose home is this node.
+//! Table of the regions of which this node is the home.
 //!
 //! # Locking
 //!
@@ -15,7 +15,7 @@ use kernel::{
     sync::{Arc, Mutex},
 };
 
-/// Regions whose home is this node, by number.
+/// Regions of which this node is the home, by number.
 #[pin_data]
 pub(crate) struct RegionTable {
     #[pin]

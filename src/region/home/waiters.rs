@@ -140,8 +140,8 @@ impl MemoryService {
         peer: Option<&Peer>,
     ) -> Result<AcquireReply> {
         let found = self.regions.get(region);
-        // Allocate before `execute_once`, whose lock other requests of the peer wait for. The allocation may
-        // sleep at the limit of the owner's cgroup.
+        // Allocate before `execute_once`: other requests of the peer wait for its lock, and the allocation
+        // may sleep at the limit of the owner's cgroup.
         let reservation = match &found {
             Ok(region) => region
                 .reserve_waiter()

@@ -53,7 +53,7 @@ use kite_core::{
     wire::{ChunkLocation, LentChunkAddr},
 };
 
-/// Failed QPs of a push, whose packets may still arrive.
+/// Failed QPs of a push. Their packets may still arrive.
 #[pin_data]
 struct PushFailures {
     #[pin]

@@ -6,7 +6,7 @@
 //!
 //! The home keeps the wait queues ([`super::home::waiters`]) and replies at once: granted, queued or
 //! denied. A queued waiter polls adaptively and then sleeps until the home sends `NotifyGranted`. Each
-//! request of a node has a ticket, whose number is the sequence number of the request.
+//! request of a node has a ticket. Its number is the sequence number of the request.
 //!
 //! # Recovery
 //!

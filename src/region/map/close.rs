@@ -4,8 +4,9 @@
 //!
 //! # Operation
 //!
-//! Closing a handle ends the mapping at once. The home removes the mapper once the mapping is drained, in the
-//! background if need be. The last handle of an anonymous region frees the region.
+//! Closing a handle ends the mapping after accesses in progress. The home removes the mapper once the mapping
+//! is drained, in the background if need be. Closing the only mapping of an anonymous region frees the
+//! region.
 //!
 //! # Recovery
 //!

@@ -247,7 +247,7 @@ impl CopyRequest<'_> {
         Ok(from.mapping.is_remote(from.piece(step)?)? && to.mapping.is_remote(to.piece(step)?)?)
     }
 
-    /// Copies a step whose source and destination are both on this node, or both on other nodes. Returns
+    /// Copies a step if its source and destination are both on this node, or both on other nodes. Returns
     /// `false` otherwise, and copies nothing.
     fn copy_at_lender(
         &self,

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Mapping whose handle was closed, until the mapping is drained.
+//! Mapping with a closed handle, until the mapping is drained.
 
 use super::Mapping;
 use crate::region::MemoryService;
 use core::ops::Deref;
 use kernel::sync::Arc;
 
-/// Mapping whose handle was closed. Until this is dropped, the mapping stays in the table, and the home can
-/// query whether the mapping is drained.
+/// Mapping with a closed handle. Until this value is dropped, the mapping stays in the table, and the home
+/// can query whether the mapping is drained.
 pub(in crate::region) struct DetachedMapping {
     memory_service: Arc<MemoryService>,
     mapping: Arc<Mapping>,

@@ -93,7 +93,7 @@ pub(crate) struct Mapping {
     /// QPs that failed under accesses. Their packets may still be in the network.
     #[pin]
     qp_failures: Mutex<KVec<StaleQp>>,
-    /// Number of requests to other nodes that change the region and whose outcome is unknown.
+    /// Number of requests to other nodes that change the region and have no known outcome.
     remote_requests: Atomic<u32>,
     end_cause: Atomic<u32>,
     /// Set once the mapping is used for a lock or a barrier, and never cleared.

@@ -35,7 +35,7 @@ impl MemoryService {
         Some(done.map(to_done))
     }
 
-    /// Invalidates a mapping of a region whose home is `node`. On success, no access of this node reaches the
+    /// Invalidates a mapping of a region of home `node`. On success, no access of this node reaches the
     /// region's memory any longer, and no request to the lenders is outstanding.
     ///
     /// # Errors

@@ -6,8 +6,8 @@
 //!
 //! Requests of peers are copied and served on `request_queue`. [`MemoryService::serve`] selects the role in
 //! which this node serves the request: [`lender`], [`home`], [`mapper`] or [`name_owner`]. All requests are
-//! idempotent or executed exactly once by sequence number, since a requester repeats a request until the reply
-//! arrives. No request waits for another node.
+//! idempotent or executed exactly once by sequence number, since a requester repeats a request until the
+//! reply arrives. No request waits for another node.
 //!
 //! # Recovery
 //!
@@ -48,8 +48,8 @@ fn to_old_value(word: u64) -> ControlReply<'static> {
 }
 
 impl MemoryService {
-    /// Queues a peer's request, whose format was checked, to `request_queue`. `serve` encodes the reply to a
-    /// request of a node and returns its length.
+    /// Queues a peer's request to `request_queue`. The caller has checked the format of the request. `serve`
+    /// encodes the reply to a request of a node and returns its length.
     pub(crate) fn serve_deferred(
         self: &Arc<Self>,
         from: Arc<Peer>,
@@ -129,8 +129,8 @@ impl MemoryService {
         }
     }
 
-    /// Serves a request for a list. Encodes the list into `out` and returns its length. Returns `None` for any
-    /// other request.
+    /// Serves a request for a list. Encodes the list into `out` and returns its length. Returns `None` for
+    /// any other request.
     fn serve_list(
         &self,
         node: u32,
@@ -167,7 +167,7 @@ impl MemoryService {
         })
     }
 
-    /// Serves the requests whose reply is not a list.
+    /// Serves a request that has no list as reply.
     fn dispatch(
         self: &Arc<Self>,
         node: u32,

@@ -64,7 +64,7 @@ impl MemoryService {
         }
     }
 
-    /// Registers names of regions whose home is `node` and whose name owner is this node as of `epoch`.
+    /// Registers names of regions of home `node`. As of `epoch`, this node owns the names.
     fn serve_sync_names(
         self: &Arc<Self>,
         node: u32,

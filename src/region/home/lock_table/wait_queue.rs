@@ -4,6 +4,10 @@
 //!
 //! The queue stores the waiters in order of arrival and their notifications. `kite_core::sync` decides which
 //! waiters are granted the lock or pass the barrier.
+//!
+//! # Locking
+//!
+//! All methods run with the region's `state` mutex held.
 
 use super::{denied, EnqueueRequest, WaiterId};
 use kernel::{

@@ -10,8 +10,8 @@
 //! # Recovery
 //!
 //! No written byte is lost. Accesses are blocked while one window moves. If a node does not reply, they are
-//! blocked for about 2 s to quiesce plus 5 s to copy per attempt ([`window`]). If a move fails or its deadline
-//! expires, windows that have moved stay moved, and the remaining chunks stay at the old location.
+//! blocked per attempt for about 2 s to quiesce plus 5 s to copy. If a move fails or its deadline expires,
+//! windows that have moved stay moved, and the remaining chunks stay at the old location.
 
 mod window;
 

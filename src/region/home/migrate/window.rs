@@ -4,15 +4,19 @@
 //!
 //! # Operation
 //!
-//! For each window, all nodes that map the region are quiesced ([`crate::region::home::quiesce`]). The lenders
-//! push the chunks to the destination ([`crate::region::lend::push`]), and the nodes resume with the new
-//! locations. Accesses are blocked while one window moves.
+//! For each window, all nodes that map the region are quiesced ([`crate::region::home::quiesce`]). The
+//! lenders push the chunks to the destination ([`crate::region::lend::push`]), and the nodes resume with the
+//! new locations. Accesses are blocked while one window moves.
 //!
 //! # Recovery
 //!
 //! A window moves as a whole or not at all. If a node does not quiesce in time, or the copy times out, the
-//! nodes resume with the old locations, and the window is tried again. No attempt starts before all pushes of
-//! the previous one have ended.
+//! nodes resume with the old locations. The window is then tried again, at most [`MAX_MOVE_RETRIES`] times.
+//! No attempt starts before all pushes of the previous one have ended.
+//!
+//! # Locking
+//!
+//! No lock is held while a request is sent. The region is marked as frozen instead, which blocks new mappers.
 
 use super::{MoveLatches, MoveTarget};
 use crate::{

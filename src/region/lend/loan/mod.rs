@@ -405,7 +405,7 @@ impl LoanTable {
         Ok(())
     }
 
-    /// Frees loans whose memory cannot be accessed any longer.
+    /// Frees loans. Their memory cannot be accessed any longer.
     fn free_loans(&self, loans: impl IntoIterator<Item = Loan>) {
         for loan in loans {
             if let Some(chunks) = &loan.chunks {
