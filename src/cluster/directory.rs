@@ -172,7 +172,7 @@ impl Cluster {
     pub(crate) fn has_directory_replica(&self, instance: NodeInstance) -> bool {
         let state = self.state.lock();
         let mut replicas = state.members.iter().take(DIRECTORY_REPLICAS);
-        replicas.any(|member| crate::cluster::directory::member_instance(&member.info) == instance)
+        replicas.any(|member| member_instance(&member.info) == instance)
     }
 
     /// Returns the entry of this node for the view of `epoch`. Without DC, the entry has the address of the

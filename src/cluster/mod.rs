@@ -374,7 +374,7 @@ impl Cluster {
     pub(crate) fn is_fully_removed(&self, instance: NodeInstance) -> bool {
         let state = self.state.lock();
         let is_synced = |member: &Member| member.synced_epoch >= state.epoch;
-        let is_same_instance = |member: &Member| self::member_instance(&member.info) == instance;
+        let is_same_instance = |member: &Member| member_instance(&member.info) == instance;
         state.epoch != 0
             && state
                 .members
