@@ -308,11 +308,13 @@ impl IbClient for RnicClient {
         let rnic = Rnic::new(device).inspect_err(|error| {
             pr_warn!("RNIC cannot be used: {error:?}\n");
         })?;
+        let listed = RNICS.lock().push(rnic.clone(), GFP_KERNEL);
+        // `remove` closes listed RNICs only.
+        listed.inspect_err(|_| rnic.close())?;
         pr_info!(
             "{}: ready; its global key reaches all memory mapped for DMA, so trust every kernel of the cluster\n",
             name_str(&rnic.name())
         );
-        RNICS.lock().push(rnic.clone(), GFP_KERNEL)?;
         Ok(())
     }
 
