@@ -89,8 +89,8 @@ impl AddressDirectory {
     /// Creates a directory without replicas.
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            local_replica <- new_mutex!(None),
-            replicas <- new_mutex!(KVec::new()),
+            local_replica <- new_mutex!(None, "AddressDirectory::local_replica"),
+            replicas <- new_mutex!(KVec::new(), "AddressDirectory::replicas"),
             min_epoch: Atomic::new(0u64),
         })
     }

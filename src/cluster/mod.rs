@@ -119,7 +119,7 @@ impl Cluster {
     pub(crate) fn new(fabric: Arc<Fabric>) -> impl PinInit<Self> {
         pin_init!(Self {
             fabric,
-            state <- new_mutex!(ClusterState { local: None, members: KVec::new(), epoch: 0 }),
+            state <- new_mutex!(ClusterState { local: None, members: KVec::new(), epoch: 0 }, "Cluster::state"),
             names <- NameTable::new(),
             directory <- AddressDirectory::new(),
         })

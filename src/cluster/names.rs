@@ -27,7 +27,7 @@ pub(crate) struct NameTable {
 impl NameTable {
     /// Creates an empty table.
     pub(crate) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { table <- new_mutex!(RBTree::new()) })
+        pin_init!(Self { table <- new_mutex!(RBTree::new(), "NameTable::table") })
     }
 
     /// Registers a name. Idempotent.

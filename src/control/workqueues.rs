@@ -38,7 +38,7 @@ pub(crate) struct PeerWorkqueues {
 impl PeerWorkqueues {
     /// Creates an empty set. All its workqueues have this name.
     pub(crate) fn new(name: &'static CStr) -> impl PinInit<Self> {
-        pin_init!(Self { name, queues <- new_mutex!(RBTree::new()) })
+        pin_init!(Self { name, queues <- new_mutex!(RBTree::new(), "PeerWorkqueues::queues") })
     }
 
     /// Destroys the queues of removed nodes, and waits for their items.

@@ -88,7 +88,7 @@ impl ControlRequests {
             next_id: 1,
         };
         pin_init!(Self {
-            table <- new_spinlock!(table),
+            table <- new_spinlock!(table, "ControlRequests::table"),
             adaptive_spin: AdaptiveSpin::new(),
         })
     }
@@ -96,7 +96,7 @@ impl ControlRequests {
     fn register(&self, node: u32) -> Result<(ControlRequestId, Arc<PendingControlRequest>)> {
         let reply = KVec::with_capacity(MAX_CONTROL_BYTES, GFP_KERNEL)?;
         let pending = Arc::pin_init(
-            pin_init!(PendingControlRequest { node, reply <- new_spinlock!(reply), replied <- CountingCompletion::new() }),
+            pin_init!(PendingControlRequest { node, reply <- new_spinlock!(reply, "PendingControlRequest::reply"), replied <- CountingCompletion::new() }),
             GFP_KERNEL,
         )?;
         let entry = RBTreeNodeReservation::new(GFP_KERNEL)?;

@@ -93,7 +93,7 @@ impl<N: CompletionHandler> Mlx5Qp<N> {
             send_cq: cq.as_raw(),
             ..Default::default()
         };
-        let modify_lock = KBox::pin_init(new_mutex!(()), GFP_KERNEL)?;
+        let modify_lock = KBox::pin_init(new_mutex!((), "Mlx5Qp::modify_lock"), GFP_KERNEL)?;
         // SAFETY: The device is open. The device and the CQ outlive the QP, which holds references.
         let ptr = from_err_ptr(unsafe { bindings::kite_mlx5_qp_create(hca.as_raw(), &init) })?;
         // INVARIANT: The QP was just created with `cq`.

@@ -122,7 +122,7 @@ impl MemoryService {
                 //
                 // SAFETY: The function has no preconditions.
                 next_id: Atomic::new(u64::from(unsafe { bindings::get_random_u32() } >> 1) << 32 | 1),
-                view_change_lock <- new_mutex!(()),
+                view_change_lock <- new_mutex!((), "MemoryService::view_change_lock"),
                 request_queue: OwnedQueue::new(c"kite_requests", REQUESTS_MAX_ACTIVE)?,
                 move_queue: OwnedQueue::new(c"kite_moves", MOVES_MAX_ACTIVE)?,
                 foreground_queues <- PeerWorkqueues::new(c"kite_foreground"),

@@ -132,10 +132,10 @@ impl Rnic {
         Arc::pin_init(
             try_pin_init!(Self {
                 device,
-                name <- new_spinlock!(name),
+                name <- new_spinlock!(name, "Rnic::name"),
                 services <- SleepableRevocable::new(services),
                 removed: AtomicFlag::new(false),
-                threads <- new_mutex!(Some(threads)),
+                threads <- new_mutex!(Some(threads), "Rnic::threads"),
                 blocking_wq <- new_mutex!(Some(OwnedQueue::new(c"kite_queues", BLOCKING_WQ_MAX_ACTIVE)?)),
                 removal_cv <- new_poll_condvar!(),
                 stats,

@@ -150,8 +150,8 @@ impl Rpc {
             try_pin_init!(Self {
                 channels <- XArray::new(AllocKind::Alloc),
                 next_ring_id: Atomic::new(0u32),
-                client_channels <- new_mutex!(RBTree::new()),
-                services <- new_mutex!(RBTree::new()),
+                client_channels <- new_mutex!(RBTree::new(), "Rpc::client_channels"),
+                services <- new_mutex!(RBTree::new(), "Rpc::services"),
                 calls <- RpcCalls::new(),
                 ignored_events: EventCounter::new()?,
                 memory_service,

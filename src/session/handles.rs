@@ -112,7 +112,7 @@ impl Session {
                 mapping,
                 rights,
                 anonymous,
-                rpc_state <- new_mutex!(HandleRpcState::default()),
+                rpc_state <- new_mutex!(HandleRpcState::default(), "Handle::rpc_state"),
             }),
             GFP_KERNEL_ACCOUNT,
         )?;

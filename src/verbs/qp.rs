@@ -188,7 +188,7 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
             port_num: port,
             ..pin_init::zeroed()
         };
-        let modify_lock = KBox::pin_init(new_mutex!(()), GFP_KERNEL)?;
+        let modify_lock = KBox::pin_init(new_mutex!((), "Qp::modify_lock"), GFP_KERNEL)?;
         // Without enough inline space, some drivers fail the creation, and others silently provide less. So
         // retry without inline data, and use the reported size.
         let ptr = Self::try_create(&pd, &mut attr).or_else(|_| {

@@ -119,9 +119,9 @@ impl Vqp {
         Arc::pin_init(
             pin_init!(Self {
                 peer,
-                state <- new_mutex!(state),
-                mr_cache <- new_mutex!(MrCache::new()),
-                event_cv <- new_condvar!(),
+                state <- new_mutex!(state, "Vqp::state"),
+                mr_cache <- new_mutex!(MrCache::new(), "Vqp::mr_cache"),
+                event_cv <- new_condvar!("Vqp::event_cv"),
                 adaptive_spin: AdaptiveSpin::new(),
                 user_polls_until: Atomic::new(0u64),
                 needs_resolve: AtomicFlag::new(false),

@@ -36,7 +36,7 @@ pub(super) struct VqpRegistry {
 impl VqpRegistry {
     /// Creates an empty registry.
     pub(super) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { entries <- new_mutex!(KVec::new()) })
+        pin_init!(Self { entries <- new_mutex!(KVec::new(), "VqpRegistry::entries") })
     }
 
     /// Adds a VQP of the current process.

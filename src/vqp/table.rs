@@ -206,8 +206,8 @@ impl VqpTable {
         let updates_wq = OwnedQueue::new(c"kite_vqp_updates", WQ_MAX_ACTIVE)?;
         Arc::pin_init(
             try_pin_init!(Self {
-                state <- new_mutex!(state),
-                deferred_packets <- new_mutex!(KVec::with_capacity(MAX_DEFERRED_PACKETS, GFP_KERNEL)?),
+                state <- new_mutex!(state, "VqpTable::state"),
+                deferred_packets <- new_mutex!(KVec::with_capacity(MAX_DEFERRED_PACKETS, GFP_KERNEL)?, "VqpTable::deferred_packets"),
                 registry <- VqpRegistry::new(),
                 next_vqpn: Atomic::new(1u64),
                 deferred_wq,

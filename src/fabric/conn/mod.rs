@@ -187,8 +187,8 @@ impl Conn {
             pin_init!(Self {
                 node,
                 index,
-                state <- new_spinlock!(state),
-                state_changed <- new_condvar!(),
+                state <- new_spinlock!(state, "Conn::state"),
+                state_changed <- new_condvar!("Conn::state_changed"),
                 connector_waker,
                 suspicion,
                 stats,

@@ -126,7 +126,7 @@ impl Dci {
     fn new(hca: &Arc<Mlx5Device>, send_cq: &Arc<Mlx5Cq<ThreadWaker>>) -> Result<Arc<Self>> {
         let qp = Mlx5Qp::new_dci(hca.clone(), send_cq.clone(), DCI_SEND_DEPTH)?;
         Arc::pin_init(
-            pin_init!(Self { qp, state <- new_spinlock!(DciState::new(true)) }),
+            pin_init!(Self { qp, state <- new_spinlock!(DciState::new(true), "Dci::state") }),
             GFP_KERNEL,
         )
     }
@@ -227,8 +227,8 @@ impl DcTransport {
             pin_init!(Self {
                 dcis,
                 next_dci: Atomic::new(0u32),
-                port_state <- new_spinlock!(DctPort { port: None, open_count: 0 }),
-                dct <- new_mutex!(None),
+                port_state <- new_spinlock!(DctPort { port: None, open_count: 0 }, "DcTransport::port_state"),
+                dct <- new_mutex!(None, "DcTransport::dct"),
                 packet_pool,
                 connector_waker,
                 stats,

@@ -148,7 +148,7 @@ impl AtomicEngine {
             qp: None,
             backoff_until: None,
         };
-        pin_init!(Self { state <- new_mutex!(state) })
+        pin_init!(Self { state <- new_mutex!(state, "AtomicEngine::state") })
     }
 
     fn execute(

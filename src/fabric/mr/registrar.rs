@@ -113,7 +113,7 @@ pub(in crate::fabric) struct MrRegistrar {
 
 impl MrRegistrar {
     pub(in crate::fabric) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { qp <- new_mutex!(None) })
+        pin_init!(Self { qp <- new_mutex!(None, "MrRegistrar::qp") })
     }
 
     fn register(&self, fabric: &Fabric, mr: &FastRegMr) -> Result {

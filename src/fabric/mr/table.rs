@@ -194,8 +194,8 @@ impl MrTable {
         };
         KBox::pin_init(
             pin_init!(Self {
-                state <- new_mutex!(state),
-                released_cv <- new_condvar!(),
+                state <- new_mutex!(state, "MrTable::state"),
+                released_cv <- new_condvar!("MrTable::released_cv"),
                 remote_table,
             }),
             GFP_KERNEL,

@@ -118,10 +118,10 @@ impl Peer {
             pin_init!(Self {
                 identity,
                 control_address,
-                state <- new_spinlock!(state),
-                request_rate <- new_spinlock!(DecayingCounter::default()),
+                state <- new_spinlock!(state, "Peer::state"),
+                request_rate <- new_spinlock!(DecayingCounter::default(), "Peer::request_rate"),
                 promoted: AtomicFlag::new(false),
-                view_announcer <- new_spinlock!(ViewAnnouncer::default()),
+                view_announcer <- new_spinlock!(ViewAnnouncer::default(), "Peer::view_announcer"),
                 suspicion: SetOnce::new(),
                 session: SetOnce::new(),
             }),

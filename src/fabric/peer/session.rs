@@ -77,7 +77,7 @@ impl PeerSession {
             pin_init!(Self {
                 conns,
                 peer_max_conns: Atomic::new(1u32),
-                served_requests <- new_spinlock!(InflightRequests::default()),
+                served_requests <- new_spinlock!(InflightRequests::default(), "PeerSession::served_requests"),
                 request_sequences <- SequenceSpace::new(),
                 push_sequences <- SequenceSpace::new(),
             }),
@@ -170,8 +170,8 @@ struct SequenceSpace {
 impl SequenceSpace {
     fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            sent <- new_spinlock!(SequenceWindow::default()),
-            replies <- new_mutex!(ReplyCache::default()),
+            sent <- new_spinlock!(SequenceWindow::default(), "SequenceSpace::sent"),
+            replies <- new_mutex!(ReplyCache::default(), "SequenceSpace::replies"),
         })
     }
 }

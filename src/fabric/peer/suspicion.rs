@@ -37,7 +37,7 @@ impl SuspectListener {
     /// - `ENOMEM`: out of memory.
     pub(crate) fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
-            pin_init!(Self { counter <- new_spinlock!(None) }),
+            pin_init!(Self { counter <- new_spinlock!(None, "SuspectListener::counter") }),
             GFP_KERNEL,
         )
     }
@@ -85,7 +85,7 @@ impl Suspicion {
             quiet_until: None,
             closed: false,
         };
-        let init = pin_init!(Self { state <- new_spinlock!(state), listener });
+        let init = pin_init!(Self { state <- new_spinlock!(state, "Suspicion::state"), listener });
         Arc::pin_init(init, GFP_KERNEL)
     }
 

@@ -79,7 +79,7 @@ impl TenantLimit {
         Arc::pin_init(
             pin_init!(Self {
                 subject,
-                state <- new_spinlock!(state),
+                state <- new_spinlock!(state, "TenantLimit::state"),
             }),
             GFP_KERNEL_ACCOUNT,
         )
@@ -149,7 +149,7 @@ impl TenantLimits {
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             generation: Atomic::new(0u32),
-            entries <- new_mutex!(KVec::new()),
+            entries <- new_mutex!(KVec::new(), "TenantLimits::entries"),
         })
     }
 

@@ -136,7 +136,7 @@ impl Qos {
             pin_init!(Self {
                 policy: Atomic::new(QosPolicy::Sw as u32),
                 low_tenants: Atomic::new(0u32),
-                low_limiter <- new_spinlock!(LowClassLimiter::new()),
+                low_limiter <- new_spinlock!(LowClassLimiter::new(), "Qos::low_limiter"),
                 limits <- TenantLimits::new(),
                 removed <- CountingCompletion::new(),
                 stats,

@@ -82,7 +82,7 @@ impl Tenant {
             qos,
             priority: Atomic::new(bindings::KITE_PRIORITY_HIGH),
             is_process: creds.is_some(),
-            limits <- new_mutex!(creds.map(ApplicableLimits::new)),
+            limits <- new_mutex!(creds.map(ApplicableLimits::new), "Tenant::limits"),
         })
     }
 

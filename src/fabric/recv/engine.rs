@@ -68,7 +68,7 @@ impl RecvEngine {
     pub(in crate::fabric) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             handler <- SleepableRevocable::new(SetOnce::new()),
-            poll_buffer <- new_mutex!([0; RECV_BUFFER_BYTES]),
+            poll_buffer <- new_mutex!([0; RECV_BUFFER_BYTES], "RecvEngine::poll_buffer"),
             busy_pollers: BusyPollers::new(),
         })
     }

@@ -168,8 +168,8 @@ impl RegionReservation {
             name_registered: AtomicFlag::new(false),
             teardown_refs: Atomic::new(0u32),
             owner_memcg: Memcg::current(),
-            placement <- new_mutex!(placement),
-            state <- new_mutex!(state),
+            placement <- new_mutex!(placement, "Region::placement"),
+            state <- new_mutex!(state, "Region::state"),
         }));
         region.into()
     }

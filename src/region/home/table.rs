@@ -25,7 +25,7 @@ pub(crate) struct RegionTable {
 impl RegionTable {
     /// Creates an empty table.
     pub(crate) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { table <- new_mutex!(RBTree::new()) })
+        pin_init!(Self { table <- new_mutex!(RBTree::new(), "RegionTable::table") })
     }
 
     /// Adds a region.

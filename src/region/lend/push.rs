@@ -79,7 +79,7 @@ pub(in crate::region) struct ActivePushes {
 impl ActivePushes {
     /// Creates an empty list.
     pub(in crate::region) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { active <- new_mutex!(KVec::new()) })
+        pin_init!(Self { active <- new_mutex!(KVec::new(), "ActivePushes::active") })
     }
 
     /// Returns `true` if a push involves a node for which `is_member` returns `false`.
@@ -235,7 +235,7 @@ impl MemoryService {
         // while `chunk` exists.
         let memory = unsafe { Buffer::from_kernel(chunk.as_ptr().add(offset), len) };
         let failures = KBox::pin_init(
-            pin_init!(PushFailures { qp_failures <- new_mutex!(KVec::new()) }),
+            pin_init!(PushFailures { qp_failures <- new_mutex!(KVec::new(), "PushFailures::qp_failures") }),
             GFP_KERNEL,
         )?;
         let tenant = KBox::pin_init(Tenant::new(self.fabric().qos.clone(), None), GFP_KERNEL)?;

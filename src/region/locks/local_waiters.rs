@@ -58,7 +58,7 @@ impl LocalWaiters {
     /// Creates an empty table.
     pub(in crate::region) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            table <- new_spinlock!(RBTree::new()),
+            table <- new_spinlock!(RBTree::new(), "LocalWaiters::table"),
             spin: AdaptiveSpin::new(),
         })
     }

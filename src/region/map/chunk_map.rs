@@ -98,7 +98,7 @@ impl ChunkMapCell {
         };
         pin_init!(Self {
             map <- SleepableRevocable::new_revoked(),
-            state <- new_mutex!(state),
+            state <- new_mutex!(state, "ChunkMapCell::state"),
         })
     }
 

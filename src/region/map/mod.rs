@@ -118,7 +118,7 @@ impl Mapping {
                 id, home, home_instance, region,
                 layout_cell <- SleepableRevocable::new(SetOnce::new()),
                 chunk_map <- ChunkMapCell::new(),
-                qp_failures <- new_mutex!(KVec::new()),
+                qp_failures <- new_mutex!(KVec::new(), "Mapping::qp_failures"),
                 remote_requests: Atomic::new(0u32),
                 end_cause: Atomic::new(0u32),
                 had_waiters: AtomicFlag::new(false),

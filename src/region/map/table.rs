@@ -26,7 +26,7 @@ pub(crate) struct MappingTable {
 impl MappingTable {
     /// Creates an empty table.
     pub(crate) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { table <- new_mutex!(RBTree::new()) })
+        pin_init!(Self { table <- new_mutex!(RBTree::new(), "MappingTable::table") })
     }
 
     /// Adds a mapping.

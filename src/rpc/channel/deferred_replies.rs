@@ -30,7 +30,7 @@ pub(in crate::rpc) struct DeferredReplies {
 impl DeferredReplies {
     /// Creates an empty queue.
     pub(super) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { queue <- new_mutex!(KVec::new()) })
+        pin_init!(Self { queue <- new_mutex!(KVec::new(), "DeferredReplies::queue") })
     }
 
     /// Queues a result. Returns `true` if the queue was empty, so that the caller must schedule the worker.

@@ -94,7 +94,7 @@ impl RpcCalls {
             inflight: RBTree::new(),
             next_id: 1,
         };
-        pin_init!(Self { state <- new_spinlock!(state) })
+        pin_init!(Self { state <- new_spinlock!(state, "RpcCalls::state") })
     }
 
     fn register(
@@ -115,7 +115,7 @@ impl RpcCalls {
                 ring_id,
                 is_polled,
                 max_reply_len,
-                result <- new_spinlock!(result),
+                result <- new_spinlock!(result, "InflightRpc::result"),
                 completed: AtomicFlag::new(false),
                 completion <- CountingCompletion::new(),
             }),

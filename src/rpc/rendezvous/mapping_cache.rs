@@ -31,7 +31,7 @@ pub(crate) struct MappingCache {
 impl MappingCache {
     /// Creates an empty cache.
     pub(in crate::rpc) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { mappings <- new_mutex!(Some(KVec::new())) })
+        pin_init!(Self { mappings <- new_mutex!(Some(KVec::new()), "MappingCache::mappings") })
     }
 
     /// Takes the mapping of a region out of the cache. The caller then is its only user.

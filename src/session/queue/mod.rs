@@ -174,7 +174,7 @@ impl IoQueue {
                 owner: owner()?,
                 memcg: Memcg::current(),
                 completion_ring,
-                state <- new_mutex!(state),
+                state <- new_mutex!(state, "IoQueue::state"),
                 timed_out <- reap::new_timed_out()?,
                 completion_spin: AdaptiveSpin::new(),
                 offloaded: Atomic::new(0u32),

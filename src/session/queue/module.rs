@@ -64,7 +64,7 @@ impl ModuleIoQueue {
             session: owner,
             queue,
             queue_id,
-            sq <- new_spinlock!(sq),
+            sq <- new_spinlock!(sq, "ModuleIoQueue::sq"),
         });
         KBox::pin_init(init, GFP_KERNEL_ACCOUNT).inspect_err(|_| {
             // Nothing was submitted yet.

@@ -32,7 +32,10 @@ pub(super) struct TimedOutBatches(KVec<PostedBatch<KBox<IoTask>>>);
 /// Returns an empty list of batches for workers.
 pub(super) fn new_timed_out() -> Result<impl PinInit<SpinLock<TimedOutBatches>>> {
     let batches = KVec::with_capacity(MAX_OFFLOADED as usize, GFP_KERNEL_ACCOUNT)?;
-    Ok(new_spinlock!(TimedOutBatches(batches)))
+    Ok(new_spinlock!(
+        TimedOutBatches(batches),
+        "IoQueue::timed_out"
+    ))
 }
 
 /// Returns the accesses of a batch.

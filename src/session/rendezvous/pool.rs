@@ -34,7 +34,7 @@ pub(in crate::session) struct RendezvousBufferPool {
 impl RendezvousBufferPool {
     /// Returns an empty pool.
     pub(in crate::session) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { buffers <- new_mutex!(KVec::new()) })
+        pin_init!(Self { buffers <- new_mutex!(KVec::new(), "RendezvousBufferPool::buffers") })
     }
 
     /// Takes the shortest valid buffer of at least `len` bytes. Prefers the most recently used of equal

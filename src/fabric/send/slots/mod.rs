@@ -166,7 +166,7 @@ impl SendEngine {
             pin_init!(Self {
                 cq,
                 dc_cq,
-                poll_lock <- new_spinlock!(()),
+                poll_lock <- new_spinlock!((), "SendEngine::poll_lock"),
                 slots,
                 data_slots,
                 control_slots,

@@ -44,7 +44,7 @@ impl FreeList {
         }
         KBox::pin_init(
             pin_init!(Self {
-                free <- new_spinlock!(free),
+                free <- new_spinlock!(free, "FreeList::free"),
                 freed <- CountingCompletion::new(),
                 waiters: Atomic::new(0u32),
             }),

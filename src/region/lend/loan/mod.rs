@@ -128,8 +128,8 @@ impl LoanTable {
         pin_init!(Self {
             device,
             limits,
-            state <- new_mutex!(state),
-            chunks_by_addr <- new_mutex!(RBTree::new()),
+            state <- new_mutex!(state, "LoanTable::state"),
+            chunks_by_addr <- new_mutex!(RBTree::new(), "LoanTable::chunks_by_addr"),
             stats,
         })
     }
