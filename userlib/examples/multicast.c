@@ -10,7 +10,7 @@
 #define MOST 16
 #define ROOM 64
 
-/* What `kite bench answer` takes for the length of its answer. */
+/* What `kite bench serve` takes for the length of its answer. */
 #define FUNCTION 5
 
 int main(int argc, char **argv)

@@ -16,7 +16,7 @@ pub(crate) const OVER_KITE: &str = "LD_PRELOAD=/kite/target/release/libkite_verb
 const MODULE: &str = "/kite/build/user/kite_latency.ko";
 const CONNECTOR: &str = "/kite/build/user/kite_connect.ko";
 
-/// The region that `kite bench answer` makes on the server.
+/// The region that `kite bench serve` makes on the server.
 pub(crate) const CALLED: &str = "bench-calls";
 
 /// Requests under way of [`Kind::Rate`].
@@ -135,7 +135,7 @@ fn kite_bandwidth(place: &Place, cell: Cell, count: u64, threads: u64) -> Comman
 fn kite_calls(place: &Place, cell: Cell, count: u64) -> Commands {
     Commands {
         client: format!(
-            "{PROGRAMS}/kite {} bench calls {CALLED} --json --size {} --iterations {count}",
+            "{PROGRAMS}/kite {} bench rpc {CALLED} --json --size {} --iterations {count}",
             place.option("rnic"),
             cell.at
         ),

@@ -102,7 +102,7 @@ fn connect_by_verbs(node: &Node, other: &Node) -> Result<f64> {
 
 fn call(node: &Node, called: &str) -> Result<f64> {
     let line =
-        format!("{PROGRAMS}/kite bench calls {called} --json --size {REPLY} --iterations {CALLS}");
+        format!("{PROGRAMS}/kite bench rpc {called} --json --size {REPLY} --iterations {CALLS}");
     number(&node.command(line).limit(PATIENCE).sh()?, "/0/median_us")
 }
 

@@ -290,9 +290,9 @@ impl Servers {
     pub(crate) fn start(node: &Node, called: &str, rnic: Option<&str>) -> Result<Self> {
         let option = |name| rnic.map_or(String::new(), |rnic| format!("--{name} {rnic}"));
         let baseline = baseline(node, PORT, ("", &option("device")))?;
-        let line = format!("{PROGRAMS}/kite {} bench answer {called}", option("rnic"));
+        let line = format!("{PROGRAMS}/kite {} bench serve {called}", option("rnic"));
         let mut answerer = node.spawn(&line)?;
-        answerer.read_until("answering", PATIENCE)?;
+        answerer.read_until("serving", PATIENCE)?;
         Ok(Self { baseline, answerer })
     }
 

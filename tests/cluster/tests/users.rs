@@ -598,9 +598,9 @@ fn multicast_samples_receive_a_reply_from_each() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     let start = |node: &Node, name: &str| {
-        let line = format!("/kite/target/release/kite bench answer {name}");
+        let line = format!("/kite/target/release/kite bench serve {name}");
         let mut process = node.spawn(&line)?;
-        process.read_until("answering", SOON)?;
+        process.read_until("serving", SOON)?;
         Ok::<_, kite_cluster::Error>(process)
     };
     let mut servers = [

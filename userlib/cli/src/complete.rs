@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Completion of names in shells: the shell runs the command, which lists what the cluster has at that moment.
+//! Completion of names in shells. The shell runs the command, which lists the names that the cluster has at that
+//! moment.
 
 use std::io;
 
@@ -23,7 +24,7 @@ pub(crate) fn print_script(shell: Shell) -> Result<()> {
     Ok(())
 }
 
-/// Lists the names of regions. Without a cluster there are none.
+/// Lists the names of regions. The list is empty if this node is in no cluster.
 pub(crate) fn regions() -> Vec<CompletionCandidate> {
     let list = || -> Result<Vec<String>> {
         let cluster = Cluster::open()?;

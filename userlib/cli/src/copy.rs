@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite put` and `kite get`: files to regions and back, byte by byte the same.
+//! `kite put` and `kite get`: copies files to regions and regions to files.
 
 use std::ffi::OsString;
 use std::fs::{File, Metadata, Permissions};
@@ -16,10 +16,10 @@ use kite::{AllocOptions, Cluster, Region, Rights};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// Large enough that the cost of a request is nothing, and small enough to pin.
+/// Size of a copy request in bytes: large enough to hide the cost of a request, small enough to pin.
 const BLOCK_BYTES: u64 = 4 << 20;
 
-/// What is copied to and from: a region, or memory in tests.
+/// Source or destination of a copy: a region, or memory in tests.
 trait BlockStore {
     fn len(&self) -> u64;
     fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
@@ -42,7 +42,7 @@ impl BlockStore for Region {
     }
 }
 
-/// Copies a file to a new region, which is freed again if that fails or a signal ends it.
+/// Copies a file to a new region. Frees the region if the copy fails or a signal interrupts it.
 pub(crate) fn put(
     cluster: &Cluster,
     path: &Path,
@@ -51,17 +51,14 @@ pub(crate) fn put(
 ) -> Result<()> {
     let (mut file, len) = open_source(path)?;
     let shown = path.display();
-    ensure!(
-        len > 0,
-        "{shown} is empty, and a region has at least one byte"
-    );
+    ensure!(len > 0, "{shown} is empty; a region has at least 1 byte");
     let stop = register_stop_flag()?;
     let region = cluster.alloc(&options(len).name(name));
     let region = region.with_context(|| format!("allocating {name}"))?;
     let result = upload(&mut file, &region, &stop);
     let result = result.with_context(|| format!("copying {shown} to {name}"));
     if result.is_err() {
-        // The first error is the one to tell.
+        // The first error is reported.
         let _ = region.free();
     }
     result
@@ -79,18 +76,18 @@ fn open_source(path: &Path) -> Result<(File, u64)> {
         .with_context(|| format!("cannot inspect {shown}"))?;
     ensure!(
         meta.is_file(),
-        "{shown} is no regular file, so its length is not known; use - to read a pipe"
+        "{shown} is not a regular file, so its length is unknown; use - to read a pipe"
     );
     Ok((file, meta.len()))
 }
 
-/// Returns `true` if `path` means standard input or output.
+/// Returns `true` if `path` denotes standard input or output.
 fn is_stdio(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// Copies a stream to an unlinked temporary file: a region has a fixed size, and that of a pipe is known
-/// only at its end. Returns the file and its length in bytes.
+/// Copies a stream to an unlinked temporary file, since a region has a fixed size and the length of a stream is
+/// unknown before its end. Returns the file and its length in bytes.
 fn spool(stream: &mut impl Read) -> Result<(File, u64)> {
     let directory = std::env::temp_dir();
     let mut file = tempfile::tempfile_in(&directory)
@@ -103,7 +100,7 @@ fn spool(stream: &mut impl Read) -> Result<(File, u64)> {
     Ok((file, len))
 }
 
-/// What becomes true when the user wants the command to end.
+/// Returns a flag that SIGINT and SIGTERM set.
 fn register_stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -112,7 +109,7 @@ fn register_stop_flag() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Copies a region to a file, which appears when it is complete, and not at all if a signal comes before.
+/// Copies a region to a file, which appears when the copy is complete. An interrupted copy leaves no file.
 pub(crate) fn get(cluster: &Cluster, name: &str, path: &Path) -> Result<()> {
     let region = cluster
         .map(name, Rights::READ)
@@ -125,7 +122,7 @@ pub(crate) fn get(cluster: &Cluster, name: &str, path: &Path) -> Result<()> {
 }
 
 /// Copies a region to a descriptor, without a progress bar. A reader that closes its pipe early, such as
-/// `head`, is no error.
+/// `head`, is not an error.
 fn copy_to_fd(region: &impl BlockStore, output: BorrowedFd<'_>) -> Result<()> {
     let mut file = File::from(output.try_clone_to_owned()?);
     let result = download(
@@ -147,13 +144,13 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 fn copy_to_path(region: &Region, path: &Path) -> Result<()> {
     let path = match std::fs::metadata(path) {
-        // A device or pipe cannot be replaced, only written; a signal leaves nothing to remove.
+        // A device or pipe is written in place. An interrupted copy leaves no file to remove.
         Ok(meta) if !meta.is_file() => {
             let mut file = File::options().write(true).open(path)?;
             let stop = AtomicBool::new(false);
             return download(region, &mut file, &stop, &progress(region.len()));
         }
-        // A link stays one, such as /dev/stdout.
+        // A symbolic link, such as /dev/stdout, is kept and its target is replaced.
         Ok(_) => path.canonicalize()?,
         Err(error) if error.kind() == ErrorKind::NotFound => path.to_owned(),
         Err(error) => return Err(error.into()),
@@ -163,8 +160,8 @@ fn copy_to_path(region: &Region, path: &Path) -> Result<()> {
     replace_file(&path, |file| download(region, file, &stop, &bar))
 }
 
-/// Writes a new file beside `path`, and moves it there. Who could not read what was there cannot read what
-/// comes, either.
+/// Writes a new file beside `path` and renames it to `path`. The new file is not readable by users that could not read
+/// the old one.
 fn replace_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     let mut partial = OsString::from(path);
     partial.push(format!(".{}.partial", std::process::id()));
@@ -182,14 +179,13 @@ fn replace_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Res
         .and_then(|()| write(&mut file))
         .and_then(|()| Ok(std::fs::rename(&partial, path)?));
     if written.is_err() {
-        // The first error is the one to tell.
+        // The first error is reported.
         let _ = std::fs::remove_file(&partial);
     }
     written
 }
 
-/// Gives a file the mode of another, and its owner and group if that is permitted. The rights of a group are
-/// not for another one.
+/// Copies the mode of a file, and owner and group if permitted. If the group differs, the group gets no rights.
 fn copy_mode_and_owner(file: &File, previous: &Metadata) -> io::Result<()> {
     let (owner, group) = (Some(previous.uid()), Some(previous.gid()));
     let _ = fchown(file, owner, group).or_else(|_| fchown(file, None, group));
@@ -202,13 +198,13 @@ fn upload(file: &mut impl Read, region: &impl BlockStore, stop: &AtomicBool) -> 
     for_each_block(region.len(), &progress(region.len()), |offset, block| {
         check_stop(stop)?;
         file.read_exact(block).map_err(|error| match error.kind() {
-            ErrorKind::UnexpectedEof => anyhow::anyhow!("the file became shorter meanwhile"),
+            ErrorKind::UnexpectedEof => anyhow::anyhow!("the file became shorter during the copy"),
             _ => error.into(),
         })?;
         region.write(block, offset)
     })?;
     if file.read(&mut [0])? != 0 {
-        bail!("the file became longer meanwhile");
+        bail!("the file became longer during the copy");
     }
     Ok(())
 }
@@ -227,7 +223,7 @@ fn download(
     Ok(file.flush()?)
 }
 
-/// Fails if the user wants the command to end.
+/// Fails if the stop flag is set.
 fn check_stop(stop: &AtomicBool) -> Result<()> {
     ensure!(!stop.load(Ordering::Relaxed), "interrupted by a signal");
     Ok(())
@@ -251,7 +247,7 @@ fn for_each_block(
     Ok(())
 }
 
-/// A bar on standard error if that is a terminal.
+/// Returns a progress bar on standard error, which is visible if that is a terminal.
 fn progress(len: u64) -> ProgressBar {
     let template = "{wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
     let bar = ProgressBar::new(len);
@@ -361,7 +357,7 @@ mod tests {
         assert!(file.is_empty());
     }
 
-    /// An empty directory of this name.
+    /// Creates an empty directory.
     fn directory(name: &str) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("kite-copy-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();

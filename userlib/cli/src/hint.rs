@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What the user can do about an error.
+//! Remedies for errors.
 
 use indicatif::BinaryBytes;
 use kite::Error;
 use rustix::process::{geteuid, getrlimit, Resource};
 
-/// What to do next about an error of kite, if that is known.
+/// Returns the remedy for an error of kite, if one is known.
 pub(crate) fn hint_for(error: &anyhow::Error) -> Option<String> {
     let mut causes = error.chain();
     let error = *causes.find_map(|cause| cause.downcast_ref::<Error>())?;
@@ -15,13 +15,14 @@ pub(crate) fn hint_for(error: &anyhow::Error) -> Option<String> {
     }
 }
 
-/// Returns the limit of locked memory in bytes. Root has none.
+/// Returns the limit of locked memory in bytes. Root has no limit.
 fn locked_memory_limit() -> Option<u64> {
     let is_limited = !geteuid().is_root();
     is_limited.then(|| getrlimit(Resource::Memlock).current)?
 }
 
-/// Registered memory and buffers of queue pairs count against the limit of locked memory, if there is one.
+/// Returns the remedy for exhausted memory. Registered memory and buffers of I/O queues count against the limit of
+/// locked memory.
 fn out_of_memory_hint(limit: Option<u64>) -> String {
     let remedy = "Use another node (--node) or a smaller region";
     match limit {
@@ -39,17 +40,21 @@ fn hint_for_kite_error(error: Error) -> Option<&'static str> {
         Error::OpenDenied => {
             "Join the group kite, then log in again: sudo usermod --append --groups kite $USER"
         }
-        Error::NotJoined => "Make a cluster or join one: sudo kite init, or sudo kite join HOST",
-        Error::NoRnic => "See which RNICs there are, and whether a port is active: kite status",
-        Error::HostDown => "See which nodes are members: kite nodes",
-        Error::NotFound => "See which regions there are: kite regions",
+        Error::NotJoined => "Create or join a cluster: sudo kite init, or sudo kite join HOST",
+        Error::NoRnic => "List the RNICs and the states of their ports: kite status",
+        Error::HostDown => "List the members: kite nodes",
+        Error::NotFound => "List the regions: kite regions",
         Error::Exists => "Choose another name, or free that region: kite free NAME",
-        Error::Denied => "Ask the owner of the region, or use --other-rights when making it",
+        Error::Denied => {
+            "Request rights from the owner of the region, or allocate it with --other-rights"
+        }
         Error::WrongVersion | Error::UnknownRequest => {
             "Install the module and this command from the same version of kite"
         }
         Error::NotPermitted => "Run it as root: sudo kite …",
-        Error::TimedOut => "Try again; if it lasts, look at the link and at: kite stats",
+        Error::TimedOut => {
+            "Retry; if the error persists, check the link and the counters: kite stats"
+        }
         _ => return None,
     })
 }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The command `kite`: looks at the cluster, keeps files in its memory, and measures it.
+//! The command `kite`: inspects and configures a cluster, copies files to its memory and back, and measures it.
 
 mod args;
 mod bench;
-mod check;
 mod complete;
 mod copy;
+mod health;
 mod hint;
 mod nodes;
+mod output;
 mod preload;
 mod qos;
 mod regions;
@@ -15,7 +16,6 @@ mod setup;
 mod status;
 mod users;
 
-use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     CompleteEnv::with_factory(Args::command).complete();
     let args = Args::parse();
     if matches!(args.command, Command::Status { check: true, .. }) {
-        return check::run(&args.rnic);
+        return health::run(&args.rnic);
     }
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
@@ -92,7 +92,7 @@ fn run(args: Args) -> Result<()> {
             let node = nodes::resolve_nodes(&cluster, &node)?;
             let region = cluster.map(&name, Rights::MASTER);
             let moved = region.and_then(|region| region.with_timeout(timeout).migrate_to(&node));
-            moved.with_context(|| format!("moving {name}"))
+            moved.with_context(|| format!("migrating {name}"))
         }
         Command::Qos { policy, json } => qos::show_or_set_policy(&open()?, policy, json),
         Command::Limit(limit) => qos::show_or_set_limit(&open()?, &limit),
@@ -118,14 +118,4 @@ fn write_man_pages(dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir)
         .and_then(|()| clap_mangen::generate_to(Args::command(), dir))
         .with_context(|| format!("writing manual pages to {}", dir.display()))
-}
-
-/// Writes a line of output. A reader that has gone away is an error like any other.
-fn print_line(line: std::fmt::Arguments<'_>) -> Result<()> {
-    Ok(writeln!(std::io::stdout(), "{line}")?)
-}
-
-/// Writes a value as JSON.
-fn print_json(value: &impl serde::Serialize) -> Result<()> {
-    print_line(format_args!("{}", serde_json::to_string_pretty(value)?))
 }

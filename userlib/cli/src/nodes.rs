@@ -9,7 +9,7 @@ use anyhow::{bail, Context, Result};
 use kite::{Cluster, Member, View, NODE_ID_MAX};
 use serde::Serialize;
 
-use crate::{print_json, print_line};
+use crate::output::{print_json, print_line};
 
 /// A node in an argument, by its number or its host name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,8 @@ pub(crate) enum NodeArg {
 impl FromStr for NodeArg {
     type Err = String;
 
-    /// A host name begins with a letter, so it is no number. What follows the first dot is ignored.
+    /// Parses a number or a host name. A host name begins with a letter, so it is not a number. The domain after the
+    /// first dot is ignored.
     fn from_str(text: &str) -> Result<Self, String> {
         if is_host_name(text) {
             let short = text.split('.').next().unwrap_or_default();
@@ -87,7 +88,7 @@ impl HostNames {
         name.map_or_else(|| node.to_string(), str::to_owned)
     }
 
-    /// Returns the number of the only node with a host name.
+    /// Returns the number of the node with a host name, if the name is unique.
     fn node_by_name(&self, name: &str) -> Result<u32> {
         let mut found = self.0.iter().filter(|(_, other)| *other == name);
         match (found.next(), found.next()) {
@@ -138,7 +139,7 @@ impl NamedView {
         &self.names
     }
 
-    /// Returns the size of the cluster and the place of this node in it.
+    /// Returns the number of this node, the size of the cluster and the epoch.
     pub(crate) fn summary(&self) -> String {
         let Self {
             local_node: own,

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 const PRELOAD_LIBRARY: &str = "libkite_verbs.so";
 const PRELOAD_VAR: &str = "LD_PRELOAD";
 
-/// Replaces this process by the program, with the library preloaded. Returns only if that fails.
+/// Replaces this process by the program, with the library preloaded. Returns only on failure.
 pub(crate) fn run(program: &[OsString], verbose: bool) -> Result<()> {
     let (name, arguments) = program.split_first().context("no program given")?;
     let executable = env::current_exe().context("finding the directory of kite")?;
@@ -28,8 +28,8 @@ pub(crate) fn run(program: &[OsString], verbose: bool) -> Result<()> {
     Err(error).with_context(|| format!("cannot run {}", name.to_string_lossy()))
 }
 
-/// Returns the places of the library: beside the executable (build tree), and for the same prefix the directories of
-/// `make install` and of the package.
+/// Returns the directories that may hold the library: that of the executable (build tree), and for the same prefix
+/// those of `make install` and of the package.
 fn library_dirs(executable: &Path) -> Vec<PathBuf> {
     let directory = executable.parent();
     let prefix = directory.and_then(Path::parent);
@@ -53,7 +53,7 @@ fn find_library(executable: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Puts the library before those that are preloaded already.
+/// Returns the value of `LD_PRELOAD` with the library before those that are preloaded already.
 fn prepend_library(library: &Path, previous: Option<&OsStr>) -> OsString {
     let mut value = library.as_os_str().to_owned();
     if let Some(previous) = previous.filter(|previous| !previous.is_empty()) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite qos` and `kite limit`: who goes first, and how fast.
+//! `kite qos` and `kite limit`: QoS policy and rate limits.
 
 use anyhow::{Context, Result};
 use kite::{Cluster, LimitSubject, LimitUsage, QosPolicy};
 use serde::Serialize;
 
 use crate::args::LimitArgs;
+use crate::output::{print_json, print_line};
 use crate::users::{self, WithUserName};
-use crate::{print_json, print_line};
 
-/// Shows how requests of low priority give way; before, sets it.
+/// Sets the QoS policy if one is given, and prints the policy.
 pub(crate) fn show_or_set_policy(
     cluster: &Cluster,
     policy: Option<QosPolicy>,
@@ -23,13 +23,15 @@ pub(crate) fn show_or_set_policy(
     if json {
         return print_json(&qos);
     }
-    let rate = qos.rate.map_or("any".into(), |rate| format!("{rate} B/s"));
-    print_line(format_args!("policy:           {}", qos.policy))?;
-    print_line(format_args!("low priority:     {} sessions", qos.sessions))?;
-    print_line(format_args!("low-priority rate: {rate}"))
+    let rate = qos
+        .rate
+        .map_or("unlimited".into(), |rate| format!("{rate} B/s"));
+    print_line(format_args!("policy:                {}", qos.policy))?;
+    print_line(format_args!("low-priority sessions: {}", qos.sessions))?;
+    print_line(format_args!("low-priority rate:     {rate}"))
 }
 
-/// A limit, as JSON has it.
+/// Rate limit of one subject, for JSON.
 #[derive(Serialize)]
 struct LimitEntry {
     subject: LimitSubject,
@@ -37,7 +39,7 @@ struct LimitEntry {
     used: LimitUsage,
 }
 
-/// Sets a limit, or shows all.
+/// Sets a limit, or prints all limits.
 pub(crate) fn show_or_set_limit(cluster: &Cluster, args: &LimitArgs) -> Result<()> {
     let Some(subject) = subject_from_args(args)? else {
         return print_limits(cluster, args.numeric, args.json);
@@ -55,11 +57,11 @@ fn subject_from_args(args: &LimitArgs) -> Result<Option<LimitSubject>> {
         return Ok(args.user.map(LimitSubject::User));
     };
     let subject = LimitSubject::from_cgroup_dir(directory);
-    let subject = subject.with_context(|| format!("looking at {}", directory.display()))?;
+    let subject = subject.with_context(|| format!("reading the cgroup {}", directory.display()))?;
     Ok(Some(subject))
 }
 
-/// Returns the number of the user that a limit is for, if it is for one.
+/// Returns the number of the user that a limit applies to, if it applies to a user.
 fn subject_uid(subject: LimitSubject) -> Option<u32> {
     match subject {
         LimitSubject::User(uid) => Some(uid),
@@ -87,7 +89,7 @@ fn print_limits(cluster: &Cluster, numeric: bool, json: bool) -> Result<()> {
         "{:24}{:>16}{:>14}{:>20}{:>14}{:>12}",
         "SUBJECT", "BYTES/S", "REQUESTS/S", "BYTES", "REQUESTS", "THROTTLED"
     ))?;
-    let rate = |rate: Option<u64>| rate.map_or("any".into(), |rate| rate.to_string());
+    let rate = |rate: Option<u64>| rate.map_or("unlimited".into(), |rate| rate.to_string());
     for (subject, limit, used) in limits {
         let label = match subject_uid(subject) {
             Some(uid) => format!("user {}", users::display_name(uid, numeric)),

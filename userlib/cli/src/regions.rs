@@ -7,14 +7,14 @@ use kite::{Cluster, RegionEntry, View};
 use serde::Serialize;
 
 use crate::nodes::{joined_view, HostNames, NodeArg};
+use crate::output::{print_json, print_line, replace_control};
 use crate::users::{self, WithUserName};
-use crate::{print_json, print_line};
 
-/// The named regions of some nodes.
+/// Named regions of several nodes.
 #[derive(Default, Serialize)]
 pub(crate) struct RegionListing {
     regions: Vec<WithUserName<RegionEntry>>,
-    /// Nodes that did not list theirs.
+    /// Nodes that could not be queried.
     failures: Vec<ListFailure>,
 }
 
@@ -27,7 +27,7 @@ struct ListFailure {
 }
 
 impl RegionListing {
-    /// Asks these nodes, one after the other.
+    /// Queries nodes one after the other.
     pub(crate) fn from_nodes(cluster: &Cluster, nodes: impl IntoIterator<Item = u32>) -> Self {
         let mut listing = Self::default();
         for node in nodes {
@@ -48,12 +48,12 @@ impl RegionListing {
         listing
     }
 
-    /// Asks all members of a view.
+    /// Queries all members of a view.
     pub(crate) fn from_view(cluster: &Cluster, view: &View) -> Self {
         Self::from_nodes(cluster, view.members.iter().map(|member| member.node))
     }
 
-    /// Prints what there is; then a node that did not list its regions is an error.
+    /// Prints the regions. Fails afterwards if a node could not be queried.
     pub(crate) fn print(&self, hosts: &HostNames, numeric: bool) -> Result<()> {
         print_table(&self.regions, hosts, numeric)?;
         self.check_failures()
@@ -118,13 +118,4 @@ fn print_table(
         ))?;
     }
     Ok(())
-}
-
-/// Names are made by other users, and must not steer the terminal.
-pub(crate) fn replace_control(c: char) -> char {
-    if c.is_control() {
-        '\u{fffd}'
-    } else {
-        c
-    }
 }

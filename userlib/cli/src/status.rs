@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite status`, `vqps` and `stat`.
+//! `kite status`, `vqps` and `stats`.
 
 use anyhow::{Context, Result};
 use kite::{Cluster, Parameters, Rnic, VqpInfo};
 use serde::Serialize;
 
 use crate::nodes::{HostNames, NamedView};
+use crate::output::{print_json, print_line};
 use crate::regions::RegionListing;
 use crate::users::{self, WithUserName};
-use crate::{print_json, print_line};
 
-/// All that `kite status` shows.
+/// Output of `kite status`.
 #[derive(Serialize)]
 struct Status {
     /// `None` if the module is older than the request.
     parameters: Option<Parameters>,
     rnics: Vec<Rnic>,
-    /// The RNIC that the rest is about, if there is one.
+    /// RNIC of the members that follow, `None` if there is none.
     rnic: Option<String>,
-    /// None if this node is in no cluster.
+    /// `None` if this node is in no cluster.
     view: Option<NamedView>,
-    /// None without an RNIC.
+    /// `None` without an RNIC.
     transport: Option<TransportStats>,
     #[serde(flatten)]
     listing: RegionListing,
 }
 
-/// Queue pairs of the RNIC that all share.
+/// Shared QPs of the RNIC.
 #[derive(Serialize)]
 struct TransportStats {
-    /// By these any node is reached, by DC.
+    /// DC initiators, each of which can reach any node.
     dcis: u64,
-    /// To one node each.
+    /// RC connections, each to one node.
     connections: u64,
-    /// Nodes that virtual queue pairs reach by those.
+    /// Nodes that virtual queue pairs reach by an RC connection.
     promoted_peers: u64,
 }
 
@@ -57,7 +57,7 @@ impl Status {
         let rnics = kite::rnics()?;
         let cluster = match Cluster::open_rnic(rnic) {
             Ok(cluster) => cluster,
-            // Without an RNIC there is nothing more to tell, and that is no error.
+            // A node without an RNIC is not an error.
             Err(kite::Error::NoRnic) if rnic.is_empty() => {
                 return Ok(Self {
                     parameters,
@@ -118,7 +118,7 @@ pub(crate) fn print_status(rnic: &str, numeric: bool, json: bool) -> Result<()> 
         };
         let dynamic = match *dynamic {
             true => ", DC",
-            false => ", no DC (virtual queue pairs go by connections)",
+            false => ", no DC (virtual queue pairs use RC)",
         };
         print_line(format_args!(
             "RNIC:    {name}: {state}, {address}{dynamic}{used}"
@@ -157,7 +157,7 @@ pub(crate) fn print_stats(cluster: &Cluster, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Prints virtual queue pairs, and what they have done.
+/// Prints virtual queue pairs with their counters.
 pub(crate) fn print_vqps(cluster: &Cluster, numeric: bool, json: bool) -> Result<()> {
     let vqps = cluster.vqps()?;
     if json {

@@ -3,8 +3,9 @@
 
 use serde::Serialize;
 
-/// Returns the number of a user that is given by name or by number. A name that consists of digits takes
-/// precedence over the number, as for `chown`.
+use crate::output::replace_control;
+
+/// Parses a user name or number. A name that consists of digits takes precedence over the number, as for `chown`.
 pub(crate) fn parse_user(text: &str) -> Result<u32, String> {
     if let Some(user) = uzers::get_user_by_name(text) {
         return Ok(user.uid());
@@ -12,25 +13,25 @@ pub(crate) fn parse_user(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| "no such user on this node".into())
 }
 
-/// Returns the name of a user, if this node knows it. Control characters are replaced.
+/// Returns the name of a user on this node. Control characters are replaced.
 pub(crate) fn user_name(uid: u32) -> Option<String> {
     let user = uzers::get_user_by_uid(uid)?;
     let name = user.name().to_string_lossy();
-    Some(name.chars().map(crate::regions::replace_control).collect())
+    Some(name.chars().map(replace_control).collect())
 }
 
-/// Returns the name of a user, or the number if `numeric` is set or this node knows no name.
+/// Returns the name of a user, or the number if `numeric` is set or the number has no name on this node.
 pub(crate) fn display_name(uid: u32, numeric: bool) -> String {
     let name = if numeric { None } else { user_name(uid) };
     name.unwrap_or_else(|| uid.to_string())
 }
 
-/// An entry with the name of its user beside the number, for JSON.
+/// Entry with the name of its user beside the number, for JSON.
 #[derive(Serialize)]
 pub(crate) struct WithUserName<T> {
     #[serde(flatten)]
     pub(crate) entry: T,
-    /// `None` if this node knows no name, or if the entry is not about a user.
+    /// `None` if the number has no name on this node, or if the entry has no user.
     user_name: Option<String>,
 }
 

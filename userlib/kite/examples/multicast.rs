@@ -3,7 +3,7 @@
 
 use kite::{Cluster, Rights, RPC_INLINE_BYTES};
 
-/// The bytes of the reply: `kite bench answer` takes the function number as the length.
+/// The bytes of the reply: `kite bench serve` takes the function number as the length.
 const FUNCTION: u32 = 5;
 
 fn main() -> kite::Result<()> {

@@ -19,7 +19,7 @@ const SIZE: usize = 8;
 pub(crate) struct Load {
     /// Where the other side listens
     address: String,
-    /// Call `kite bench answer` with this region instead of the other side
+    /// Call `kite bench serve` with this region instead of the other side
     #[arg(long, value_name = "REGION")]
     kite: Option<String>,
     /// Concurrent clients

@@ -1,46 +1,49 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The command line of the measurements.
+//! Command line of `kite bench`.
 
 use clap::{Args, Subcommand};
 
 use super::Operation;
-use crate::args::{candidates, parse_bytes};
+use crate::args::values::{candidates, parse_bytes};
 use crate::complete;
 use crate::nodes::NodeArg;
 
-/// Sizes are of one operation.
+/// Maximum length of a reply in bytes.
+pub(super) const REPLY_MAX_BYTES: usize = 1 << 20;
+
+/// Measurements of `kite bench`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
-    /// Time single reads and writes, one after the other
+    /// Measure the latency of single reads and writes
     Latency(LatencyArgs),
-    /// Count the bytes that reads and writes move in a while
+    /// Measure the bandwidth of reads and writes
     Bandwidth(BandwidthArgs),
-    /// Count reads and writes, many of them at a time, by a queue pair
+    /// Measure the rate of reads and writes, many in flight, through an I/O queue
     Rate(RateArgs),
-    /// Time calls, one after the other, of a node on which `kite bench answer` runs
-    Calls(CallsArgs),
-    /// Time connections to a node by virtual queue pairs
+    /// Measure the latency of RPCs to a node that runs `kite bench serve`
+    Rpc(RpcArgs),
+    /// Measure the time to connect a virtual queue pair to a node
     Connect(ConnectArgs),
-    /// Answer the calls of `kite bench calls` until it is killed
-    Answer(AnswerArgs),
+    /// Serve the RPCs of `kite bench rpc` until killed
+    Serve(ServeArgs),
 }
 
 impl Bench {
-    /// Whether it is to give way to others.
+    /// Returns `true` if the requests have low priority.
     pub(super) fn is_low_priority(&self) -> bool {
         match self {
-            Self::Latency(plan) => plan.common.low,
-            Self::Bandwidth(plan) => plan.common.low,
-            Self::Rate(plan) => plan.common.low,
-            Self::Calls(_) | Self::Connect(_) | Self::Answer(_) => false,
+            Self::Latency(args) => args.common.low_priority,
+            Self::Bandwidth(args) => args.common.low_priority,
+            Self::Rate(args) => args.common.low_priority,
+            Self::Rpc(_) | Self::Connect(_) | Self::Serve(_) => false,
         }
     }
 }
 
-/// What both measurements are told.
+/// Options of the measurements of reads and writes.
 #[derive(Debug, Args)]
 pub(crate) struct CommonArgs {
-    /// Node whose memory to use, by number or host name
+    /// Node that provides the memory, by number or host name
     #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
     pub(super) node: NodeArg,
     /// Operations to measure
@@ -51,9 +54,9 @@ pub(crate) struct CommonArgs {
         default_value = "write,read"
     )]
     pub(super) operation: Vec<Operation>,
-    /// With low priority, beside others
+    /// Send requests with low priority
     #[arg(long)]
-    pub(super) low: bool,
+    pub(super) low_priority: bool,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
@@ -64,10 +67,10 @@ pub(crate) struct CommonArgs {
 pub(crate) struct LatencyArgs {
     #[command(flatten)]
     pub(super) common: CommonArgs,
-    /// Sizes in bytes, or with a suffix: 4K, 1M (powers of 1024)
+    /// Sizes of one operation in bytes, or with a suffix: 4K, 1M (powers of 1024)
     #[arg(long, value_parser = parse_bytes, value_delimiter = ',', default_value = "8,64,512,4K,64K")]
     pub(super) size: Vec<u64>,
-    /// Operations of each kind and size
+    /// Iterations of each operation and size
     #[arg(long, value_name = "COUNT", default_value_t = 1000,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) iterations: u32,
@@ -78,29 +81,29 @@ pub(crate) struct LatencyArgs {
 pub(crate) struct RateArgs {
     #[command(flatten)]
     pub(super) common: CommonArgs,
-    /// Sizes in bytes, or with a suffix: 4K, 1M (powers of 1024)
+    /// Sizes of one operation in bytes, or with a suffix: 4K, 1M (powers of 1024)
     #[arg(long, value_parser = parse_bytes, value_delimiter = ',', default_value = "8,64,512,4K")]
     pub(super) size: Vec<u64>,
-    /// Operations at a time, a power of two
+    /// Operations in flight, a power of two
     #[arg(long, value_name = "COUNT", default_value_t = 32,
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) depth: u32,
-    /// Operations of each kind and size
+    /// Iterations of each operation and size
     #[arg(long, value_name = "COUNT", default_value_t = 20_000,
         value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) iterations: u64,
 }
 
-/// `kite bench calls`.
+/// `kite bench rpc`.
 #[derive(Debug, Args)]
-pub(crate) struct CallsArgs {
-    /// The region that `kite bench answer` made
+pub(crate) struct RpcArgs {
+    /// Region that `kite bench serve` allocated
     pub(super) name: String,
-    /// Sizes of replies in bytes, at most 1 MiB; those over 8128 go by a region
+    /// Sizes of replies in bytes, at most 1 MiB; replies over 8128 bytes use a rendezvous buffer
     #[arg(long, value_delimiter = ',', default_value = "8,64,512,4096,65536",
-        value_parser = clap::value_parser!(u64).range(1..=super::calls::REPLY_MAX_BYTES as u64))]
+        value_parser = clap::value_parser!(u64).range(1..=REPLY_MAX_BYTES as u64))]
     pub(super) size: Vec<u64>,
-    /// Calls of each size
+    /// RPCs of each size
     #[arg(long, value_name = "COUNT", default_value_t = 1000,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) iterations: u32,
@@ -115,7 +118,7 @@ pub(crate) struct ConnectArgs {
     /// Node to connect to, by number or host name
     #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
     pub(super) node: NodeArg,
-    /// Connections, besides the first
+    /// Connections after the first
     #[arg(long, value_name = "COUNT", default_value_t = 1000,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) iterations: u32,
@@ -124,10 +127,10 @@ pub(crate) struct ConnectArgs {
     pub(super) json: bool,
 }
 
-/// `kite bench answer`.
+/// `kite bench serve`.
 #[derive(Debug, Args)]
-pub(crate) struct AnswerArgs {
-    /// A region to make for it
+pub(crate) struct ServeArgs {
+    /// Name of the region to allocate for the service
     pub(super) name: String,
 }
 
@@ -136,25 +139,25 @@ pub(crate) struct AnswerArgs {
 pub(crate) struct BandwidthArgs {
     #[command(flatten)]
     pub(super) common: CommonArgs,
-    /// Sizes in bytes, or with a suffix: 4K, 1M (powers of 1024)
+    /// Sizes of one operation in bytes, or with a suffix: 4K, 1M (powers of 1024)
     #[arg(long, value_parser = parse_bytes, value_delimiter = ',', default_value = "4K,64K,1M")]
     pub(super) size: Vec<u64>,
-    /// Threads, each with a buffer and a part of the region of its own
+    /// Threads, each with a separate buffer and part of the region
     #[arg(long, value_name = "COUNT", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) threads: u32,
-    /// How long to measure each kind and size
-    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = parse_seconds)]
-    pub(super) seconds: f64,
-    /// Move this much instead of measuring for a time
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "seconds")]
+    /// Duration of each operation and size, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = parse_duration_s)]
+    pub(super) duration: f64,
+    /// Bytes to transfer per operation and size, instead of a duration
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "duration")]
     pub(super) bytes: Option<u64>,
 }
 
-fn parse_seconds(text: &str) -> Result<f64, String> {
+fn parse_duration_s(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.001..=86400.0).contains(&seconds) => Ok(seconds),
-        Ok(_) => Err("0.001 to 86400 seconds".into()),
+        Ok(_) => Err("duration must be 0.001 to 86400 seconds".into()),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -176,26 +179,26 @@ mod tests {
 
     #[test]
     fn latency_without_options_uses_the_defaults() {
-        let Bench::Latency(plan) = parse("bench latency --node 2").unwrap() else {
+        let Bench::Latency(args) = parse("bench latency --node 2").unwrap() else {
             panic!("another measurement");
         };
-        assert_eq!(plan.size, [8, 64, 512, 4 << 10, 64 << 10]);
-        assert_eq!(plan.common.operation, [Operation::Write, Operation::Read]);
-        assert_eq!(plan.common.node, NodeArg::Number(2));
-        assert_eq!(plan.iterations, 1000);
+        assert_eq!(args.size, [8, 64, 512, 4 << 10, 64 << 10]);
+        assert_eq!(args.common.operation, [Operation::Write, Operation::Read]);
+        assert_eq!(args.common.node, NodeArg::Number(2));
+        assert_eq!(args.iterations, 1000);
     }
 
     #[test]
     fn bandwidth_takes_a_time_or_a_byte_count() {
         let words = "bench bandwidth --node 1 --size 1M,2M --operation read --threads 4";
-        let Bench::Bandwidth(plan) = parse(words).unwrap() else {
+        let Bench::Bandwidth(args) = parse(words).unwrap() else {
             panic!("another measurement");
         };
-        assert_eq!(plan.size, [1 << 20, 2 << 20]);
-        assert_eq!(plan.common.operation, [Operation::Read]);
-        assert_eq!((plan.threads, plan.bytes), (4, None));
+        assert_eq!(args.size, [1 << 20, 2 << 20]);
+        assert_eq!(args.common.operation, [Operation::Read]);
+        assert_eq!((args.threads, args.bytes), (4, None));
         assert!(parse(&format!("{words} --bytes 1G")).is_ok());
-        assert!(parse(&format!("{words} --bytes 1G --seconds 1")).is_err());
+        assert!(parse(&format!("{words} --bytes 1G --duration 1")).is_err());
     }
 
     #[test]
@@ -208,12 +211,12 @@ mod tests {
             "bench latency --node 1 --operation swap",
             "bench rate --node 1 --depth 0",
             "bench rate --node 1 --iterations 0",
-            "bench calls --size 8",
-            "bench calls name --size 1048577",
-            "bench answer",
+            "bench rpc --size 8",
+            "bench rpc name --size 1048577",
+            "bench serve",
             "bench bandwidth --node 1 --threads 0",
-            "bench bandwidth --node 1 --seconds 0",
-            "bench bandwidth --node 1 --seconds inf",
+            "bench bandwidth --node 1 --duration 0",
+            "bench bandwidth --node 1 --duration inf",
         ] {
             assert!(parse(words).is_err(), "{words}");
         }

@@ -15,7 +15,7 @@ use super::args::BandwidthArgs;
 use super::buffer::BenchBuffer;
 use super::{allocate, measure_all, OpCost, Operation, ReportRow};
 
-/// One line of the report.
+/// Row of the report.
 #[derive(Serialize)]
 struct BandwidthRow {
     operation: Operation,
@@ -42,7 +42,7 @@ impl ReportRow for BandwidthRow {
     }
 }
 
-/// When a thread has done enough.
+/// Condition at which a thread stops.
 #[derive(Clone, Copy, Debug)]
 enum StopCondition {
     Time(Duration),
@@ -50,11 +50,11 @@ enum StopCondition {
 }
 
 impl StopCondition {
-    fn from_args(plan: &BandwidthArgs, size: u64) -> Self {
-        match plan.bytes {
-            None => Self::Time(Duration::from_secs_f64(plan.seconds)),
+    fn from_args(args: &BandwidthArgs, size: u64) -> Self {
+        match args.bytes {
+            None => Self::Time(Duration::from_secs_f64(args.duration)),
             Some(bytes) => {
-                Self::Operations(bytes.div_ceil(size).div_ceil(plan.threads.into()).max(1))
+                Self::Operations(bytes.div_ceil(size).div_ceil(args.threads.into()).max(1))
             }
         }
     }
@@ -68,23 +68,23 @@ impl StopCondition {
 }
 
 /// Measures all operations and sizes.
-pub(super) fn run(cluster: &Cluster, plan: &BandwidthArgs) -> Result<()> {
-    measure_all(&plan.common, &plan.size, |operation, size| {
-        measure(cluster, plan, operation, size)
+pub(super) fn run(cluster: &Cluster, args: &BandwidthArgs) -> Result<()> {
+    measure_all(&args.common, &args.size, |operation, size| {
+        measure(cluster, args, operation, size)
     })
 }
 
 fn measure(
     cluster: &Cluster,
-    plan: &BandwidthArgs,
+    args: &BandwidthArgs,
     operation: Operation,
     size: u64,
 ) -> Result<BandwidthRow> {
-    let threads = u64::from(plan.threads);
+    let threads = u64::from(args.threads);
     let len = size
         .checked_mul(threads)
-        .context("more bytes than there are addresses")?;
-    let region = allocate(cluster, &plan.common.node, len)?;
+        .context("size times threads exceeds the address space")?;
+    let region = allocate(cluster, &args.common.node, len)?;
     let mut buffers = (0..threads)
         .map(|i| BenchBuffer::new(&region, i * size, size))
         .collect::<Result<Vec<_>>>()?;
@@ -97,7 +97,7 @@ fn measure(
     let (operations, time) = run_threads(
         &mut buffers,
         operation,
-        StopCondition::from_args(plan, size),
+        StopCondition::from_args(args, size),
     )?;
     let op_cost = OpCost::between(&before, &cluster.stats()?);
     for buffer in &mut buffers {
@@ -107,7 +107,7 @@ fn measure(
     Ok(BandwidthRow {
         operation,
         size,
-        threads: plan.threads,
+        threads: args.threads,
         bytes,
         seconds,
         mib_per_second: bytes as f64 / seconds / f64::from(1 << 20),
@@ -115,8 +115,7 @@ fn measure(
     })
 }
 
-/// Gives each buffer a thread. Returns how many operations there were, and from the first thread's
-/// start to the last one's end.
+/// Runs one thread per buffer. Returns the number of operations, and the time from the first start to the last end.
 fn run_threads(
     buffers: &mut [BenchBuffer<'_>],
     operation: Operation,
@@ -136,19 +135,19 @@ fn run_threads(
     })?;
     let start = spans.iter().map(|span| span.start).min();
     let end = spans.iter().map(|span| span.end).max();
-    let (start, end) = start.zip(end).context("nothing was measured")?;
+    let (start, end) = start.zip(end).context("no operation was measured")?;
     let operations = spans.iter().map(|span| span.operations).sum();
     Ok((operations, end - start))
 }
 
-/// What one thread did.
+/// Result of one thread.
 struct ThreadResult {
     start: Instant,
     end: Instant,
     operations: u64,
 }
 
-/// Moves a buffer until the goal is reached, or another thread failed.
+/// Transfers a buffer until the goal is reached or another thread fails.
 fn run_until_goal(
     buffer: &mut BenchBuffer<'_>,
     operation: Operation,
@@ -183,14 +182,14 @@ mod tests {
     #[derive(Parser)]
     struct BandwidthCommandLine {
         #[command(flatten)]
-        plan: BandwidthArgs,
+        args: BandwidthArgs,
     }
 
     fn goal(words: &str, size: u64) -> StopCondition {
         let words = ["bandwidth", "--node", "1"]
             .into_iter()
             .chain(words.split(' '));
-        StopCondition::from_args(&BandwidthCommandLine::parse_from(words).plan, size)
+        StopCondition::from_args(&BandwidthCommandLine::parse_from(words).args, size)
     }
 
     #[test]
@@ -208,7 +207,7 @@ mod tests {
     #[test]
     fn time_goal_is_reached_after_the_time() {
         let now = Instant::now();
-        let goal = goal("--seconds 1000", 1);
+        let goal = goal("--duration 1000", 1);
         assert!(!goal.is_reached(now, u64::MAX));
         let long_ago = now.checked_sub(Duration::from_secs(1000));
         assert!(long_ago.is_none_or(|then| goal.is_reached(then, 0)));

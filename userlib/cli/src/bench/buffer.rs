@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Memory to measure with: aligned to a page, present, and of bytes that tell whether they arrived.
+//! Buffers for measurements: page-aligned, resident, and with contents that show whether a transfer took place.
 
 use anyhow::{ensure, Context, Result};
 use kite::Region;
@@ -8,10 +8,10 @@ use super::Operation;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Bytes of a pattern repeat after this many, which no power of two divides.
+/// Period of a pattern in bytes. It is odd, so data at an offset wrong by a power of two differs.
 const PATTERN_PERIOD: u64 = 251;
 
-/// A buffer, and the part of a region that it is moved to and from.
+/// Buffer, and the part of a region that it is copied to and from.
 pub(super) struct BenchBuffer<'a> {
     region: &'a Region,
     offset: u64,
@@ -28,7 +28,7 @@ impl<'a> BenchBuffer<'a> {
         })
     }
 
-    /// Makes the two ends differ, so that [`Self::verify`] sees whether `operation` was done.
+    /// Makes buffer and region differ, so that [`Self::verify`] detects whether `operation` took place.
     pub(super) fn prepare(&mut self, operation: Operation) -> Result<()> {
         if operation == Operation::Read {
             self.memory.fill(self.offset);
@@ -42,14 +42,14 @@ impl<'a> BenchBuffer<'a> {
         Ok(())
     }
 
-    /// Makes what is written next differ from what was written before.
+    /// Changes the first bytes of the buffer, so that each write differs from the previous one.
     pub(super) fn stamp(&mut self, operation: Operation, count: u64) {
         if operation == Operation::Write {
             self.memory.stamp(count);
         }
     }
 
-    /// Moves the whole buffer once.
+    /// Transfers the whole buffer once.
     pub(super) fn transfer(&mut self, operation: Operation) -> kite::Result<()> {
         match operation {
             Operation::Write => self.region.write_at(self.memory.bytes(), self.offset),
@@ -57,7 +57,7 @@ impl<'a> BenchBuffer<'a> {
         }
     }
 
-    /// Compares the two ends.
+    /// Compares buffer and region.
     pub(super) fn verify(&mut self, operation: Operation) -> Result<()> {
         let mut expected = AlignedMemory::new(self.memory.len);
         match operation {
@@ -71,7 +71,7 @@ impl<'a> BenchBuffer<'a> {
         let name = operation.name();
         ensure!(
             is_equal,
-            "wrong bytes after the last {name}: the times are void"
+            "wrong data after the last {name}; the times are invalid"
         );
         Ok(())
     }
@@ -82,7 +82,7 @@ impl<'a> BenchBuffer<'a> {
     }
 }
 
-/// Bytes that begin with a page.
+/// Page-aligned bytes.
 struct AlignedMemory {
     memory: Vec<u8>,
     start: usize,
@@ -91,7 +91,7 @@ struct AlignedMemory {
 
 impl AlignedMemory {
     fn new(len: usize) -> Self {
-        // Written, not only reserved, so that no page is missing later.
+        // Written, not only reserved, so that no page fault occurs during the measurement.
         let mut memory = vec![1; len + PAGE_BYTES];
         memory.fill(0);
         let start = memory.as_ptr().align_offset(PAGE_BYTES);
@@ -102,7 +102,7 @@ impl AlignedMemory {
         &mut self.memory[self.start..][..self.len]
     }
 
-    /// A pattern without zeros, that differs with `seed`.
+    /// Fills the memory with a pattern without zeros, which depends on `seed`.
     fn fill(&mut self, seed: u64) {
         for (byte, i) in self.bytes().iter_mut().zip(seed..) {
             *byte = (i % PATTERN_PERIOD) as u8 + 1;

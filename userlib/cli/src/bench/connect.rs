@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite bench connect`: how long it takes to connect to a node by a virtual queue pair, so that requests may be
-//! pushed.
+//! `kite bench connect`: time to connect a virtual queue pair to a node, after which requests may be posted.
 
 use std::time::{Duration, Instant};
 
@@ -9,23 +8,23 @@ use kite::Cluster;
 use serde::Serialize;
 
 use super::args::ConnectArgs;
-use super::sample::LatencySummary;
-use crate::{print_json, print_line};
+use super::summary::LatencySummary;
+use crate::output::{print_json, print_line};
 
-/// What was found.
+/// Report of the measurement.
 #[derive(Serialize)]
 struct ConnectReport {
     node: u32,
     iterations: u32,
-    /// Of the first time, which is longer if this node has not looked that one up yet.
+    /// Time of the first connection, which includes the lookup of the node unless its address is cached.
     first_us: f64,
     #[serde(flatten)]
     summary: LatencySummary,
 }
 
-/// Connects, and closes that again, and prints how long the first took.
-pub(super) fn run(cluster: &Cluster, plan: &ConnectArgs) -> Result<()> {
-    let node = plan.node.resolve(cluster)?;
+/// Connects and closes repeatedly, and prints the times.
+pub(super) fn run(cluster: &Cluster, args: &ConnectArgs) -> Result<()> {
+    let node = args.node.resolve(cluster)?;
     let connect = || -> Result<Duration> {
         let start = Instant::now();
         let vqp = cluster.connect(node)?;
@@ -34,15 +33,16 @@ pub(super) fn run(cluster: &Cluster, plan: &ConnectArgs) -> Result<()> {
         Ok(time)
     };
     let first = connect().with_context(|| format!("connecting to node {node}"))?;
-    let times = (0..plan.iterations).map(|_| connect());
-    let summary = LatencySummary::from_times(times.collect::<Result<_>>()?).context("no times")?;
+    let times = (0..args.iterations).map(|_| connect());
+    let summary = LatencySummary::from_times(times.collect::<Result<_>>()?)
+        .context("no connection was measured")?;
     let report = ConnectReport {
         node,
-        iterations: plan.iterations,
+        iterations: args.iterations,
         first_us: first.as_secs_f64() * 1e6,
         summary,
     };
-    if plan.json {
+    if args.json {
         return print_json(&report);
     }
     let LatencySummary {

@@ -10,10 +10,10 @@ use serde::Serialize;
 
 use super::args::LatencyArgs;
 use super::buffer::BenchBuffer;
-use super::sample::LatencySummary;
+use super::summary::LatencySummary;
 use super::{allocate, measure_all, OpCost, Operation, ReportRow};
 
-/// One line of the report.
+/// Row of the report.
 #[derive(Serialize)]
 struct LatencyRow {
     operation: Operation,
@@ -44,29 +44,29 @@ impl ReportRow for LatencyRow {
 }
 
 /// Measures all operations and sizes.
-pub(super) fn run(cluster: &Cluster, plan: &LatencyArgs) -> Result<()> {
-    measure_all(&plan.common, &plan.size, |operation, size| {
-        measure(cluster, plan, operation, size)
+pub(super) fn run(cluster: &Cluster, args: &LatencyArgs) -> Result<()> {
+    measure_all(&args.common, &args.size, |operation, size| {
+        measure(cluster, args, operation, size)
     })
 }
 
 fn measure(
     cluster: &Cluster,
-    plan: &LatencyArgs,
+    args: &LatencyArgs,
     operation: Operation,
     size: u64,
 ) -> Result<LatencyRow> {
-    let region = allocate(cluster, &plan.common.node, size)?;
+    let region = allocate(cluster, &args.common.node, size)?;
     let mut buffer = BenchBuffer::new(&region, 0, size)?;
     buffer.prepare(operation)?;
-    for _ in 0..(plan.iterations / 10).clamp(1, 1000) {
+    for _ in 0..(args.iterations / 10).clamp(1, 1000) {
         buffer.transfer(operation)?;
     }
     buffer.prepare(operation)?;
 
     let before = cluster.stats()?;
-    let mut times = Vec::with_capacity(plan.iterations as usize);
-    for count in 0..plan.iterations {
+    let mut times = Vec::with_capacity(args.iterations as usize);
+    for count in 0..args.iterations {
         buffer.stamp(operation, count.into());
         let start = Instant::now();
         buffer.transfer(operation)?;
@@ -77,8 +77,8 @@ fn measure(
     Ok(LatencyRow {
         operation,
         size,
-        iterations: plan.iterations,
-        summary: LatencySummary::from_times(times).context("nothing was measured")?,
+        iterations: args.iterations,
+        summary: LatencySummary::from_times(times).context("no operation was measured")?,
         op_cost,
     })
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite bench`: how long reads, writes, calls and connections take, how many bytes they move, and how many there are.
+//! `kite bench`: latency, bandwidth and rate of reads and writes, latency of RPCs and connections.
 //!
-//! Reads and writes are of an anonymous region that ends with them, from buffers that are in memory before the
-//! clock starts. What was moved is compared afterwards: times of wrong bytes are no result.
+//! Reads and writes access an anonymous region, which is freed afterwards. Buffers are resident before the clock starts.
+//! The data is compared after the last operation: times of wrong data are invalid.
 
 mod args;
 mod bandwidth;
 mod buffer;
-mod calls;
 mod connect;
 mod latency;
 mod rate;
-mod sample;
+mod rpc;
+mod summary;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -19,18 +19,18 @@ use kite::{AllocOptions, Cluster, Priority, Region, Stats};
 use serde::Serialize;
 
 use crate::nodes::NodeArg;
-use crate::{print_json, print_line};
+use crate::output::{print_json, print_line};
 use args::CommonArgs;
 
 pub(crate) use args::Bench;
 
-/// What is measured.
+/// Measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Operation {
-    /// From this node to the region
+    /// Write from this node to the region
     Write,
-    /// From the region to this node
+    /// Read from the region to this node
     Read,
 }
 
@@ -43,8 +43,8 @@ impl Operation {
     }
 }
 
-/// What the RNIC did for each operation: where time went besides the wire. It counts for all of the
-/// node, so it is this measurement's alone only while nobody else uses kite.
+/// Work requests and blocked waits per operation, and retries. The counters are those of the RNIC, so other programs
+/// that use kite at the same time distort them.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct OpCost {
     work_requests_per_op: f64,
@@ -70,25 +70,24 @@ pub(crate) fn run(cluster: &Cluster, bench: &Bench) -> Result<()> {
         cluster.set_priority(Priority::Low)?;
     }
     match bench {
-        Bench::Latency(plan) => latency::run(cluster, plan),
-        Bench::Bandwidth(plan) => bandwidth::run(cluster, plan),
-        Bench::Rate(plan) => rate::run(cluster, plan),
-        Bench::Calls(plan) => calls::run(cluster, plan),
-        Bench::Connect(plan) => connect::run(cluster, plan),
-        Bench::Answer(plan) => calls::serve_replies(cluster, plan),
+        Bench::Latency(args) => latency::run(cluster, args),
+        Bench::Bandwidth(args) => bandwidth::run(cluster, args),
+        Bench::Rate(args) => rate::run(cluster, args),
+        Bench::Rpc(args) => rpc::run(cluster, args),
+        Bench::Connect(args) => connect::run(cluster, args),
+        Bench::Serve(args) => rpc::serve_replies(cluster, args),
     }
 }
 
-/// One line of a report.
+/// Row of a report.
 trait ReportRow: Serialize {
-    /// What stands above the lines.
+    /// Headings of the columns.
     const HEADER: &'static str;
 
     fn format_row(&self) -> String;
 }
 
-/// Measures all operations and sizes, and prints what was found; a line appears as soon as it is
-/// known.
+/// Measures all operations and sizes. Prints each row when it is complete.
 fn measure_all<L: ReportRow>(
     common: &CommonArgs,
     sizes: &[u64],

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite bench rate`: many operations at a time, by a queue pair.
+//! `kite bench rate`: rate of operations with many in flight, through an I/O queue.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::args::RateArgs;
 use super::{allocate, measure_all, Operation, ReportRow};
 
-/// One line of the report.
+/// Row of the report.
 #[derive(Serialize)]
 struct RateRow {
     operation: Operation,
@@ -35,40 +35,40 @@ impl ReportRow for RateRow {
 }
 
 /// Measures all operations and sizes.
-pub(super) fn run(cluster: &Cluster, plan: &RateArgs) -> Result<()> {
-    measure_all(&plan.common, &plan.size, |operation, size| {
-        measure(cluster, plan, operation, size)
+pub(super) fn run(cluster: &Cluster, args: &RateArgs) -> Result<()> {
+    measure_all(&args.common, &args.size, |operation, size| {
+        measure(cluster, args, operation, size)
     })
 }
 
-fn measure(cluster: &Cluster, plan: &RateArgs, operation: Operation, size: u64) -> Result<RateRow> {
+fn measure(cluster: &Cluster, args: &RateArgs, operation: Operation, size: u64) -> Result<RateRow> {
     let len = size
-        .checked_mul(plan.depth.into())
-        .context("more bytes than there are addresses")?;
-    let region = allocate(cluster, &plan.common.node, len)?;
+        .checked_mul(args.depth.into())
+        .context("size times depth exceeds the address space")?;
+    let region = allocate(cluster, &args.common.node, len)?;
     let mut stream = RequestStream {
-        queue: cluster.create_queue(plan.depth, usize::try_from(len)?)?,
+        queue: cluster.create_queue(args.depth, usize::try_from(len)?)?,
         region,
         operation,
         size: usize::try_from(size)?,
     };
     stream.prepare()?;
-    stream.run((plan.iterations / 10).min(1000) + u64::from(plan.depth))?;
+    stream.run((args.iterations / 10).min(1000) + u64::from(args.depth))?;
     let before = stream.queue.system_calls();
-    let time = stream.run(plan.iterations)?;
+    let time = stream.run(args.iterations)?;
     let system_calls = stream.queue.system_calls() - before;
     stream.verify()?;
     Ok(RateRow {
         operation,
         size,
-        depth: plan.depth,
-        iterations: plan.iterations,
-        operations_per_second: plan.iterations as f64 / time.as_secs_f64(),
-        system_calls_per_op: system_calls as f64 / plan.iterations as f64,
+        depth: args.depth,
+        iterations: args.iterations,
+        operations_per_second: args.iterations as f64 / time.as_secs_f64(),
+        system_calls_per_op: system_calls as f64 / args.iterations as f64,
     })
 }
 
-/// Operations that go on without pause, each in a part of the region and of the memory of its own.
+/// Continuous stream of operations. Each slot has a separate part of the region and of the queue's memory.
 struct RequestStream {
     queue: IoQueue,
     region: Region,
@@ -77,7 +77,7 @@ struct RequestStream {
 }
 
 impl RequestStream {
-    /// What part `slot` of the side holds that the bytes come from.
+    /// Returns the data of a slot at its source.
     fn pattern(&self, slot: usize) -> Vec<u8> {
         (0..self.size).map(|i| (slot * 7 + i) as u8 | 1).collect()
     }
@@ -107,13 +107,13 @@ impl RequestStream {
             let name = self.operation.name();
             ensure!(
                 found == self.pattern(slot),
-                "wrong bytes after the last {name}: the times are void"
+                "wrong data after the last {name}; the times are invalid"
             );
         }
         Ok(())
     }
 
-    /// Does `count` operations, as many at a time as the queue takes.
+    /// Runs `count` operations, with as many in flight as the queue has entries.
     fn run(&mut self, count: u64) -> Result<Duration> {
         let start = Instant::now();
         let mut submitted = 0;

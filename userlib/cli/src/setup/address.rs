@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Addresses of kited as a user types them.
+//! Addresses of kited on the command line.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
@@ -9,7 +9,7 @@ use anyhow::{ensure, Context, Result};
 /// Port of the seed if none is given.
 pub(super) const DEFAULT_PORT: u16 = 7471;
 
-/// Adds the port, if there is none, to the name of a host or to an IP address.
+/// Adds the default port to a host name or an IP address that has no port.
 pub(super) fn with_port(text: &str) -> Result<String> {
     if text.parse::<SocketAddr>().is_ok() {
         return Ok(text.into());
@@ -18,15 +18,17 @@ pub(super) fn with_port(text: &str) -> Result<String> {
         return Ok(SocketAddr::new(ip, DEFAULT_PORT).to_string());
     }
     let Some((host, port)) = text.split_once(':') else {
-        ensure!(needs_no_quoting(text), "bad host: {text}");
+        ensure!(needs_no_quoting(text), "invalid host: {text}");
         return Ok(format!("{text}:{DEFAULT_PORT}"));
     };
-    ensure!(needs_no_quoting(host), "bad host: {host}");
-    let port: NonZeroU16 = port.parse().with_context(|| format!("bad port: {port}"))?;
+    ensure!(needs_no_quoting(host), "invalid host: {host}");
+    let port: NonZeroU16 = port
+        .parse()
+        .with_context(|| format!("invalid port: {port}"))?;
     Ok(format!("{host}:{port}"))
 }
 
-/// Returns `true` for a word that means itself in the environment file of a unit.
+/// Returns `true` if a word needs no quoting in the environment file of a systemd unit.
 pub(super) fn needs_no_quoting(word: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     !word.is_empty() && !word.starts_with('-') && word.chars().all(plain)

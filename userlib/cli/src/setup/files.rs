@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The key of the cluster and the options of kited, in `/etc/kite`.
+//! Key of the cluster and options of kited, in `/etc/kite`.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{bail, ensure, Context, Result};
 
-/// Bytes of a key that kited accepts.
+/// Length limits of a key in bytes, as in kited.
 const KEY_MIN_BYTES: usize = 32;
 pub(super) const KEY_MAX_BYTES: usize = 64 * 1024;
 
-/// The directory of both.
+/// Configuration directory.
 pub(super) struct ConfigFiles(PathBuf);
 
 impl ConfigFiles {
-    /// The files that the unit of systemd uses.
+    /// Returns the files that the systemd unit uses.
     pub(super) fn system() -> Self {
         Self("/etc/kite".into())
     }
@@ -29,27 +29,27 @@ impl ConfigFiles {
         self.0.join("kited.env")
     }
 
-    /// Makes a random key, unless there is a key.
+    /// Creates a random key, or checks the existing key.
     pub(super) fn create_key(&self) -> Result<()> {
         if let Some(key) = read_if_exists(&self.key_path())? {
             return self.check_key(&key);
         }
         let mut key = [0; KEY_MIN_BYTES];
-        getrandom::fill(&mut key).context("no random numbers")?;
+        getrandom::fill(&mut key).context("cannot read random bytes")?;
         self.create(&self.key_path(), &key, 0o600)
     }
 
-    /// Fails unless there is a key.
+    /// Checks that a valid key exists.
     pub(super) fn require_key(&self) -> Result<()> {
         let path = self.key_path();
         let key = read_if_exists(&path)?.with_context(|| {
             let path = path.display();
-            format!("no key of the cluster; copy {path} of the seed here, or give --key-file")
+            format!("no cluster key; copy {path} from the seed, or use --key-file")
         })?;
         self.check_key(&key)
     }
 
-    /// Makes this the key, unless there is another.
+    /// Installs a key. Fails if the file holds another key.
     pub(super) fn install_key(&self, key: &[u8]) -> Result<()> {
         self.check_key(key)?;
         let path = self.key_path();
@@ -66,13 +66,13 @@ impl ConfigFiles {
     fn check_key(&self, key: &[u8]) -> Result<()> {
         ensure!(
             (KEY_MIN_BYTES..=KEY_MAX_BYTES).contains(&key.len()),
-            "key has {} bytes, not {KEY_MIN_BYTES} to {KEY_MAX_BYTES}",
+            "key has {} bytes; a key has {KEY_MIN_BYTES} to {KEY_MAX_BYTES}",
             key.len()
         );
         Ok(())
     }
 
-    /// Fails if there are other options; returns `true` if these are there.
+    /// Returns `true` if the file has these options, and `false` if it does not exist. Fails if it has other options.
     pub(super) fn check_options(&self, options: &str) -> Result<bool> {
         let path = self.options_path();
         let Some(text) = read_if_exists(&path)? else {
@@ -88,7 +88,7 @@ impl ConfigFiles {
         Ok(true)
     }
 
-    /// Writes the options, unless they are there.
+    /// Writes the options, unless the file has them already.
     pub(super) fn write_options(&self, options: &str) -> Result<()> {
         if self.check_options(options)? {
             return Ok(());
@@ -100,7 +100,7 @@ impl ConfigFiles {
         self.create(&self.options_path(), text.as_bytes(), 0o644)
     }
 
-    /// Creates a file that does not exist, whole or not at all.
+    /// Creates a file atomically. Fails if the file exists.
     fn create(&self, path: &Path, content: &[u8], mode: u32) -> Result<()> {
         let new = path.with_extension("new");
         let written = DirBuilder::new()
@@ -109,7 +109,7 @@ impl ConfigFiles {
             .create(&self.0)
             .and_then(|()| write_exclusive(&new, content, mode))
             .and_then(|()| fs::hard_link(&new, path));
-        // Fails if nothing was written.
+        // Fails if there is no temporary file; `written` reports why.
         let _ = fs::remove_file(&new);
         written.with_context(|| format!("cannot write {}", path.display()))
     }
@@ -128,7 +128,7 @@ fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>> {
 }
 
 fn write_exclusive(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-    // One that a killed process left has perhaps another mode.
+    // A temporary file of a killed process may have another mode.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    /// Files in a directory that does not exist yet.
+    /// Returns files in a directory that does not exist yet.
     fn files(name: &str) -> ConfigFiles {
         let name = format!("kite-setup-{name}-{}", std::process::id());
         ConfigFiles(std::env::temp_dir().join(name).join("etc"))
@@ -179,7 +179,7 @@ mod tests {
             assert!(files.install_key(&vec![1; len]).is_err(), "{len}");
         }
         assert!(files.require_key().is_err());
-        assert!(!files.0.exists(), "nothing is left");
+        assert!(!files.0.exists(), "no file is created");
     }
 
     #[test]

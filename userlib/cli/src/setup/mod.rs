@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite init`, `join` and `leave`: a node comes into a cluster, and out of it, by one command.
+//! `kite init`, `join` and `leave`: membership of this node in a cluster, by one command each.
 //!
 //! # Operation
 //!
-//! `init` and `join` write the key and the options of kited to `/etc/kite`, enable and start the service, and wait until
-//! the node is in the cluster. Where systemd does not run they print how to start kited. Both can be run again.
+//! `init` and `join` write the key and the options of kited to `/etc/kite`, enable and start the service, and wait
+//! until the node is a member. Without systemd they print the command that starts kited. Both are idempotent.
 //!
 //! # Recovery
 //!
-//! Files appear whole or not at all, and are never overwritten. What fails can be run again when the cause is gone.
+//! Files are created atomically and never overwritten. A failed command can be repeated after its cause is removed.
 
 mod address;
 mod files;
@@ -24,7 +24,7 @@ use anyhow::{bail, ensure, Context, Result};
 use kite::{Cluster, View};
 
 use crate::nodes::{host_name, joined_view};
-use crate::print_line;
+use crate::output::print_line;
 use address::{needs_no_quoting, with_port, DEFAULT_PORT};
 use files::{ConfigFiles, KEY_MAX_BYTES};
 
@@ -34,7 +34,7 @@ const STATE_CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval at which the kernel's view is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Makes this node the first of a cluster.
+/// Creates a cluster with this node as its seed.
 pub(crate) fn init(rnic: &str, listen: &str) -> Result<()> {
     let (files, listen) = (ConfigFiles::system(), with_port(listen)?);
     let options = kited_options("--listen", &listen, &files, rnic)?;
@@ -50,7 +50,7 @@ pub(crate) fn init(rnic: &str, listen: &str) -> Result<()> {
     ))
 }
 
-/// Makes this node join the cluster of a seed.
+/// Joins the cluster of a seed.
 pub(crate) fn join(rnic: &str, seed: &str, key: Option<&Path>) -> Result<()> {
     let (files, seed) = (ConfigFiles::system(), with_port(seed)?);
     let options = kited_options("--join", &seed, &files, rnic)?;
@@ -63,12 +63,12 @@ pub(crate) fn join(rnic: &str, seed: &str, key: Option<&Path>) -> Result<()> {
     start_and_wait(rnic, &options)
 }
 
-/// Ends the life of this node in its cluster, and stops kited.
+/// Removes this node from its cluster, and stops kited.
 pub(crate) fn leave(rnic: &str, yes: bool) -> Result<()> {
     let view = joined_view(&Cluster::open_rnic(rnic)?)?;
     ensure!(
         service::is_running(),
-        "systemd does not run here; end the daemon with: pkill -INT -x kited"
+        "systemd is not running; stop the daemon with: pkill -INT -x kited"
     );
     if !yes {
         confirm(&view)?;
@@ -81,22 +81,22 @@ pub(crate) fn leave(rnic: &str, yes: bool) -> Result<()> {
     });
     result.with_context(|| {
         format!(
-            "the node is still in the cluster\n{}",
+            "the node did not leave the cluster; the log of kited:\n{}",
             service::recent_log()
         )
     })?;
     service::disable()?;
     print_line(format_args!(
-        "node {} left; to join again: systemctl enable --now kited",
+        "node {} left the cluster; to join again: systemctl enable --now kited",
         view.local_node
     ))
 }
 
-/// Options of kited.
+/// Returns the options of kited.
 fn kited_options(role: &str, address: &str, files: &ConfigFiles, rnic: &str) -> Result<String> {
     ensure!(
         needs_no_quoting(rnic) || rnic.is_empty(),
-        "bad name of an RNIC: {rnic}"
+        "invalid RNIC name: {rnic}"
     );
     let rnic = match rnic {
         "" => String::new(),
@@ -118,18 +118,18 @@ fn read_key(source: &Path) -> Result<Vec<u8>> {
     Ok(key)
 }
 
-/// Starts the service and waits until the node is in the cluster.
+/// Starts the service and waits until the node is a member.
 fn start_and_wait(rnic: &str, options: &str) -> Result<()> {
     if !service::is_running() {
         return print_line(format_args!(
-            "systemd does not run here; start the daemon with: kited {options}"
+            "systemd is not running; start the daemon with: kited {options}"
         ));
     }
     service::start()?;
     let view = poll_until(|| kernel_view(rnic).filter(|view| view.epoch != 0));
     let view = view.with_context(|| {
         format!(
-            "the node did not join within {} s; kited keeps trying, and logs:\n{}",
+            "the node did not join within {} s; kited retries; its log:\n{}",
             STATE_CHANGE_TIMEOUT.as_secs(),
             service::recent_log()
         )
@@ -141,12 +141,13 @@ fn start_and_wait(rnic: &str, options: &str) -> Result<()> {
     ))
 }
 
-/// The view of the kernel, if there is one. The module may be about to be loaded.
+/// Returns the view of the kernel. Returns `None` while the device or the RNIC is missing: the module may still be
+/// loading.
 fn kernel_view(rnic: &str) -> Option<View> {
     Cluster::open_rnic(rnic).ok()?.view().ok()
 }
 
-/// Waits for a value; `None` if there is none in time.
+/// Polls until `condition` returns a value. Returns `None` after [`STATE_CHANGE_TIMEOUT`].
 fn poll_until<T>(condition: impl Fn() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + STATE_CHANGE_TIMEOUT;
     loop {
@@ -157,7 +158,7 @@ fn poll_until<T>(condition: impl Fn() -> Option<T>) -> Option<T> {
     }
 }
 
-/// The address that other nodes can use for one at which this node listens.
+/// Returns the address at which other nodes reach a seed that listens at `listen`.
 fn seed_address(listen: &str) -> Result<String> {
     let is_unspecified = |address: &SocketAddr| address.ip().is_unspecified();
     let Some(address) = listen.parse().ok().filter(is_unspecified) else {
@@ -171,7 +172,10 @@ fn seed_address(listen: &str) -> Result<String> {
 }
 
 fn confirm(view: &View) -> Result<()> {
-    ensure!(io::stdin().is_terminal(), "confirm with --yes");
+    ensure!(
+        io::stdin().is_terminal(),
+        "standard input is not a terminal; confirm with --yes"
+    );
     eprint!(
         "node {} leaves the cluster and its regions are freed. Continue? [y/N] ",
         view.local_node
@@ -180,7 +184,7 @@ fn confirm(view: &View) -> Result<()> {
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
     if !answer.trim().eq_ignore_ascii_case("y") {
-        bail!("nothing was changed");
+        bail!("not confirmed; nothing changed");
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The service `kited` of systemd.
+//! The systemd service `kited`.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,23 +13,23 @@ pub(super) fn is_running() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// Has the service started now, without a wait, and at each boot.
+/// Enables the service at boot and starts it without waiting.
 pub(super) fn start() -> Result<()> {
     systemctl(&["enable", "--quiet", UNIT])?;
     systemctl(&["start", "--no-block", UNIT])
 }
 
-/// Has the daemon leave the cluster, and so end.
+/// Sends SIGINT to the daemon, which then leaves the cluster and exits.
 pub(super) fn request_leave() -> Result<()> {
     systemctl(&["kill", "--kill-whom=main", "--signal=SIGINT", UNIT])
 }
 
-/// Does not have the service started at boot any longer.
+/// Disables the service at boot.
 pub(super) fn disable() -> Result<()> {
     systemctl(&["disable", "--quiet", UNIT])
 }
 
-/// The end of the log of the service, as far as it can be read.
+/// Returns the last 5 lines of the service's log, or an empty string if the log is not readable.
 pub(super) fn recent_log() -> String {
     let mut journalctl = Command::new("journalctl");
     journalctl.args([
@@ -51,7 +51,7 @@ fn systemctl(arguments: &[&str]) -> Result<()> {
     let status = status.with_context(|| command_line.clone())?;
     ensure!(
         status.success(),
-        "{command_line} failed; when the cause is gone, run this again"
+        "{command_line} failed; remove the cause and repeat the command"
     );
     Ok(())
 }

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The command line.
+//! Command line of `kite`.
+
+mod groups;
+pub(crate) mod values;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::NonEmptyStringValueParser;
-use clap::{Args as Group, Parser, Subcommand};
-use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
+use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 use kite::{QosPolicy, Rights};
 
 use crate::bench::Bench;
 use crate::nodes::NodeArg;
 use crate::{complete, users};
+use values::{candidates, name_parser, parse_bytes, parse_seconds};
 
-/// Memory of other nodes by name.
+pub(crate) use groups::{LimitArgs, PlacementArgs};
+
+/// Allocate, inspect and measure named memory regions of a cluster.
 #[derive(Debug, Parser)]
 #[command(name = "kite", version, arg_required_else_help = true)]
 pub(crate) struct Args {
@@ -35,21 +39,21 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Make this node the first of a cluster, its seed
+    /// Create a cluster with this node as its seed
     ///
-    /// Makes the key of the cluster, /etc/kite/key, writes the options of kited to /etc/kite/kited.env, enables and
-    /// starts the service kited, and prints the command that adds another node. Neither file is ever overwritten.
+    /// Creates the key of the cluster, /etc/kite/key, and writes the options of kited to /etc/kite/kited.env. Enables
+    /// and starts the service kited, and prints the command that adds another node. Existing files are not overwritten.
     Init {
-        /// Where kited listens for other nodes; the port is 7471 unless given
+        /// Address at which kited listens for other nodes; the default port is 7471
         #[arg(long, value_name = "ADDR[:PORT]", default_value = "0.0.0.0:7471")]
         listen: String,
     },
-    /// Make this node join a cluster
+    /// Join a cluster
     ///
-    /// Installs the key of the cluster, writes the options of kited to /etc/kite/kited.env, enables and starts the
-    /// service kited, and waits until the node is in the cluster.
+    /// Installs the key of the cluster and writes the options of kited to /etc/kite/kited.env. Enables and starts the
+    /// service kited, and waits until the node is a member.
     Join {
-        /// The seed; the port is 7471 unless given
+        /// Seed of the cluster; the default port is 7471
         #[arg(value_name = "HOST[:PORT]")]
         seed: String,
         /// Key of the cluster, "-" for standard input [default: /etc/kite/key]
@@ -64,9 +68,9 @@ pub(crate) enum Command {
     },
     /// Show the module, the RNICs, this node, the members and the regions
     ///
-    /// With --check, prints one line for monitoring. The exit status is 0 if this node is in a cluster and
-    /// the port is active, 1 if only the port is down, and 2 if kite is not usable: module not loaded, no
-    /// permission, no RNIC, in no cluster. It does not check that kited runs.
+    /// With --check, prints one line for monitoring. The exit status is 0 if this node is in a cluster and the port is
+    /// active, 1 if only the port is down, and 2 if kite is not usable: module not loaded, no permission, no RNIC, in
+    /// no cluster. The check does not include kited.
     Status {
         /// Show users and nodes by number
         #[arg(short, long)]
@@ -86,7 +90,7 @@ pub(crate) enum Command {
     },
     /// List the named regions
     Regions {
-        /// Only those that this node owns, given by number or host name
+        /// List only the regions that this node owns, by number or host name
         #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
         node: Option<NodeArg>,
         /// Show users and nodes by number
@@ -96,66 +100,65 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Allocate a named region, zeroed
+    /// Allocate a named region, filled with zeros
     Alloc {
-        /// Its name, unique in the cluster
+        /// Name of the region, unique in the cluster
         #[arg(value_parser = name_parser())]
         name: String,
-        /// Its size in bytes, or with a suffix: 64K, 64M, 1G (powers of 1024)
+        /// Size in bytes, or with a suffix: 64K, 64M, 1G (powers of 1024)
         #[arg(value_parser = parse_bytes)]
         size: u64,
         #[command(flatten)]
         place: PlacementArgs,
     },
-    /// Free a named region; who has it open loses it
+    /// Free a named region; its open handles become invalid
     Free {
-        /// Its name
+        /// Name of the region
         #[arg(value_parser = name_parser(), add = candidates(complete::regions))]
         name: String,
     },
-    /// Change who has which rights to a named region; who loses one loses what was opened with it
+    /// Set rights to a named region; handles opened with a revoked right become invalid
     Grant {
-        /// Its name
+        /// Name of the region
         #[arg(value_parser = name_parser(), add = candidates(complete::regions))]
         name: String,
-        /// The user, by name or number [default: all that have no rights of their own]
+        /// User, by name or number [default: all users without rights of their own]
         #[arg(long, value_name = "USER", value_parser = users::parse_user)]
         user: Option<u32>,
-        /// Letters of "rwm" (read, write; free, move and grant), or "-"
+        /// Rights: letters of "rwm" (read, write, master: serve, free, migrate, grant), or "-" for none
         #[arg(allow_hyphen_values = true)]
         rights: Rights,
     },
-    /// Move a named region to other nodes, while it is used
+    /// Migrate a named region to other nodes while it is in use
     Migrate {
-        /// Its name
+        /// Name of the region
         #[arg(value_parser = name_parser(), add = candidates(complete::regions))]
         name: String,
-        /// Node to move it to, by number or host name [default: this one]; given more than once, the region is
-        /// striped
+        /// Destination node, by number or host name [default: this one]; repeat the option to stripe the region
         #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
         node: Vec<NodeArg>,
-        /// How long that may take, in seconds
+        /// Deadline of the migration, in seconds
         #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = parse_seconds)]
         timeout: Duration,
     },
-    /// Show or set how requests of low priority give way to others
+    /// Show or set the QoS policy for low-priority requests
     Qos {
-        /// How from now on: none, sw (by their rate) or hw (by queue pairs of their own)
+        /// Policy: none, sw (limit the rate of low-priority requests) or hw (give them separate QPs)
         #[arg(long)]
         policy: Option<QosPolicy>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Show the limits of users and cgroups, or set one
+    /// Show the rate limits of users and cgroups, or set one
     Limit(LimitArgs),
     /// Copy a file to a new region
     ///
-    /// The region has its name from the start, so readers can see it while it is being filled. It
-    /// is freed again if the copy fails or is interrupted (SIGINT, SIGTERM). Standard input is first
-    /// copied to an unlinked file in the directory that TMPDIR sets (/tmp), since a region has a fixed size.
+    /// The region is visible by its name while the copy is in progress. It is freed if the copy fails or is interrupted
+    /// (SIGINT, SIGTERM). Standard input is first copied to an unlinked file in the directory $TMPDIR (default /tmp),
+    /// since a region has a fixed size.
     Put {
-        /// The file, or - for standard input
+        /// File, or - for standard input
         file: PathBuf,
         /// Name of the region, unique in the cluster
         #[arg(value_parser = name_parser())]
@@ -163,15 +166,15 @@ pub(crate) enum Command {
         #[command(flatten)]
         place: PlacementArgs,
     },
-    /// Copy a region to a file, in place of any that exists
+    /// Copy a region to a file; an existing file is replaced
     Get {
         /// Name of the region
         #[arg(value_parser = name_parser(), add = candidates(complete::regions))]
         name: String,
-        /// The file, or - for standard output
+        /// File, or - for standard output
         file: PathBuf,
     },
-    /// List the virtual queue pairs of your processes, as root those of all
+    /// List the virtual queue pairs of your processes, or as root of all processes
     Vqps {
         /// Show users and nodes by number
         #[arg(short, long)]
@@ -186,21 +189,21 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Measure reads, writes, calls and connections
+    /// Measure reads, writes, RPCs and connections
     #[command(subcommand)]
     Bench(Bench),
     /// Run a verbs program over kite, with libkite_verbs.so preloaded: see kite-verbs(7)
     Run {
-        /// Print the environment variable that is set
+        /// Print the environment variable that preloads the library
         #[arg(short, long)]
         verbose: bool,
-        /// The program and its arguments
+        /// Program and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         program: Vec<OsString>,
     },
-    /// Print a completion script
+    /// Print the completion script of a shell
     Completion {
-        /// The shell
+        /// Shell
         shell: Shell,
     },
     /// Write the manual pages
@@ -209,86 +212,6 @@ pub(crate) enum Command {
         /// Directory to write to
         dir: PathBuf,
     },
-}
-
-/// Where a region is to be, and for whom.
-#[derive(Debug, Group)]
-pub(crate) struct PlacementArgs {
-    /// Node whose memory to use, by number or host name [default: this one]; given more than once, the region is
-    /// striped
-    #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
-    pub(crate) node: Vec<NodeArg>,
-
-    /// Rights of other users: letters of "rwm" (read, write, master: serve, free, move, grant), or "-"
-    #[arg(
-        long,
-        value_name = "RIGHTS",
-        default_value = "-",
-        allow_hyphen_values = true
-    )]
-    pub(crate) other_rights: Rights,
-}
-
-/// A limit to set, or none to show them.
-#[derive(Debug, Group)]
-#[command(group(clap::ArgGroup::new("whom").args(["user", "cgroup"])))]
-#[command(group(clap::ArgGroup::new("what").args(["bytes", "requests", "remove"]).multiple(true).requires("whom")))]
-pub(crate) struct LimitArgs {
-    /// Limit a user, by name or number
-    #[arg(long, value_name = "USER", value_parser = users::parse_user, requires = "what", conflicts_with = "json")]
-    pub(crate) user: Option<u32>,
-
-    /// Limit all processes in a cgroup and those below it, by its directory
-    #[arg(long, value_name = "DIR", requires = "what", conflicts_with = "json")]
-    pub(crate) cgroup: Option<PathBuf>,
-
-    /// To so many bytes per second, or with a suffix: 64K, 64M, 1G (powers of 1024)
-    #[arg(long, value_name = "N", value_parser = parse_bytes)]
-    pub(crate) bytes: Option<u64>,
-
-    /// To so many requests per second
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) requests: Option<u64>,
-
-    /// Lift the limit
-    #[arg(long, conflicts_with_all = ["bytes", "requests"])]
-    pub(crate) remove: bool,
-
-    /// Show users by number
-    #[arg(short, long, conflicts_with = "whom")]
-    pub(crate) numeric: bool,
-
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Completion candidates of an argument.
-pub(crate) fn candidates(list: fn() -> Vec<CompletionCandidate>) -> ArgValueCandidates {
-    ArgValueCandidates::new(list)
-}
-
-/// The empty name is that of regions which end with the command.
-fn name_parser() -> NonEmptyStringValueParser {
-    NonEmptyStringValueParser::new()
-}
-
-pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let parsed = parse_size::Config::new().with_binary().parse_size(text);
-    match parsed.map_err(|error| error.to_string())? {
-        0 => Err("at least one byte".into()),
-        size => Ok(size),
-    }
-}
-
-/// Seconds, also parts of them.
-fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number")?;
-    let duration = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
-    if duration.is_zero() {
-        return Err("must be longer than 0".into());
-    }
-    Ok(duration)
 }
 
 #[cfg(test)]
@@ -303,22 +226,6 @@ mod tests {
     #[test]
     fn clap_definition_passes_debug_assert() {
         Args::command().debug_assert();
-    }
-
-    #[test]
-    fn size_suffixes_are_powers_of_1024() {
-        for (text, bytes) in [
-            ("1", 1),
-            ("64K", 64 << 10),
-            ("64M", 64 << 20),
-            ("1.5 GiB", 3 << 29),
-            ("2g", 2 << 30),
-        ] {
-            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
-        }
-        for text in ["", "0", "-1", "64X", "99999999T"] {
-            assert!(parse_bytes(text).is_err(), "{text}");
-        }
     }
 
     #[test]
@@ -373,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn move_with_nodes_and_timeout_is_parsed() {
+    fn migrate_with_nodes_and_timeout_is_parsed() {
         for (words, nodes) in [
             ("kite migrate n", vec![]),
             (

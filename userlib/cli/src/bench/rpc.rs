@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite bench calls` and `kite bench answer`: calls and who answers them.
+//! `kite bench rpc` and `kite bench serve`: latency of RPCs.
 //!
-//! A call says by its function how many bytes it wants, and they tell whether they are its own.
+//! The function number of a request is the length of its reply. Each byte of the reply is the first byte of the
+//! request, which detects a reply to another request.
 
 use std::time::{Duration, Instant};
 
@@ -10,58 +11,55 @@ use indicatif::BinaryBytes;
 use kite::{AllocOptions, Cluster, Region, Rights, ServeOptions};
 use serde::Serialize;
 
-use super::args::{AnswerArgs, CallsArgs};
-use super::sample::LatencySummary;
-use crate::{print_json, print_line};
+use super::args::{RpcArgs, ServeArgs, REPLY_MAX_BYTES};
+use super::summary::LatencySummary;
+use crate::output::{print_json, print_line};
 
-/// Bytes of a call: as many as a key has.
+/// Length of a request in bytes, that of a key.
 const REQUEST_BYTES: usize = 8;
 
-/// Most bytes of a reply.
-pub(super) const REPLY_MAX_BYTES: usize = 1 << 20;
-
-/// One line of the report.
+/// Row of the report.
 #[derive(Serialize)]
-struct CallRow {
+struct RpcRow {
     size: u64,
     iterations: u32,
     #[serde(flatten)]
     summary: LatencySummary,
 }
 
-/// Answers calls until it is killed.
-pub(super) fn serve_replies(cluster: &Cluster, plan: &AnswerArgs) -> Result<()> {
+/// Serves RPCs until killed.
+pub(super) fn serve_replies(cluster: &Cluster, args: &ServeArgs) -> Result<()> {
     let options = AllocOptions::new(1)
-        .name(&plan.name)
+        .name(&args.name)
         .other_rights(Rights::WRITE | Rights::MASTER);
     let region = cluster
         .alloc(&options)
-        .with_context(|| format!("allocating {}", plan.name))?;
+        .with_context(|| format!("allocating {}", args.name))?;
     let service = region.serve(&ServeOptions::new())?;
-    print_line(format_args!("answering"))?;
+    print_line(format_args!("serving"))?;
     let mut buffer = [0; REQUEST_BYTES];
     let mut incoming = service.receive(&mut buffer)?;
     loop {
         let len = (incoming.function as usize).min(REPLY_MAX_BYTES);
         let reply = vec![incoming.data.first().copied().unwrap_or(0); len];
-        let call = incoming.call.context("a message, not a call")?;
+        let call = incoming.call.context("one-way message received")?;
         incoming = service.reply_receive(call, &reply, &mut buffer)?;
     }
 }
 
-/// Times calls of all sizes.
-pub(super) fn run(cluster: &Cluster, plan: &CallsArgs) -> Result<()> {
+/// Measures RPCs with replies of all sizes.
+pub(super) fn run(cluster: &Cluster, args: &RpcArgs) -> Result<()> {
     let region = cluster
-        .map(&plan.name, Rights::WRITE)
-        .with_context(|| format!("opening {}", plan.name))?;
-    if !plan.json {
+        .map(&args.name, Rights::WRITE)
+        .with_context(|| format!("opening {}", args.name))?;
+    if !args.json {
         print_line(format_args!("      SIZE      MIN   MEDIAN      P99 µs"))?;
     }
     let mut rows = Vec::new();
-    for &size in &plan.size {
-        let row = measure(&region, plan.iterations, size)
+    for &size in &args.size {
+        let row = measure(&region, args.iterations, size)
             .with_context(|| format!("replies of {size} bytes"))?;
-        if !plan.json {
+        if !args.json {
             let LatencySummary {
                 min_us,
                 median_us,
@@ -75,13 +73,13 @@ pub(super) fn run(cluster: &Cluster, plan: &CallsArgs) -> Result<()> {
         }
         rows.push(row);
     }
-    match plan.json {
+    match args.json {
         true => print_json(&rows),
         false => Ok(()),
     }
 }
 
-fn measure(region: &Region, iterations: u32, size: u64) -> Result<CallRow> {
+fn measure(region: &Region, iterations: u32, size: u64) -> Result<RpcRow> {
     let mut reply = vec![0; usize::try_from(size)?];
     let function = u32::try_from(size)?;
     let mut call = |count: u32| -> Result<Duration> {
@@ -90,7 +88,7 @@ fn measure(region: &Region, iterations: u32, size: u64) -> Result<CallRow> {
         let len = region.call(function, &[fill_byte; REQUEST_BYTES], &mut reply)?;
         let time = start.elapsed();
         let is_expected = len == reply.len() && reply.iter().all(|&byte| byte == fill_byte);
-        ensure!(is_expected, "a wrong reply: the times are void");
+        ensure!(is_expected, "wrong reply; the times are invalid");
         Ok(time)
     };
     for count in 0..(iterations / 10).clamp(1, 1000) {
@@ -100,8 +98,8 @@ fn measure(region: &Region, iterations: u32, size: u64) -> Result<CallRow> {
     for count in 0..iterations {
         times.push(call(count)?);
     }
-    let summary = LatencySummary::from_times(times).context("nothing was measured")?;
-    Ok(CallRow {
+    let summary = LatencySummary::from_times(times).context("no RPC was measured")?;
+    Ok(RpcRow {
         size,
         iterations,
         summary,

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! `kite status --check`: health of this node in one line and an exit status, for monitoring.
 //!
-//! A suspected peer degrades nothing here: the device reports suspicion as an event to sessions that are open at
-//! that time, and keeps no state of it. The view loses a peer when the daemon removes it.
+//! A suspected peer does not degrade the health. The device reports suspicion as an event to sessions that are open at
+//! that time, and keeps no state. The peer stays in the view until the daemon removes it.
 
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use kite::{Cluster, View};
 
-use crate::print_line;
+use crate::output::print_line;
 
 /// Health of kite on this node. The value is the exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,23 +64,24 @@ mod tests {
 
     #[test]
     fn health_is_derived_from_port_state_and_view() {
+        let not_joined = kite::Error::NotJoined.to_string();
         for (active, epoch, health, text) in [
-            (true, 3, Health::Ok, "r: port active, node 1 of 0, epoch 3"),
+            (true, 3, Health::Ok, "port active, node 1 of 0, epoch 3"),
             (
                 false,
                 3,
                 Health::Degraded,
-                "r: port down, node 1 of 0, epoch 3",
+                "port down, node 1 of 0, epoch 3",
             ),
-            (true, 0, Health::Down, "r: this node is in no cluster"),
-            (false, 0, Health::Down, "r: this node is in no cluster"),
+            (true, 0, Health::Down, &not_joined),
+            (false, 0, Health::Down, &not_joined),
         ] {
             let view = View {
                 epoch,
                 local_node: 1,
                 members: Vec::new(),
             };
-            assert_eq!(assess("r", active, &view), (health, text.into()));
+            assert_eq!(assess("r", active, &view), (health, format!("r: {text}")));
         }
     }
 }

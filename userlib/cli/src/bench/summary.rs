@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What many times come to.
+//! Summary statistics of latencies.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Times in microseconds.
+/// Summary statistics in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct LatencySummary {
     pub(super) min_us: f64,
@@ -16,7 +16,7 @@ pub(super) struct LatencySummary {
 }
 
 impl LatencySummary {
-    /// Of no times there is none.
+    /// Returns `None` if `times` is empty.
     pub(super) fn from_times(mut times: Vec<Duration>) -> Option<Self> {
         times.sort_unstable();
         let (&min, &max) = (times.first()?, times.last()?);
@@ -31,7 +31,7 @@ impl LatencySummary {
     }
 }
 
-/// The least time that `percent` of all do not exceed.
+/// Returns the smallest time that at least `percent` of all times do not exceed.
 fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1]
 }

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Groups of arguments.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use kite::Rights;
+
+use super::values::{candidates, parse_bytes};
+use crate::nodes::NodeArg;
+use crate::{complete, users};
+
+/// Placement and rights of a new region.
+#[derive(Debug, Args)]
+pub(crate) struct PlacementArgs {
+    /// Node that provides the memory, by number or host name [default: this one]; repeat the option to stripe the
+    /// region
+    #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
+    pub(crate) node: Vec<NodeArg>,
+
+    /// Rights of other users: letters of "rwm" (read, write, master: serve, free, migrate, grant), or "-" for none
+    #[arg(
+        long,
+        value_name = "RIGHTS",
+        default_value = "-",
+        allow_hyphen_values = true
+    )]
+    pub(crate) other_rights: Rights,
+}
+
+/// Arguments of `kite limit`: the limit to set, or none to show all limits.
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("subject").args(["user", "cgroup"])))]
+#[command(group(clap::ArgGroup::new("limit").args(["bytes", "requests", "remove"]).multiple(true).requires("subject")))]
+pub(crate) struct LimitArgs {
+    /// Limit a user, by name or number
+    #[arg(long, value_name = "USER", value_parser = users::parse_user, requires = "limit", conflicts_with = "json")]
+    pub(crate) user: Option<u32>,
+
+    /// Limit all processes of a cgroup and of its descendants, by its directory
+    #[arg(long, value_name = "DIR", requires = "limit", conflicts_with = "json")]
+    pub(crate) cgroup: Option<PathBuf>,
+
+    /// Limit in bytes per second, or with a suffix: 64K, 64M, 1G (powers of 1024)
+    #[arg(long, value_name = "N", value_parser = parse_bytes)]
+    pub(crate) bytes: Option<u64>,
+
+    /// Limit in requests per second
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) requests: Option<u64>,
+
+    /// Remove the limit
+    #[arg(long, conflicts_with_all = ["bytes", "requests"])]
+    pub(crate) remove: bool,
+
+    /// Show users by number
+    #[arg(short, long, conflicts_with = "subject")]
+    pub(crate) numeric: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
