@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The command line, also read from the environment by systemd's unit.
+//! Command line. The systemd unit takes it from the environment.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,19 +8,18 @@ use clap::builder::RangedI64ValueParser;
 use clap::{ArgAction, ArgGroup, Parser};
 use kited::membership::Timing;
 
-/// Agrees with the other nodes on who is in the cluster, and tells the kite module.
+/// Agree with the other nodes on the members of the cluster, and set the view of the kite module
 ///
-/// The daemon runs in the foreground, one for each node, and prints "ready: node N of M" when the
-/// kernel acts on the first view.
+/// The daemon runs in the foreground, one per node. It prints "ready: node N of M" when the kernel has applied the
+/// first view.
 #[derive(Debug, Parser)]
 #[command(version, group = ArgGroup::new("role").required(true))]
 pub(crate) struct Args {
-    /// Start a cluster, which others join at this address (this node is the seed, number 1)
+    /// Create a cluster with this node as its seed (node 1), and listen on this address for other nodes
     #[arg(long, group = "role", value_name = "ADDR:PORT")]
     pub(crate) listen: Option<String>,
 
-    /// Join the cluster of the seed at this address; may be given more than once, if all addresses
-    /// lead to the same seed
+    /// Join the cluster of the seed at this address; repeat the option for further addresses of the same seed
     #[arg(long, group = "role", value_name = "HOST:PORT")]
     pub(crate) join: Vec<String>,
 
@@ -33,35 +32,34 @@ pub(crate) struct Args {
     )]
     pub(crate) rnic: String,
 
-    /// Key of the cluster: a file of 32 bytes to 64 KiB, the same on all nodes, that others cannot
-    /// use
+    /// Key file of the cluster: 32 bytes to 64 KiB, the same on all nodes, not accessible to other users
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
 
-    /// Trust everybody who can connect, and send the cluster's secret in clear
+    /// Accept peers without authentication, and send the cluster's secret in clear text
     #[arg(long, conflicts_with = "key")]
     pub(crate) insecure: bool,
 
-    /// Milliseconds between heartbeats, the same on all nodes
+    /// Interval between heartbeats in ms, the same on all nodes
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = ms_in_range(10, 60_000))]
     pub(crate) heartbeat_interval_ms: u32,
 
-    /// Milliseconds of silence after which a node is dead, at least two heartbeats; these are all
-    /// that a node has which does not answer a kernel
+    /// Timeout in ms after which a silent node is removed, at least two heartbeat intervals; a node that a kernel
+    /// suspects has two heartbeat intervals
     #[arg(long, value_name = "MS", default_value_t = 3000, value_parser = ms_in_range(20, 600_000))]
     pub(crate) dead_timeout_ms: u32,
 
-    /// Log more; twice for all
+    /// Log at level debug; twice: trace
     #[arg(short, long, action = ArgAction::Count)]
     pub(crate) verbose: u8,
 }
 
 impl Args {
-    /// The clockwork, if it makes sense.
+    /// Returns the timing. Fails if the dead timeout is less than two heartbeat intervals.
     pub(crate) fn timing(&self) -> anyhow::Result<Timing> {
         anyhow::ensure!(
             self.dead_timeout_ms >= 2 * self.heartbeat_interval_ms,
-            "--dead-timeout-ms must be at least two heartbeats, {} ms",
+            "--dead-timeout-ms must be at least two heartbeat intervals, {} ms",
             2 * self.heartbeat_interval_ms
         );
         Ok(Timing {

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What the daemon knows, in memory that outlives its process.
+//! Checkpoint of the daemon's state, in memory that outlives its process.
 //!
 //! # Operation
 //!
-//! The memory is a file without a name (memfd), of which the service manager keeps a descriptor. It has two slots,
-//! which are written in turn, each with a sequence number and a digest. Loading takes the newer of those that are
-//! whole.
+//! The memory is a memfd, of which the service manager stores a descriptor. Two slots are written alternately, each
+//! with a sequence number and a digest. Loading selects the newest intact slot.
 //!
 //! # Recovery
 //!
-//! A process that is killed while it writes leaves one slot broken, and the other with what was saved before.
+//! A process that is killed during a write leaves one corrupt slot. The other slot holds the previous snapshot.
 
 use std::fs::File;
 use std::io;
@@ -26,16 +25,17 @@ use crate::membership::Snapshot;
 /// Name of the memory in the store.
 const STORE_NAME: &str = "checkpoint";
 
-/// Version of the format, which is that of [`Snapshot`] as postcard encodes it.
+/// Version of the format: a [`Snapshot`] as postcard encodes it.
 const FORMAT_VERSION: u32 = 1;
 
-/// Distance of the slots in bytes: a snapshot with all numbers of nodes has up to 2 MiB.
+/// Size of a slot in bytes. A snapshot with all node numbers has up to 2 MiB.
 const SLOT_BYTES: u64 = 4 << 20;
 
-/// Bytes before the snapshot: digest of what follows, sequence number, version, length. Those of all versions are alike.
+/// Length of the header in bytes: digest of all that follows it, sequence number, version, length. All versions have
+/// the same header.
 const HEADER_BYTES: usize = 32 + 8 + 4 + 4;
 
-/// The memory of a daemon.
+/// Checkpoint of a daemon.
 #[derive(Debug)]
 pub struct Checkpoint {
     file: File,
@@ -43,7 +43,7 @@ pub struct Checkpoint {
     sequence: u64,
 }
 
-/// A slot that is whole.
+/// Intact slot.
 struct Slot {
     sequence: u64,
     version: u32,
@@ -51,10 +51,10 @@ struct Slot {
 }
 
 impl Checkpoint {
-    /// The memory that was passed to this process, or else new one, of which the store keeps a descriptor.
+    /// Returns the checkpoint that the store passed to this process, or creates one and stores its descriptor.
     ///
     /// # Errors
-    /// If there is no memory or no descriptor, or the service manager cannot be reached.
+    /// If memory or descriptors are exhausted, or the service manager is unreachable.
     pub fn open(store: FdStore, received: &mut StoredFds) -> io::Result<Self> {
         if let Some(index) = received.iter().position(|(name, _)| name == STORE_NAME) {
             return Ok(Self::resume(received.swap_remove(index).1));
@@ -64,26 +64,26 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Memory in which nothing is saved.
+    /// Creates a checkpoint without a snapshot.
     ///
     /// # Errors
-    /// If there is no memory or no descriptor.
+    /// If memory or descriptors are exhausted.
     pub fn new() -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL;
         let file = memfd_create("kited", flags)?.into();
         Ok(Self { file, sequence: 0 })
     }
 
-    /// The memory of a former process.
+    /// Returns the checkpoint of a previous process.
     pub fn resume(fd: OwnedFd) -> Self {
         let file = fd.into();
         Self { file, sequence: 0 }
     }
 
-    /// Loads what was saved last, if anything was.
+    /// Loads the last snapshot, if there is one.
     ///
     /// # Errors
-    /// If it was saved in another version of the format, or cannot be read.
+    /// If the snapshot has another version of the format, or cannot be read.
     pub fn load(&mut self) -> Result<Option<Snapshot>> {
         let slots = [self.read_slot(0)?, self.read_slot(1)?];
         let Some(newest) = slots.into_iter().flatten().max_by_key(|s| s.sequence) else {
@@ -98,17 +98,17 @@ impl Checkpoint {
         postcard::from_bytes(&newest.snapshot).context("checkpoint cannot be decoded")
     }
 
-    /// Saves a snapshot; `None` if the node is in no cluster. A process that is killed meanwhile leaves the old one or
-    /// the new one.
+    /// Saves a snapshot, or `None` if the node is in no cluster. A process that is killed meanwhile leaves the old or
+    /// the new snapshot.
     ///
     /// # Errors
-    /// If there is no memory. What was saved before stays.
+    /// If memory is exhausted. The previous snapshot is kept.
     pub fn save(&mut self, snapshot: Option<&Snapshot>) -> Result<()> {
         let sequence = self.sequence + 1;
         let slot = encode_slot(sequence, &postcard::to_stdvec(&snapshot)?);
         ensure!(
             slot.len() as u64 <= SLOT_BYTES,
-            "snapshot has {} bytes",
+            "snapshot takes {} bytes, at most {SLOT_BYTES} fit",
             slot.len()
         );
         self.file
@@ -122,7 +122,7 @@ impl Checkpoint {
         sequence % 2 * SLOT_BYTES
     }
 
-    /// The slot of odd or even sequence numbers, if it is whole.
+    /// Reads the slot of even or odd sequence numbers. Returns `None` if the slot is not intact.
     fn read_slot(&self, parity: u64) -> io::Result<Option<Slot>> {
         let file_len = self.file.metadata()?.len();
         let start = Self::slot_offset(parity);

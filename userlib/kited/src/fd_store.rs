@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use sd_notify::{notify_with_fds, NotifyState};
 
-/// Descriptors that the daemon stores at once: the device and the checkpoint.
+/// Minimum capacity of the store: a descriptor of the device and one of the checkpoint.
 const MIN_STORED_FDS: u32 = 2;
 
 /// Maximum time for the manager to process a notification.
@@ -27,11 +27,11 @@ pub type StoredFds = Vec<(String, OwnedFd)>;
 pub struct FdStore(());
 
 impl FdStore {
-    /// The store and what it passed to this process, if the environment names a service manager that keeps enough
-    /// descriptors. Removes the variables that count the descriptors.
+    /// Returns the store and the descriptors that it passed to this process. Returns `None` unless the environment
+    /// names a service manager with enough capacity. Removes the variables that count the descriptors.
     ///
     /// # Errors
-    /// If the environment contradicts itself.
+    /// If the variables of the environment are inconsistent.
     pub fn from_env() -> io::Result<Option<(Self, StoredFds)>> {
         let capacity = std::env::var("FDSTORE").ok().and_then(|n| n.parse().ok());
         let has_capacity = capacity.is_some_and(|capacity: u32| capacity >= MIN_STORED_FDS);
@@ -57,7 +57,7 @@ impl FdStore {
         )
     }
 
-    /// Closes the descriptors of this name in the store. When this returns the manager has done so.
+    /// Closes the stored descriptors of this name. The manager has closed them when the function returns.
     ///
     /// # Errors
     /// If the manager cannot be reached or does not react.
@@ -70,7 +70,8 @@ impl FdStore {
     }
 }
 
-/// Waits until the manager has processed all notifications so far: it closes a descriptor that comes with the last.
+/// Waits until the manager has processed all earlier notifications: it closes the descriptor of a notification after
+/// that.
 fn wait_processed() -> io::Result<()> {
     let (mut reader, writer) = UnixStream::pair()?;
     reader.set_read_timeout(Some(NOTIFY_TIMEOUT))?;

@@ -25,7 +25,7 @@ pub struct HostName(String);
 
 /// The text is not a [`HostName`].
 #[derive(Debug, thiserror::Error)]
-#[error("bad host name")]
+#[error("invalid host name")]
 pub struct InvalidHostName;
 
 impl TryFrom<String> for HostName {
@@ -61,12 +61,12 @@ impl HostName {
     }
 }
 
-/// A host whose daemon is connected to another.
+/// Host of a daemon that is connected to another daemon.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Host {
-    /// Source address of its connection, or destination address of a connection to it.
+    /// Source address of the host's connection, or destination address of a connection to the host.
     pub ip: IpAddr,
-    /// Its name, if it has one that is a [`HostName`].
+    /// Name of the host, if it has one that is a [`HostName`].
     pub name: Option<HostName>,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What the daemon needs of the kernel: a trait, and its implementation on `/dev/kite`.
+//! Interface to the kernel: a trait, and its implementation on `/dev/kite`.
 
 use std::cell::OnceCell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,33 +15,33 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
 
 use crate::fd_store::{FdStore, StoredFds};
-use crate::hosts::HostsFile;
+use crate::hosts_file::HostsFile;
 use crate::membership::Identity;
 use crate::protocol::{Hosts, View};
 
-/// An RNIC that can join a cluster. Calls block.
+/// RNIC that can join a cluster. Methods block.
 pub trait Kernel: Send + 'static {
-    /// Where the control queue pair of this node is reached.
+    /// Returns the address of the control QP of this node.
     ///
     /// # Errors
     /// If there is no such RNIC.
     fn address(&self) -> Result<FabricAddress>;
 
-    /// Continues the life of this incarnation, if a former process left it open, and ends any other life that was left
-    /// open. Called once, before all others.
+    /// Resumes the session of this incarnation if a previous process left it open, and ends any other session that was
+    /// left open. Called once, before all other methods.
     ///
     /// # Errors
-    /// If a life that was left open does not end.
+    /// If a session that was left open does not end.
     fn resume(
         &mut self,
         incarnation: Option<u64>,
         events: UnboundedSender<KernelEvent>,
     ) -> Result<Option<ResumedSession>>;
 
-    /// Joins; what the kernel has to say meanwhile is sent to `news`.
+    /// Joins the cluster. Events of the kernel are sent to `events`.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the kernel rejects the join.
     fn join(
         &self,
         identity: Identity,
@@ -49,50 +49,50 @@ pub trait Kernel: Send + 'static {
     ) -> Result<Box<dyn KernelSession>>;
 }
 
-/// A life of this node that a former process began.
+/// Session that a previous process began.
 pub struct ResumedSession {
-    /// The membership of the kernel.
+    /// Membership of the kernel.
     pub session: Box<dyn KernelSession>,
-    /// Epoch of the view that the kernel acts on, 0 if there is none.
+    /// Epoch of the view that the kernel has applied, 0 if there is none.
     pub epoch: u64,
 }
 
-/// The membership of a kernel in a cluster. Calls block.
+/// Membership of a kernel in a cluster. Methods block.
 pub trait KernelSession: Send {
-    /// Sets the view; returns when the nodes that are gone can do no harm.
+    /// Applies a view. Returns when removed nodes can no longer access memory of this node.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the kernel rejects the view.
     fn apply_view(&mut self, view: &View) -> Result<()>;
 
-    /// Takes a view that the kernel acts on since before this process.
+    /// Records a view that the kernel applied before this process started.
     fn on_resumed_view(&mut self, view: &View);
 
     /// Publishes the hosts of the other nodes.
     fn publish_hosts(&mut self, hosts: Hosts);
 
-    /// Leaves the cluster; when this returns the RNIC can join again.
+    /// Leaves the cluster. When the method returns, the RNIC can join again.
     fn leave(self: Box<Self>);
 
-    /// Ends the session in this process alone: the node stays in the cluster for as long as its session is kept open
-    /// for another process.
+    /// Ends the session in this process only. The node stays in the cluster while another descriptor keeps the session
+    /// open.
     fn detach(self: Box<Self>);
 }
 
-/// `/dev/kite`.
+/// Implementation of [`Kernel`] on `/dev/kite`.
 #[derive(Debug)]
 pub struct Device {
-    /// Name of the RNIC, once it is known. All lives of a node are on the same RNIC.
+    /// Name of the RNIC, set at the first use. All incarnations of a node use the same RNIC.
     rnic: OnceCell<String>,
-    /// Keeps sessions open while the daemon is restarted.
+    /// Store that keeps sessions open while the daemon restarts.
     store: Option<FdStore>,
-    /// Sessions that former processes left open.
+    /// Sessions that previous processes left open.
     received: StoredFds,
 }
 
 impl Device {
-    /// The device for the RNIC of this name; if it is empty, for the first with an active port (else the first) when
-    /// the device is first used.
+    /// Returns the device for the RNIC of this name. An empty name selects, at the first use, the first RNIC with an
+    /// active port, else the first RNIC.
     pub fn new(rnic: String) -> Self {
         let rnic = Some(rnic).filter(|name| !name.is_empty());
         Self {
@@ -102,7 +102,7 @@ impl Device {
         }
     }
 
-    /// Keeps sessions open in a store, which passed those of former processes to this one.
+    /// Adds a store that keeps sessions open, and the sessions that it passed to this process.
     pub fn with_store(self, store: FdStore, received: StoredFds) -> Self {
         Self {
             store: Some(store),
@@ -114,12 +114,12 @@ impl Device {
     fn open(&self) -> Result<Cluster> {
         let name = self.rnic.get().map(String::as_str);
         let cluster = Cluster::open_rnic(name.unwrap_or_default())
-            .with_context(|| format!("cannot use the RNIC ({})", name.unwrap_or("any")))?;
+            .with_context(|| format!("cannot use RNIC ({})", name.unwrap_or("any")))?;
         self.rnic.get_or_init(|| cluster.rnic_name().into());
         Ok(cluster)
     }
 
-    /// The session of a descriptor, which has this name in the store, if it is of this incarnation.
+    /// Resumes the session of a descriptor, given its name in the store, if the session is of this incarnation.
     fn resume_session(
         &self,
         (name, device): (&str, OwnedFd),
@@ -129,10 +129,10 @@ impl Device {
         let (rnic, suffix) = name.rsplit_once('-').unwrap_or_default();
         ensure!(
             incarnation.is_some_and(|incarnation| suffix == to_hex(incarnation)),
-            "no checkpoint of this life"
+            "no checkpoint of this incarnation"
         );
         let own_rnic = self.rnic.get_or_init(|| rnic.into());
-        ensure!(own_rnic == rnic, "RNIC of the session is {rnic}");
+        ensure!(own_rnic == rnic, "session is on RNIC {rnic}");
         let daemon = DaemonSession::resume(device, rnic);
         let epoch = daemon.view()?.epoch;
         let session = Box::new(DeviceSession::new(
@@ -164,7 +164,7 @@ impl Kernel for Device {
             match self.resume_session((&name, device), incarnation, events.clone()) {
                 Ok(session) => resumed = Some(session),
                 Err(error) => {
-                    tracing::warn!("cannot continue the session {name}: {error:#}");
+                    tracing::warn!("cannot resume session {name}: {error:#}");
                     remove_stored_session(self.store_entry(&name))?;
                 }
             }
@@ -178,7 +178,7 @@ impl Kernel for Device {
         let rnic = rnics
             .into_iter()
             .find(|rnic| rnic.name == cluster.rnic_name());
-        Ok(rnic.context("the RNIC was removed")?.address)
+        Ok(rnic.context("RNIC removed")?.address)
     }
 
     fn join(
@@ -194,7 +194,7 @@ impl Kernel for Device {
         let cluster = self.open()?;
         let rnic = cluster.rnic_name().to_owned();
         let daemon = DaemonSession::join(cluster, node, incarnation, secret)
-            .context("the kernel refuses to join")?;
+            .context("kernel rejects the join")?;
         let store_entry = self.store_entry(&format!("{rnic}-{}", to_hex(incarnation)));
         if let Some((store, name)) = &store_entry {
             let stored = store.store_fd(name, daemon.as_fd());
@@ -210,11 +210,11 @@ impl Kernel for Device {
 }
 
 struct DeviceSession {
-    /// Not before the kernel has let the daemon join: until then it may be another daemon's.
+    /// Created after the kernel accepted the join: before that the file may belong to another daemon.
     hosts: HostsFile,
     daemon: Arc<DaemonSession>,
     event_task: JoinHandle<()>,
-    /// The store that keeps the session open, and its name there.
+    /// Store that keeps the session open, and the session's name in the store.
     store_entry: Option<(FdStore, String)>,
 }
 
@@ -240,7 +240,7 @@ impl KernelSession for DeviceSession {
     fn apply_view(&mut self, view: &View) -> Result<()> {
         self.daemon
             .set_view(view.epoch, &view.members)
-            .with_context(|| format!("the kernel refuses view {}", view.epoch))?;
+            .with_context(|| format!("kernel rejects view {}", view.epoch))?;
         self.hosts.set_view(view);
         Ok(())
     }
@@ -254,10 +254,10 @@ impl KernelSession for DeviceSession {
     }
 
     fn leave(self: Box<Self>) {
-        // Another daemon can write its own as soon as the session is closed.
+        // Another daemon may write its file as soon as the session is closed.
         self.hosts.remove();
         self.event_task.abort();
-        // The task holds the device open until it has really ended; its result is no news.
+        // The task holds the device open until it has ended. Its result is irrelevant.
         let _ = Handle::current().block_on(self.event_task);
         drop(self.daemon);
         if let Err(error) = remove_stored_session(self.store_entry) {
@@ -270,42 +270,43 @@ impl KernelSession for DeviceSession {
     }
 }
 
-/// Has the store close a session. When this returns the kernel has left the cluster, if nothing else has it open.
+/// Removes a session from the store. If no other descriptor is open, the kernel has left the cluster when the function
+/// returns.
 fn remove_stored_session(store_entry: Option<(FdStore, String)>) -> Result<()> {
     let Some((store, name)) = store_entry else {
         return Ok(());
     };
     let removed = store.remove_fds(&name);
-    removed.context("the service manager does not close the session")
+    removed.context("service manager does not close the session")
 }
 
-/// What the kernel says of its own accord.
+/// Asynchronous event of the kernel.
 #[derive(Debug)]
 pub enum KernelEvent {
-    /// It gets no answer from this node.
+    /// The node does not respond to the kernel.
     Suspect(u32),
-    /// It cannot serve the session any more: the RNIC is gone.
+    /// The session has ended, since the RNIC was removed.
     RnicRemoved(anyhow::Error),
 }
 
-/// Passes the kernel's news on for as long as the session lasts.
+/// Forwards events of the kernel until the session ends.
 async fn forward_events(daemon: Arc<DaemonSession>, events: UnboundedSender<KernelEvent>) {
     if let Err(error) = poll_events(&daemon, &events).await {
-        // Nobody listens when the daemon ends.
+        // The receiver is dropped only when the daemon exits.
         let _ = events.send(KernelEvent::RnicRemoved(error));
     }
 }
 
 async fn poll_events(daemon: &DaemonSession, events: &UnboundedSender<KernelEvent>) -> Result<()> {
-    // SAFETY: `daemon` is borrowed for longer than `fd` lives, so its descriptor stays open and
-    // means the same file; a `BorrowedFd` always names the same descriptor.
+    // SAFETY: `daemon` is borrowed for longer than `fd` lives, so its descriptor stays open and refers to the same
+    // file. A `BorrowedFd` always returns the same descriptor.
     let fd = unsafe { AsyncFd::register_with_interest(daemon.as_fd(), Interest::READABLE) }
         .map_err(std::io::Error::from)?;
     loop {
         let mut ready = fd.readable().await?;
         while let Some(event) = daemon.next_event()? {
             if let Event::PeerUnreachable(node) = event {
-                // The daemon ends if nobody listens.
+                // The receiver is dropped only when the daemon exits.
                 let _ = events.send(KernelEvent::Suspect(node));
             }
         }

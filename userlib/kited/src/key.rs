@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The key that the daemons of a cluster share.
+//! Key shared by the daemons of a cluster.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,29 +9,28 @@ use std::path::Path;
 use anyhow::{ensure, Context, Result};
 use sha2::{Digest, Sha256};
 
-/// Least bytes of a key file.
+/// Minimum length of a key file in bytes.
 const KEY_FILE_MIN_BYTES: usize = 32;
 
-/// Most bytes of a key file: enough for any, and not all of a wrong file.
+/// Maximum length of a key file in bytes. It bounds the read of a wrong file.
 const KEY_FILE_MAX_BYTES: u64 = 64 * 1024;
 
-/// What a handshake mixes in: the digest of the key file.
+/// Pre-shared key of the handshake: the SHA-256 digest of the key file.
 #[derive(Clone)]
 pub struct Key([u8; 32]);
 
 impl Key {
-    /// Reads a key file: any 32 or more bytes, the same on all nodes to the last byte.
+    /// Reads a key file: 32 bytes to 64 KiB, identical on all nodes.
     ///
     /// # Errors
-    /// If others than its owner and group can reach the file, or it is too short, too long or
-    /// unreadable.
+    /// If users other than owner and group have access to the file, or if it is too short, too long or unreadable.
     pub fn read(path: &Path) -> Result<Self> {
         let shown = path.display();
-        let file = File::open(path).with_context(|| format!("cannot open the key file {shown}"))?;
+        let file = File::open(path).with_context(|| format!("cannot open key file {shown}"))?;
         let mode = file.metadata()?.mode();
         ensure!(
             mode & 0o007 == 0,
-            "anybody can use the key file {shown}: chmod o= {shown}"
+            "key file {shown} is accessible to other users: chmod o= {shown}"
         );
         let mut bytes = Vec::new();
         file.take(KEY_FILE_MAX_BYTES + 1)
@@ -39,17 +38,17 @@ impl Key {
             .with_context(|| format!("reading {shown}"))?;
         ensure!(
             bytes.len() >= KEY_FILE_MIN_BYTES,
-            "the key file {shown} has fewer than {KEY_FILE_MIN_BYTES} bytes: \
-             make one with: (umask 077; head -c 32 /dev/urandom >{shown})"
+            "key file {shown} has fewer than {KEY_FILE_MIN_BYTES} bytes: \
+             create one with: (umask 077; head -c 32 /dev/urandom >{shown})"
         );
         ensure!(
             bytes.len() as u64 <= KEY_FILE_MAX_BYTES,
-            "the key file {shown} has more than {KEY_FILE_MAX_BYTES} bytes: is it the right file?"
+            "key file {shown} has more than {KEY_FILE_MAX_BYTES} bytes"
         );
         Ok(Self::new(&bytes))
     }
 
-    /// The key of these bytes.
+    /// Derives the key from the contents of a key file.
     pub fn new(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
@@ -59,7 +58,7 @@ impl Key {
     }
 }
 
-/// Never shows the key.
+/// Hides the key in logs.
 impl std::fmt::Debug for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Key(…)")

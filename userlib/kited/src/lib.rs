@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! kited: agrees with the other nodes on who is in the cluster, and tells the kernel.
+//! kited: agrees with the other nodes on the members of the cluster, and sets the view of the kernel.
 //!
-//! [`membership`] decides, as pure state machines that exchange [`protocol`] messages. [`node`]
-//! puts such a machine between the network ([`wire`]) and the [`kernel`].
+//! [`membership`] decides, in pure state machines that exchange [`protocol`] messages. [`node`] connects such a machine
+//! with the network ([`wire`]) and the [`kernel`].
 
 pub mod checkpoint;
 pub mod fd_store;
 pub mod host;
-mod hosts;
+mod hosts_file;
 pub mod kernel;
 pub mod key;
 mod links;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Connections of a daemon. A task for each makes it and carries its messages; the daemon gets events.
+//! Connections of a daemon. One task per connection establishes it and transfers its messages. The daemon receives
+//! events.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -26,7 +27,8 @@ const HANDSHAKES_MAX: usize = 64;
 
 /// Event of a connection.
 pub(crate) enum LinkEvent {
-    /// A peer on this host is connected; dropping the sender ends the connection when all is sent.
+    /// A connection to a peer on this host is established. Dropping the sender closes it after the queued messages are
+    /// sent.
     Opened(LinkId, Host, Sender<Message>),
     Message(LinkId, Message),
     Closed(LinkId),
@@ -34,11 +36,11 @@ pub(crate) enum LinkEvent {
     Failed(wire::WireError),
 }
 
-/// State shared by the tasks that make connections.
+/// State shared by the tasks that establish connections.
 #[derive(Clone)]
 pub(crate) struct Links {
     pub(crate) key: Option<Key>,
-    /// Maximum time for a peer to connect, complete a handshake or take a message.
+    /// Maximum time for a peer to connect, complete a handshake or accept a message.
     pub(crate) io_timeout: Duration,
     pub(crate) events: Sender<LinkEvent>,
     next_link: Arc<AtomicU64>,
@@ -54,7 +56,7 @@ impl Links {
         }
     }
 
-    /// Accepts connections until the task is aborted. A connection that exceeds [`HANDSHAKES`] ends the oldest
+    /// Accepts connections until the task is aborted. A connection beyond [`HANDSHAKES_MAX`] cancels the oldest
     /// handshake, so that silent peers do not block others.
     pub(crate) async fn listen(self, listener: TcpListener) {
         let mut handshakes: VecDeque<oneshot::Sender<()>> = VecDeque::new();
@@ -70,7 +72,7 @@ impl Links {
                     tokio::spawn(self.clone().accept_peer(stream, peer, cancelled));
                 }
                 Err(error) => {
-                    // Such as too many open files. It may pass.
+                    // For example too many open files, which may be transient.
                     tracing::warn!(%error, "cannot accept a connection");
                     sleep(self.io_timeout).await;
                 }
@@ -78,8 +80,8 @@ impl Links {
         }
     }
 
-    /// Serves a connection that was accepted, unless its handshake fails or is given up: when the
-    /// other end of `given_up` is dropped.
+    /// Completes the handshake of an accepted connection and transfers its messages. Dropping the sender of `cancelled`
+    /// cancels the handshake.
     async fn accept_peer(
         self,
         stream: TcpStream,
@@ -88,17 +90,17 @@ impl Links {
     ) {
         let established = tokio::select! {
             established = self.establish(stream, HandshakeRole::Listener) => established,
-            _ = cancelled => return tracing::warn!(%peer, "given up for others"),
+            _ = cancelled => return tracing::warn!(%peer, "handshake cancelled: more than {HANDSHAKES_MAX} at once"),
         };
         match established {
-            Ok(connection) => self.carry_messages(connection).await,
-            Err(error) => tracing::warn!(%peer, "refused: {error}"),
+            Ok(connection) => self.transfer_messages(connection).await,
+            Err(error) => tracing::warn!(%peer, "connection rejected: {error}"),
         }
     }
 
-    /// Keeps a connection to one of `seeds` until the task is aborted.
+    /// Maintains a connection to one of `seeds` until the task is aborted.
     ///
-    /// With a key no failure is lasting, since a peer is unknown before the handshake is complete.
+    /// With a key no error is permanent, since the peer is not authenticated before the handshake is complete.
     pub(crate) async fn dial(self, seeds: Vec<String>, retry_interval: Duration) {
         let fails_fast = self.key.is_none() && seeds.len() == 1;
         let mut was_connected = false;
@@ -110,11 +112,11 @@ impl Links {
                         tracing::info!(%seed, "connected");
                         was_connected = true;
                         last_error.clear();
-                        // A task of its own, so that it can say goodbye when this one is aborted.
-                        let _ = tokio::spawn(self.clone().carry_messages(connection)).await;
+                        // A separate task, so that a goodbye is still sent when this task is aborted.
+                        let _ = tokio::spawn(self.clone().transfer_messages(connection)).await;
                     }
                     Err(error) if error.is_permanent() && fails_fast && !was_connected => {
-                        // The daemon ends if nobody listens.
+                        // The receiver is dropped only when the daemon exits.
                         let _ = self.events.send(LinkEvent::Failed(error)).await;
                         return;
                     }
@@ -145,8 +147,8 @@ impl Links {
             .map_err(std::io::Error::from)?
     }
 
-    /// Carries messages both ways until one side ends it.
-    async fn carry_messages(
+    /// Transfers messages in both directions until one side closes the connection.
+    async fn transfer_messages(
         self,
         (host, sender, receiver): (Host, wire::FrameSender, wire::FrameReceiver),
     ) {
@@ -163,7 +165,7 @@ impl Links {
                 () = self.send(messages, sender) => {}
             }
         }
-        // The daemon ends if nobody listens.
+        // The receiver is dropped only when the daemon exits.
         let _ = self.events.send(LinkEvent::Closed(link)).await;
     }
 
@@ -196,11 +198,11 @@ impl Links {
     }
 }
 
-/// Says once what goes wrong, however often it is tried.
+/// Logs an error unless it equals the previous one, since the connection is retried at each heartbeat interval.
 fn log_error_once(seed: &str, error: &wire::WireError, last_error: &mut String) {
-    let text = format!("cannot join by {seed}: {error}");
+    let text = format!("cannot connect to seed {seed}: {error}");
     if *last_error != text {
-        tracing::warn!("{text}; trying again");
+        tracing::warn!("{text} (retrying)");
         *last_error = text;
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The command `kited`: reads the command line, runs a daemon on `/dev/kite`, and ends on a signal.
+//! The daemon `kited`: reads the command line, runs a node on `/dev/kite`, and exits on a signal.
 
 mod args;
 
@@ -39,7 +39,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// To standard error; standard output is for the line that says ready.
+/// Logs to standard error. Standard output carries only the ready line.
 fn init_logging(verbose: u8) {
     let level = match verbose {
         0 => tracing::Level::INFO,
@@ -66,7 +66,7 @@ async fn run_daemon(args: Args) -> Result<()> {
         Some(address) => Role::Seed(
             TcpListener::bind(&address)
                 .await
-                .with_context(|| format!("cannot listen at {address}"))?,
+                .with_context(|| format!("cannot listen on {address}"))?,
         ),
         None => Role::Follower(args.join),
     };
@@ -78,42 +78,44 @@ async fn run_daemon(args: Args) -> Result<()> {
         checkpoint,
     };
     let result = run(config, device, notify_ready, shutdown_signal()?).await;
-    // Without systemd this does nothing.
+    // Without systemd the notification has no effect.
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     result
 }
 
-/// The device, and what a service manager keeps of the life of this node while the daemon is restarted.
+/// Opens the device, and the checkpoint if a service manager stores descriptors while the daemon restarts.
 fn open_device(rnic: String) -> Result<(Option<Checkpoint>, Device)> {
     let device = Device::new(rnic);
     let Some((store, mut received)) = FdStore::from_env()? else {
         return Ok((None, device));
     };
-    let checkpoint = Checkpoint::open(store, &mut received).context("no checkpoint")?;
+    let checkpoint =
+        Checkpoint::open(store, &mut received).context("cannot open the checkpoint")?;
     Ok((Some(checkpoint), device.with_store(store, received)))
 }
 
-/// Without a key, and without being told to, no other host may connect.
+/// Fails unless all addresses of a host are loopback addresses. Without a key and without `--insecure`, other hosts
+/// must not be able to connect.
 async fn check_loopback(address: &str) -> Result<()> {
     let mut found = lookup_host(address)
         .await
         .with_context(|| format!("cannot resolve {address}"))?;
     ensure!(
         found.all(|address| address.ip().is_loopback()),
-        "{address} is reached by other hosts: give --key FILE, or --insecure on a trusted network"
+        "{address} is reachable from other hosts: use --key FILE, or --insecure on a trusted network"
     );
     Ok(())
 }
 
 fn notify_ready(node: u32, members: usize) {
-    // Whoever closed standard output does not wait for the line.
+    // A closed standard output means that no process waits for the line.
     let _ = writeln!(std::io::stdout(), "ready: node {node} of {members}");
     let status = format!("node {node}");
     let _ = sd_notify::notify(false, &[NotifyState::Ready, NotifyState::Status(&status)]);
 }
 
-/// Waits for a signal: a service manager that restarts or stops the daemon sends SIGTERM, an operator who wants the
-/// node out of the cluster SIGINT.
+/// Waits for a signal. A service manager sends SIGTERM to restart or stop the daemon. An operator sends SIGINT to
+/// remove the node from the cluster.
 fn shutdown_signal() -> Result<impl Future<Output = Shutdown>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! One daemon: a membership machine between connections, the kernel and the clock.
+//! A daemon: connects a membership state machine with peers, the kernel and the clock.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -21,46 +21,46 @@ use crate::membership::{
 use crate::protocol::Message;
 use crate::worker::{self, KernelCommand, KernelReport, Membership};
 
-/// How long goodbyes may take.
+/// Maximum time to send goodbyes.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What makes a daemon the seed or not.
+/// Role of a daemon in its cluster.
 #[derive(Debug)]
 pub enum Role {
-    /// Starts a cluster, which others join by this socket.
+    /// Creates a cluster, which other nodes join through this socket.
     Seed(TcpListener),
     /// Joins the cluster of one of these seeds, each HOST:PORT.
     Follower(Vec<String>),
 }
 
-/// What a daemon is to do.
+/// Configuration of a daemon.
 #[derive(Debug)]
 pub struct Config {
-    /// Seed or not.
+    /// Seed or follower.
     pub role: Role,
-    /// The key of the cluster; none trusts everybody who can connect.
+    /// Key of the cluster. Without a key, peers are not authenticated.
     pub key: Option<Key>,
-    /// The same on all nodes.
+    /// Timing, the same on all nodes.
     pub timing: Timing,
-    /// What outlives the process; without it the life of the node ends with the process.
+    /// Storage that outlives the process. Without it, the membership of the node ends with the process.
     pub checkpoint: Option<Checkpoint>,
 }
 
-/// What a daemon does when its process is asked to end.
+/// Action of a daemon when its process is requested to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
-    /// Leaves the node in the cluster, for another process to continue its life. Without a
+    /// Keeps the node in the cluster, so that another process can continue its membership. Without a
     /// [`checkpoint`](Config::checkpoint) the node leaves.
     Detach,
     /// Leaves the cluster.
     Leave,
 }
 
-/// Runs a daemon until `shutdown`. `on_ready` gets the number of this node and that of the members when the kernel acts
-/// on the first view of a life, or of this process.
+/// Runs a daemon until `shutdown` resolves. Calls `on_ready` with the number of this node and the number of members
+/// when the kernel has applied the first view of an incarnation, or of this process.
 ///
 /// # Errors
-/// If the kernel refuses or the cluster does, which may be for want of a key.
+/// If the kernel or the cluster rejects the node, for example because of a missing key.
 pub async fn run(
     mut config: Config,
     kernel: impl Kernel,
@@ -77,11 +77,11 @@ pub async fn run(
     result
 }
 
-/// Loads what a former process saved, if this one can go on with it.
+/// Loads the snapshot of a previous process, if it fits the role of this process.
 fn load_snapshot(config: &mut Config) -> Option<Snapshot> {
     let loaded = config.checkpoint.as_mut()?.load();
     let loaded = loaded.unwrap_or_else(|error| {
-        tracing::warn!("{error:#}: the node begins a new life");
+        tracing::warn!("{error:#}: starting a new incarnation");
         None
     });
     let is_of_role = |snapshot: &Snapshot| {
@@ -93,7 +93,7 @@ fn load_snapshot(config: &mut Config) -> Option<Snapshot> {
     loaded.filter(is_of_role)
 }
 
-/// The kernel, and what a former process left.
+/// Kernel, and the state that a previous process left.
 struct OpenedKernel<K> {
     kernel: K,
     events: UnboundedSender<KernelEvent>,
@@ -101,7 +101,7 @@ struct OpenedKernel<K> {
     prior: Option<(Snapshot, Membership)>,
 }
 
-/// Goes on with the life of a snapshot if the kernel does. Blocks.
+/// Opens the kernel, and resumes the incarnation of a snapshot if the kernel still has it. Blocks.
 fn open_kernel<K: Kernel>(
     mut kernel: K,
     saved: Option<Snapshot>,
@@ -112,11 +112,17 @@ fn open_kernel<K: Kernel>(
     let mut prior = None;
     if let (Some(snapshot), Some(resumed)) = (saved, resumed) {
         if resumed.epoch <= snapshot.epoch() {
-            tracing::info!(node = snapshot.node(), epoch = resumed.epoch, "goes on");
+            tracing::info!(
+                node = snapshot.node(),
+                epoch = resumed.epoch,
+                "membership resumed"
+            );
             let membership = Membership::new(snapshot.node(), resumed.session, resumed.epoch);
             prior = Some((snapshot, membership));
         } else {
-            tracing::warn!("checkpoint is out of date: the node begins a new life");
+            tracing::warn!(
+                "checkpoint is older than the kernel's view: starting a new incarnation"
+            );
             resumed.session.leave();
         }
     }
@@ -135,8 +141,8 @@ fn new_machine(
     snapshot: Option<Snapshot>,
 ) -> Result<Box<dyn MembershipMachine>> {
     let mut secret = [0; 16];
-    getrandom::fill(&mut secret).context("no random numbers")?;
-    let incarnation = getrandom::u64().context("no random numbers")?.max(1);
+    getrandom::fill(&mut secret).context("cannot read random bytes")?;
+    let incarnation = getrandom::u64().context("cannot read random bytes")?.max(1);
     let timing = config.timing;
     Ok(match (&config.role, snapshot) {
         (_, Some(Snapshot::Seed(seed))) => Box::new(Seed::resume(timing, seed)),
@@ -148,7 +154,7 @@ fn new_machine(
     })
 }
 
-/// Where inputs come from.
+/// Sources of inputs for the state machine.
 struct InputSources {
     events: Receiver<LinkEvent>,
     reports: UnboundedReceiver<KernelReport>,
@@ -157,13 +163,13 @@ struct InputSources {
     worker: JoinHandle<()>,
 }
 
-/// Where actions go to.
+/// State machine, and the targets of its actions.
 struct DaemonNode {
     machine: Box<dyn MembershipMachine>,
     checkpoint: Option<Checkpoint>,
     links: HashMap<LinkId, Sender<Message>>,
     commands: UnboundedSender<KernelCommand>,
-    /// Makes connections; ends with this.
+    /// Task that establishes connections. It is aborted on drop.
     connector: JoinSet<()>,
 }
 
@@ -225,7 +231,7 @@ impl DaemonNode {
         tokio::pin!(shutdown);
         self.step(Input::Start)?;
         loop {
-            // What was said comes before the clock: after a pause, what peers said in time counts.
+            // Messages precede the clock: after a pause of this process, messages that arrived in time still count.
             let input = tokio::select! {
                 biased;
                 shutdown = &mut shutdown => return self.shut_down(shutdown),
@@ -240,11 +246,11 @@ impl DaemonNode {
                     }
                 },
                 Some(event) = sources.events.recv() => self.link_event_to_input(event)?,
-                Some(news) = sources.kernel_events.recv() => match news {
+                Some(event) = sources.kernel_events.recv() => match event {
                     KernelEvent::Suspect(node) => Input::Suspect(node),
                     KernelEvent::RnicRemoved(error) => {
                         self.step(Input::Leave)?;
-                        return Err(error.context("the RNIC is gone"));
+                        return Err(error.context("RNIC removed"));
                     }
                 },
                 _ = clock.tick() => Input::Tick,
@@ -288,12 +294,12 @@ impl DaemonNode {
             .try_for_each(|action| self.perform(action))
     }
 
-    /// Saves what the next process needs, before anything is done that relies on it.
+    /// Saves the state for the next process, before any action that relies on it.
     fn save_snapshot(&mut self) {
         let snapshot = self.machine.snapshot();
         let saved = self.checkpoint.as_mut().map(|c| c.save(snapshot.as_ref()));
         if let Some(Err(error)) = saved {
-            tracing::error!("{error:#}: the life of the node would not outlive this process");
+            tracing::error!("{error:#}: the membership would end with this process");
         }
     }
 
@@ -302,7 +308,7 @@ impl DaemonNode {
             Action::Send(link, message) => {
                 let full = |sender: &Sender<Message>| sender.try_send(message).is_err();
                 if self.links.get(&link).is_some_and(full) {
-                    // It does not take what it is sent. It may come back when it can.
+                    // The peer does not read its messages. It may connect again later.
                     self.links.remove(&link);
                 }
                 return Ok(());
@@ -311,13 +317,13 @@ impl DaemonNode {
                 self.links.remove(&link);
                 return Ok(());
             }
-            Action::Fail(reason) => bail!("the cluster refuses this node: {reason}"),
+            Action::Fail(reason) => bail!("cluster rejects this node: {reason}"),
             Action::Join(identity) => KernelCommand::Join(identity),
             Action::Leave => KernelCommand::Leave,
             Action::PublishHosts(hosts) => KernelCommand::PublishHosts(hosts),
             Action::ApplyView(view) => {
                 let members: Vec<u32> = view.members.iter().map(|m| m.node).collect();
-                tracing::info!(epoch = view.epoch, ?members, "view");
+                tracing::info!(epoch = view.epoch, ?members, "new view");
                 KernelCommand::ApplyView(view)
             }
         };
@@ -328,10 +334,10 @@ impl DaemonNode {
         self.commands
             .send(command)
             .ok()
-            .context("the thread of the kernel has ended")
+            .context("kernel thread has exited")
     }
 
-    /// Lets goodbyes go out, and leaves the cluster.
+    /// Sends pending goodbyes and leaves the cluster.
     async fn finish(self, mut sources: InputSources) -> Result<()> {
         let Self {
             links,
@@ -340,12 +346,9 @@ impl DaemonNode {
             ..
         } = self;
         drop((connector, links, commands));
-        // Each connection holds a sender of events until it has ended.
+        // Each connection holds a sender of events until it is closed.
         let all_closed = async { while sources.events.recv().await.is_some() {} };
         let _ = timeout(GOODBYE_TIMEOUT, all_closed).await;
-        sources
-            .worker
-            .await
-            .context("the thread of the kernel failed")
+        sources.worker.await.context("kernel thread failed")
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What daemons tell each other.
+//! Messages between daemons.
 //!
-//! A member opens a connection to the seed and says [`Message::Hello`]; the seed answers `Welcome`,
-//! `Out` or `Refused`, and from then on sends each new view. Both sides send heartbeats. A message
-//! is encoded by postcard; `wire` carries it.
+//! A member connects to the seed and sends [`Message::Hello`]. The seed replies with `Welcome`, `Evicted` or
+//! `Rejected`, and then sends each new view. Both sides send heartbeats. postcard encodes messages, and `wire`
+//! transfers them.
 
 use kite::daemon::SECRET_BYTES;
 use kite::{FabricAddress, Member, MEMBERS_MAX, NODE_ID_MAX};
@@ -11,43 +11,43 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
 
-/// What the kernels of a cluster know each other by.
+/// Secret that authenticates the kernels of a cluster to each other.
 pub type Secret = [u8; SECRET_BYTES];
 
 /// Hosts of nodes, by the numbers of the nodes. The IP addresses are those of their connections with the seed.
 pub type Hosts = Vec<(u32, Host)>;
 
-/// The number of the seed.
+/// Number of the seed.
 pub const SEED_NODE: u32 = 1;
 
-/// Epochs stop far below the end of the number range, so that counting on from one that a peer
-/// named cannot overflow.
+/// Upper bound of epochs, far below the end of the number range: incrementing an epoch that a peer sent cannot
+/// overflow.
 const EPOCH_MAX: u64 = 1 << 62;
 
-/// The nodes of the cluster as of an epoch.
+/// Members of the cluster in an epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
-    /// Number of the view. The seed makes odd ones; without it, its survivors make the even one
-    /// that follows. So a view of the survivors is never mistaken for one of the seed.
+    /// Number of the view. The seed assigns odd epochs. Survivors of the seed assign the even epoch that follows, so
+    /// their view is never mistaken for one of the seed.
     pub epoch: u64,
-    /// The nodes, in ascending order of their numbers.
+    /// Members in ascending order of their numbers.
     pub members: Vec<Member>,
 }
 
 impl View {
-    /// The member of this number.
+    /// Returns the member with this number.
     pub fn find_member(&self, node: u32) -> Option<&Member> {
         let index = self.members.binary_search_by_key(&node, |m| m.node);
         index.ok().map(|index| &self.members[index])
     }
 
-    /// Whether this life of this node is a member.
+    /// Returns `true` if this incarnation of the node is a member.
     pub fn has_member(&self, node: u32, incarnation: u64) -> bool {
         self.find_member(node)
             .is_some_and(|m| m.incarnation == incarnation)
     }
 
-    /// The view that survivors of the seed compute, each for itself.
+    /// Returns the view that each survivor of the seed computes.
     pub fn without_seed(&self) -> Self {
         let members = self.members.iter().filter(|m| m.node != SEED_NODE);
         Self {
@@ -56,7 +56,7 @@ impl View {
         }
     }
 
-    /// Whether the kernel would take it: a view that came from outside is checked first.
+    /// Returns `true` if the kernel accepts the view. A view from a peer is checked before use.
     pub fn is_valid(&self) -> bool {
         (1..EPOCH_MAX).contains(&self.epoch)
             && (1..=MEMBERS_MAX).contains(&self.members.len())
@@ -71,57 +71,57 @@ impl View {
     }
 }
 
-/// What a member that joined before remembers, for a seed that may not.
+/// State of a member that joined before, for a seed that may have lost it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PriorMembership {
-    /// Its number.
+    /// Number of the member.
     pub node: u32,
-    /// The secret that its kernel uses.
+    /// Secret that the member's kernel uses.
     pub secret: Secret,
-    /// Incarnation of the seed that it followed last.
+    /// Incarnation of the seed that the member followed last.
     pub seed_incarnation: u64,
-    /// The view that it acts on.
+    /// View of the member.
     pub view: View,
 }
 
 /// A message between a member and the seed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// Member to seed, first of all: let me in.
+    /// Member to seed, first message: request to join.
     Hello {
-        /// Of this life of the member.
+        /// Incarnation of the member.
         incarnation: u64,
-        /// Where its kernel is reached; the GID in it is its identity from life to life.
+        /// Address of the member's kernel. The GID identifies the node across incarnations.
         address: FabricAddress,
-        /// What it remembers, if this life joined before.
+        /// Prior membership, if this incarnation joined before.
         prior: Option<PriorMembership>,
     },
-    /// Seed to member: you are in.
+    /// Seed to member: the member is admitted.
     Welcome {
-        /// The member's number.
+        /// Number of the member.
         node: u32,
-        /// For its kernel.
+        /// Secret for the member's kernel.
         secret: Secret,
-        /// The view, with the member.
+        /// View that includes the member.
         view: View,
     },
-    /// Seed to member: this life of yours is over. Begin another.
+    /// Seed to member: this incarnation is evicted. The node must join with a new incarnation.
     Evicted,
-    /// Seed to member: you cannot join, for this reason.
+    /// Seed to member: the node cannot join, for this reason.
     Rejected(String),
-    /// Seed to member: the new view.
+    /// Seed to member: new view.
     View(View),
-    /// Both ways: I am alive.
+    /// Both directions: the sender is alive.
     Heartbeat {
-        /// The epoch that the sender's kernel acts on, for the log.
+        /// Epoch of the view that the sender's kernel has applied.
         epoch: u64,
-        /// The sender wants a heartbeat back at once.
+        /// The receiver must reply with a heartbeat at once.
         probe: bool,
     },
-    /// Member to seed: my kernel gets no answer from this node.
+    /// Member to seed: this node does not respond to the sender's kernel.
     Suspect(u32),
-    /// Both ways: I leave.
+    /// Both directions: the sender leaves.
     Goodbye,
-    /// Seed to member: where the other members are.
+    /// Seed to member: hosts of the members, without the seed.
     Hosts(Hosts),
 }

@@ -6,7 +6,7 @@
 //! Each side sends a greeting in clear: a magic, the version of the protocol, and whether it has a key. With a key, a
 //! Noise handshake follows (NNpsk0: fresh keys for each connection; only holders of the cluster's key complete it). Each
 //! side then sends its host name. A frame is a length (u16, little-endian) and that many bytes. The largest message fits
-//! into one frame, and a frame into one message of Noise. An empty frame refuses a handshake.
+//! into one frame, and a frame into one message of Noise. An empty frame rejects a handshake.
 //!
 //! # Recovery
 //!
@@ -38,25 +38,25 @@ pub enum WireError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The peer is not kited, or its bytes were changed in transit.
-    #[error("the peer does not speak kited's protocol")]
+    #[error("peer does not use kited's protocol")]
     Malformed,
     /// The peer has another version of the protocol.
-    #[error("the peer speaks version {0} of the protocol, this node version {PROTOCOL_VERSION}")]
+    #[error("peer has protocol version {0}, this node has version {PROTOCOL_VERSION}")]
     VersionMismatch(u8),
     /// The peer has a key, this node has none.
-    #[error("the peer has a key (--key) and this node has none (--insecure)")]
+    #[error("peer has a key (--key), this node has none (--insecure)")]
     KeyMissing,
     /// This node has a key, the peer has none.
-    #[error("this node has a key (--key) and the peer has none (--insecure)")]
+    #[error("this node has a key (--key), the peer has none (--insecure)")]
     PeerKeyMissing,
     /// Both sides have a key, but not the same.
-    #[error("the peer has another key: --key must be the same file on all nodes")]
+    #[error("peer has another key: --key must be the same file on all nodes")]
     WrongKey,
 }
 
 impl WireError {
-    /// Returns whether a node without a key fails with this error until its configuration changes. With a key, the
-    /// greeting proves nothing.
+    /// Returns `true` if a node without a key fails with this error until its configuration changes. With a key, the
+    /// greeting is not authenticated and proves nothing.
     pub fn is_permanent(&self) -> bool {
         matches!(self, Self::VersionMismatch(_) | Self::KeyMissing)
     }
@@ -85,7 +85,7 @@ pub struct FrameReceiver {
     nonce: u64,
 }
 
-/// Makes a connection of a TCP stream. Returns the host of the peer and the halves of the connection.
+/// Establishes a connection on a TCP stream. Returns the host of the peer and the halves of the connection.
 ///
 /// # Errors
 /// See [`WireError`].
@@ -98,7 +98,7 @@ pub async fn establish(
     let ip = stream.peer_addr()?.ip().to_canonical();
     greet(&mut stream, key.is_some()).await?;
     let cipher = match key {
-        Some(key) => Some(Arc::new(shake_hands(&mut stream, side, key).await?)),
+        Some(key) => Some(Arc::new(run_handshake(&mut stream, side, key).await?)),
         None => None,
     };
     let (read, write) = stream.into_split();
@@ -134,7 +134,7 @@ async fn greet(stream: &mut TcpStream, keyed: bool) -> Result<(), WireError> {
     }
 }
 
-async fn shake_hands(
+async fn run_handshake(
     stream: &mut TcpStream,
     side: HandshakeRole,
     key: &Key,
@@ -181,7 +181,7 @@ async fn receive_handshake(
         return Ok(());
     }
     if !frame.is_empty() {
-        // The peer reports the wrong key, too.
+        // Makes the peer report the wrong key as well.
         write_frame(stream, &[]).await?;
     }
     Err(WireError::WrongKey)
@@ -217,7 +217,7 @@ impl FrameSender {
 }
 
 impl FrameReceiver {
-    /// Waits for the next message. Not cancel safe: a connection whose wait was given up is broken.
+    /// Waits for the next message. Not cancel safe: the connection is unusable after a cancelled wait.
     ///
     /// # Errors
     /// See [`WireError`]; the regular end is an [`io::ErrorKind::UnexpectedEof`].

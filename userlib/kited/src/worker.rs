@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The thread that talks to the kernel, one command after the other.
+//! Thread that executes commands on the kernel, one after the other.
 //!
-//! A view can take long to apply, since the kernel waits until nodes that are gone can do no harm.
-//! Meanwhile heartbeats must go on, so this has a thread of its own.
+//! Applying a view may block, since the kernel waits until removed nodes can no longer access memory of this node.
+//! Heartbeats must continue meanwhile, so the commands run on a separate thread.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -14,36 +14,36 @@ use crate::kernel::{Kernel, KernelEvent, KernelSession};
 use crate::membership::Identity;
 use crate::protocol::{Hosts, View};
 
-/// How often a view is tried for which there is no memory. All that the node has in the cluster is lost
-/// when the daemon gives up.
+/// Maximum attempts to apply a view while the error is transient. The node loses its regions when the daemon gives up.
 const MAX_APPLY_ATTEMPTS: u32 = 100;
 
-/// Between two attempts.
+/// Time between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What the kernel is to do.
+/// Command for the kernel.
 pub(crate) enum KernelCommand {
     Join(Identity),
     ApplyView(View),
     PublishHosts(Hosts),
     Leave,
-    /// End in this process alone.
+    /// End the session in this process only.
     Detach,
 }
 
-/// What the kernel did.
+/// Report of the kernel thread.
 pub(crate) enum KernelReport {
-    /// It acts on a view.
+    /// The kernel has applied a view.
     Applied {
         epoch: u64,
-        /// In the first view of a life: number of this node and of the members.
+        /// For the first view of an incarnation: number of this node and number of members.
         first: Option<(u32, usize)>,
     },
-    /// It cannot go on.
+    /// A command failed for good.
     Failed(Error),
 }
 
-/// Obeys until there are no more commands, then leaves the cluster. `life` is that of a former process. Blocks.
+/// Executes commands until the channel is closed, then leaves the cluster. `membership` is that of a previous process,
+/// if any. Blocks.
 pub(crate) fn run_worker(
     kernel: impl Kernel,
     membership: Option<Membership>,
@@ -62,7 +62,7 @@ pub(crate) fn run_worker(
             Ok(Some(report)) => report,
             Err(error) => KernelReport::Failed(error),
         };
-        // Nobody listens any more only when the daemon ends, and then so do the commands.
+        // The receiver is dropped only when the daemon exits, which also ends the commands.
         let _ = reports.send(report);
     }
     worker.leave();
@@ -74,11 +74,11 @@ struct Worker<K> {
     membership: Option<Membership>,
 }
 
-/// A life of this node.
+/// Membership of this node in a cluster, by one incarnation.
 pub(crate) struct Membership {
     node: u32,
     session: Box<dyn KernelSession>,
-    /// Of the view that the kernel acts on, 0 if there is none.
+    /// Epoch of the view that the kernel has applied, 0 if there is none.
     epoch: u64,
     is_ready: bool,
 }
@@ -128,8 +128,8 @@ impl<K: Kernel> Worker<K> {
         let membership = self
             .membership
             .as_mut()
-            .context("a view came before joining")?;
-        // The first view of a life that goes on may be known to the kernel.
+            .context("view received before join")?;
+        // The kernel may have applied the first view of a resumed membership already.
         if view.epoch > membership.epoch {
             retry_transient(|| membership.session.apply_view(view))?;
             membership.epoch = view.epoch;
@@ -151,11 +151,11 @@ impl<K: Kernel> Worker<K> {
     }
 }
 
-/// Tries again, a limited number of times, what fails for a reason that may pass.
+/// Retries an operation while its error is transient, up to [`MAX_APPLY_ATTEMPTS`] attempts.
 fn retry_transient(mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
     for _ in 1..MAX_APPLY_ATTEMPTS {
         match attempt() {
-            Err(error) if is_transient(&error) => tracing::warn!("{error:#}; trying again"),
+            Err(error) if is_transient(&error) => tracing::warn!("{error:#} (retrying)"),
             done => return done,
         }
         sleep(RETRY_INTERVAL);

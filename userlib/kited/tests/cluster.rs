@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Whole daemons on loopback, each with a thread, a runtime and a fake kernel of its own.
+//! Complete daemons on loopback, each with a thread, a runtime and a mock kernel.
 
-mod fake;
+mod mock;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use fake::{wait, ClusterConfig, FakeKernel, TestDaemon};
 use kited::host::{Host, HostName};
 use kited::key::Key;
 use kited::node::Shutdown;
 use kited::wire::{self, establish, HandshakeRole};
+use mock::{wait, ClusterConfig, MockKernel, TestDaemon};
 
-/// A seed and `followers` others, all in one view.
+/// Starts a seed and `followers` followers, and waits until all have the same view.
 fn start_cluster(followers: u8) -> Vec<TestDaemon> {
     start_cluster_with(followers, ClusterConfig::default())
 }
 
-fn start_cluster_with(followers: u8, plan: ClusterConfig) -> Vec<TestDaemon> {
-    let mut daemons = vec![TestDaemon::seed(FakeKernel::new(1), "127.0.0.1:0", plan)];
+fn start_cluster_with(followers: u8, config: ClusterConfig) -> Vec<TestDaemon> {
+    let mut daemons = vec![TestDaemon::seed(MockKernel::new(1), "127.0.0.1:0", config)];
     for id in 0..followers {
         add_follower(&mut daemons, id + 2);
-        // One after the other, so that numbers are in order.
+        // One after the other, since the seed assigns numbers in the order of joins.
         wait("all to be in", || {
             is_view_of_all(&daemons, &node_numbers(daemons.len()))
         });
@@ -29,17 +29,17 @@ fn start_cluster_with(followers: u8, plan: ClusterConfig) -> Vec<TestDaemon> {
     daemons
 }
 
-/// Adds a follower whose kernel is `kernel`.
+/// Adds a follower whose kernel has this GID.
 fn add_follower(daemons: &mut Vec<TestDaemon>, gid: u8) {
-    let (seed, plan) = (daemons[0].address(), daemons[0].plan());
-    daemons.push(TestDaemon::follower(FakeKernel::new(gid), &seed, plan));
+    let (seed, config) = (daemons[0].address(), daemons[0].config());
+    daemons.push(TestDaemon::follower(MockKernel::new(gid), &seed, config));
 }
 
 fn node_numbers(count: usize) -> Vec<u32> {
     (1..).take(count).collect()
 }
 
-/// Whether the kernels of these daemons act on one view, of these members.
+/// Returns `true` if the kernels of these daemons have applied the same view, with these members.
 fn is_view_of_all(daemons: &[TestDaemon], members: &[u32]) -> bool {
     let view = daemons[0].kernel.view();
     let found: Vec<u32> = view
@@ -54,7 +54,7 @@ fn is_view_of_all(daemons: &[TestDaemon], members: &[u32]) -> bool {
 fn nodes_join_and_report_ready() {
     let daemons = start_cluster(2);
     for (daemon, ready) in daemons.iter().zip([(1, 1), (2, 2), (3, 3)]) {
-        wait("it to say so", || daemon.ready_reports() == [ready]);
+        wait("the ready report", || daemon.ready_reports() == [ready]);
     }
     let secret = daemons[0].kernel.identity().map(|identity| identity.secret);
     assert!(daemons
@@ -70,7 +70,7 @@ fn hosts_of_other_nodes_are_published_on_all_nodes() {
         name: HostName::local(),
     };
     let at = |node: u32| (node, host.clone());
-    wait("all to be told", || {
+    wait("the hosts on all nodes", || {
         let has_hosts = |i: usize, hosts: &[_]| daemons[i].kernel.hosts() == hosts;
         let all = [at(1), at(2), at(3)];
         has_hosts(0, &all[1..]) && has_hosts(1, &all) && has_hosts(2, &all)
@@ -102,7 +102,7 @@ fn stopped_node_without_checkpoint_leaves() {
     let mut daemons = start_cluster(2);
     let stopped = daemons.pop().unwrap();
     let kernel = stopped.kernel.clone();
-    // Nothing is kept, so it does not matter that it may be a restart.
+    // Without a checkpoint the node leaves, although this shutdown permits a restart.
     stopped.stop(Shutdown::Detach).unwrap();
     assert_eq!(kernel.identity(), None, "its kernel is in no cluster");
     wait("the leaver to be removed", || {
@@ -110,17 +110,17 @@ fn stopped_node_without_checkpoint_leaves() {
     });
 }
 
-/// A seed and a follower whose sessions and checkpoints are kept while their daemons are restarted.
+/// Starts a seed and a follower whose sessions and checkpoints are stored while their daemons restart.
 fn start_stored_pair() -> Vec<TestDaemon> {
     let seed = TestDaemon::seed(
-        FakeKernel::with_stored_session(1),
+        MockKernel::with_stored_session(1),
         "127.0.0.1:0",
         ClusterConfig::default(),
     );
     let follower = TestDaemon::follower(
-        FakeKernel::with_stored_session(2),
+        MockKernel::with_stored_session(2),
         &seed.address(),
-        seed.plan(),
+        seed.config(),
     );
     let daemons = vec![seed, follower];
     wait("all to be in", || is_view_of_all(&daemons, &[1, 2]));
@@ -131,12 +131,12 @@ fn start_stored_pair() -> Vec<TestDaemon> {
 fn restart_daemon(
     daemons: &mut Vec<TestDaemon>,
     at: usize,
-    kernel: FakeKernel,
-    (address, plan): (&str, ClusterConfig),
+    kernel: MockKernel,
+    (address, config): (&str, ClusterConfig),
 ) {
     let daemon = match at {
-        0 => TestDaemon::seed(kernel, address, plan),
-        _ => TestDaemon::follower(kernel, address, plan),
+        0 => TestDaemon::seed(kernel, address, config),
+        _ => TestDaemon::follower(kernel, address, config),
     };
     daemons.insert(at, daemon);
     wait("it to be ready", || daemons[at].ready_reports().len() == 1);
@@ -154,16 +154,16 @@ fn restarted_daemon_keeps_incarnation_and_view() {
     let before = state_of(&daemons);
     for (at, is_killed) in [(1, true), (0, true), (1, false), (0, false)] {
         let ended = daemons.remove(at);
-        let (kernel, address, plan) = (ended.kernel.clone(), ended.address(), ended.plan());
+        let (kernel, address, config) = (ended.kernel.clone(), ended.address(), ended.config());
         match is_killed {
             true => ended.kill(),
             false => ended.stop(Shutdown::Detach).unwrap(),
         }
-        restart_daemon(&mut daemons, at, kernel, (&address, plan));
+        restart_daemon(&mut daemons, at, kernel, (&address, config));
         assert_eq!(daemons[at].ready_reports(), [(at as u32 + 1, 2)]);
         assert_eq!(state_of(&daemons), before, "{at} {is_killed}");
     }
-    // Both have found each other again, so that a third can join.
+    // Both daemons are connected again, so a third node can join.
     add_follower(&mut daemons, 3);
     wait("all to be in", || is_view_of_all(&daemons, &[1, 2, 3]));
     let identities = |seen: &[(_, _)]| seen.iter().map(|(life, _)| *life).collect::<Vec<_>>();
@@ -175,13 +175,13 @@ fn restarted_daemon_without_checkpoint_gets_a_new_incarnation() {
     let mut daemons = start_stored_pair();
     let former = daemons[1].kernel.identity().unwrap();
     let ended = daemons.remove(1);
-    let (kernel, address, plan) = (ended.kernel.clone(), ended.address(), ended.plan());
+    let (kernel, address, config) = (ended.kernel.clone(), ended.address(), ended.config());
     ended.kill();
     restart_daemon(
         &mut daemons,
         1,
         kernel.without_checkpoint(),
-        (&address, plan),
+        (&address, config),
     );
     wait("it to be in again", || is_view_of_all(&daemons, &[1, 2]));
     let now = daemons[1].kernel.identity().unwrap();
@@ -205,13 +205,13 @@ fn survivors_continue_without_the_seed_and_readmit_it() {
     let mut daemons = start_cluster(2);
     let before: Vec<_> = daemons[1..].iter().map(|d| d.kernel.identity()).collect();
     let seed = daemons.remove(0);
-    let (address, plan) = (seed.address(), seed.plan());
+    let (address, config) = (seed.address(), seed.config());
     seed.kill();
     wait("the seed to be dropped", || {
         is_view_of_all(&daemons, &[2, 3])
     });
 
-    daemons.insert(0, TestDaemon::seed(FakeKernel::new(1), &address, plan));
+    daemons.insert(0, TestDaemon::seed(MockKernel::new(1), &address, config));
     wait("the seed to be back", || {
         is_view_of_all(&daemons, &[1, 2, 3])
     });
@@ -259,14 +259,14 @@ fn node_with_slow_kernel_is_not_removed() {
     let kernel = daemons[1].kernel.clone();
     let slow = kernel.block_apply();
     add_follower(&mut daemons, 3);
-    // Longer than a node may be silent. That nothing happens takes time to see.
-    std::thread::sleep(2 * daemons[0].plan().timing.dead_after);
+    // Longer than the dead timeout, so that a removal would be visible.
+    std::thread::sleep(2 * daemons[0].config().timing.dead_after);
     drop(slow);
     wait("all to be in", || is_view_of_all(&daemons, &[1, 2, 3]));
     assert_eq!(
         daemons[0].kernel.view().unwrap().epoch,
         epoch + 2,
-        "nobody was removed meanwhile"
+        "no node was removed"
     );
 }
 
@@ -285,32 +285,32 @@ fn node_without_key_fails_with_key_missing() {
     let daemons = start_cluster(0);
     let keyless = ClusterConfig {
         key: None,
-        ..daemons[0].plan()
+        ..daemons[0].config()
     };
-    let follower = TestDaemon::follower(FakeKernel::new(9), &daemons[0].address(), keyless);
+    let follower = TestDaemon::follower(MockKernel::new(9), &daemons[0].address(), keyless);
     let error = follower.join().unwrap_err();
     assert!(format!("{error:#}").contains("has a key"), "{error:#}");
     assert!(is_view_of_all(&daemons, &[1]));
 }
 
-/// Whoever answers in the place of the seed can say these without a key.
+/// An impostor at the address of the seed can send these replies without a key.
 #[test]
 fn impostor_without_key_does_not_end_a_daemon() {
-    let address = fake::free_address();
-    let impostor = fake::listen(&address);
-    let follower = TestDaemon::follower(FakeKernel::new(2), &address, ClusterConfig::default());
+    let address = mock::free_address();
+    let impostor = mock::listen(&address);
+    let follower = TestDaemon::follower(MockKernel::new(2), &address, ClusterConfig::default());
     for answer in [
         &b"kited\0\x01\x00"[..],
         b"kited\0\x02\x01",
         b"kited\0\x01\x01\x00\x00",
     ] {
-        let mut stream = fake::accept(&impostor);
+        let mut stream = mock::accept(&impostor);
         stream.write_all(answer).unwrap();
-        // Until the follower has had enough of it.
+        // Reads until the follower closes the connection.
         let _ = stream.read_to_end(&mut Vec::new());
     }
     drop(impostor);
-    let seed = TestDaemon::seed(FakeKernel::new(1), &address, ClusterConfig::default());
+    let seed = TestDaemon::seed(MockKernel::new(1), &address, ClusterConfig::default());
     let daemons = [seed, follower];
     wait("all to be in", || is_view_of_all(&daemons, &[1, 2]));
 }
@@ -319,7 +319,7 @@ fn impostor_without_key_does_not_end_a_daemon() {
 fn silent_connections_do_not_block_a_join() {
     let mut daemons = start_cluster_with(0, ClusterConfig::without_dead_timeout());
     let connect = |_| TcpStream::connect(daemons[0].address()).unwrap();
-    let _strangers: Vec<TcpStream> = (0..200).map(connect).collect();
+    let _silent: Vec<TcpStream> = (0..200).map(connect).collect();
     add_follower(&mut daemons, 2);
     wait("the node to be in", || is_view_of_all(&daemons, &[1, 2]));
 }
@@ -327,9 +327,9 @@ fn silent_connections_do_not_block_a_join() {
 #[test]
 fn kernel_that_rejects_join_ends_the_daemon() {
     let daemons = start_cluster(0);
-    let kernel = FakeKernel::new(2);
+    let kernel = MockKernel::new(2);
     kernel.reject_join();
-    let refused = TestDaemon::follower(kernel, &daemons[0].address(), daemons[0].plan());
+    let refused = TestDaemon::follower(kernel, &daemons[0].address(), daemons[0].config());
     assert!(refused.join().is_err());
     wait("it to be removed", || is_view_of_all(&daemons, &[1]));
 }
@@ -344,18 +344,18 @@ fn view_is_retried_while_the_kernel_is_out_of_memory() {
     add_follower(&mut daemons, 3);
     wait("all to be in", || is_view_of_all(&daemons, &[1, 2, 3]));
     let now: Vec<_> = daemons[..2].iter().map(|d| d.kernel.identity()).collect();
-    assert_eq!(now, before, "nobody gave up");
+    assert_eq!(now, before, "no incarnation changed");
 }
 
 #[test]
 fn follower_started_before_the_seed_joins_later() {
-    let address = fake::free_address();
-    let early = fake::listen(&address);
-    let follower = TestDaemon::follower(FakeKernel::new(2), &address, ClusterConfig::default());
-    // The first connection ends at once; for the next there is no socket.
-    drop(fake::accept(&early));
+    let address = mock::free_address();
+    let early = mock::listen(&address);
+    let follower = TestDaemon::follower(MockKernel::new(2), &address, ClusterConfig::default());
+    // The first connection is closed at once, and the next one finds no socket.
+    drop(mock::accept(&early));
     drop(early);
-    let seed = TestDaemon::seed(FakeKernel::new(1), &address, ClusterConfig::default());
+    let seed = TestDaemon::seed(MockKernel::new(1), &address, ClusterConfig::default());
     let daemons = [seed, follower];
     wait("all to be in", || is_view_of_all(&daemons, &[1, 2]));
 }

@@ -5,8 +5,8 @@ use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 use std::time::Duration;
 
-/// Runs kited until it ends, and returns the notifications that it sent. What they bring along is closed. The shell
-/// passes it a descriptor of this name.
+/// Runs kited until it exits, with a stored descriptor of this name that the shell passes. Returns the notifications
+/// that kited sent. Their descriptors are closed.
 fn run_and_collect_notifications(name: &str) -> Vec<String> {
     let path = std::env::temp_dir().join(format!("kited-notify-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);

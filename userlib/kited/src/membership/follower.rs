@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A member that is not the seed: joins it, obeys its views, and goes on without it.
+//! State machine of a follower: joins the seed, applies its views, and continues without it.
 //!
-//! The kernel must never meet again a life of a node that it dropped: each side would hold other
-//! beliefs of the same connection. Such a view, whichever way it came about, ends the life of this
-//! node: it leaves and joins anew, as it does when the seed tells it that it is out.
+//! A kernel must not meet an incarnation of a node again that it dropped, since the two sides would disagree on the
+//! state of the same connection. A view with such a member ends the incarnation of this node, whatever its origin: the
+//! node leaves and joins with a new incarnation. An eviction by the seed has the same effect.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -18,22 +18,22 @@ use super::{
 use crate::host::Host;
 use crate::protocol::{Message, PriorMembership, View, SEED_NODE};
 
-/// The machine of a member that is not the seed.
+/// State machine of a member other than the seed.
 #[derive(Debug)]
 pub struct Follower {
     timing: Timing,
     address: FabricAddress,
     incarnation: u64,
     connection: Option<Connection>,
-    /// Since the first welcome of this incarnation.
+    /// Set by the first welcome of this incarnation.
     prior: Option<PriorMembership>,
-    /// The last life of each node that the kernel dropped in this life.
+    /// Last incarnation of each node that the kernel dropped during this incarnation.
     dropped_incarnations: HashMap<u32, u64>,
     applied_epoch: u64,
-    /// When the seed, or a connection that has not been welcomed, is given up.
+    /// Time at which the seed, or a connection without a welcome, is given up.
     deadline: Option<Instant>,
     next_heartbeat: Option<Instant>,
-    /// When the kernel got no answer from the seed's.
+    /// Time of the last report that the seed does not respond to the kernel.
     seed_suspected_at: Option<Instant>,
 }
 
@@ -45,7 +45,7 @@ struct Connection {
 }
 
 impl Follower {
-    /// A member whose kernel is reached at `address`, in the life `incarnation`, which is not 0.
+    /// Creates a follower whose kernel has this address. `incarnation` is not 0.
     pub fn new(timing: Timing, address: FabricAddress, incarnation: u64) -> Self {
         Self {
             timing,
@@ -61,7 +61,7 @@ impl Follower {
         }
     }
 
-    /// The member of a snapshot. Its next lives are reached at `address`.
+    /// Creates a follower from a snapshot. Its next incarnations have this address.
     pub fn resume(timing: Timing, address: FabricAddress, snapshot: FollowerSnapshot) -> Self {
         Self {
             prior: Some(snapshot.prior),
@@ -70,7 +70,8 @@ impl Follower {
         }
     }
 
-    /// Starts with the view of the former process, which the kernel may not know yet. The seed counts as heard from.
+    /// Starts with the view of the previous process, which the kernel may not have applied yet. The dead timeout of the
+    /// seed starts now.
     fn on_start(&mut self, now: Instant, actions: &mut Vec<Action>) {
         if self.has_seed_in_view() {
             self.deadline = Some(now + self.timing.dead_after);
@@ -79,7 +80,7 @@ impl Follower {
         actions.extend(view.map(Action::ApplyView));
     }
 
-    /// Whether the seed is in this node's view.
+    /// Returns `true` if the seed is in the view of this node.
     fn has_seed_in_view(&self) -> bool {
         self.prior
             .as_ref()
@@ -93,12 +94,11 @@ impl Follower {
             seed,
             welcomed: false,
         });
-        // One that was not welcomed may have been in the views of others. They must not meet it
-        // again.
+        // An incarnation without a welcome may have been in views of other nodes. Their kernels must not meet it again.
         if self.prior.is_none() {
             self.incarnation = next_incarnation(self.incarnation);
         }
-        // A seed that accepts connections but says nothing is as dead as one that does not.
+        // A seed that accepts connections but sends nothing is as dead as one that accepts none.
         if !self.has_seed_in_view() {
             self.deadline = Some(now + self.timing.dead_after);
         }
@@ -122,7 +122,7 @@ impl Follower {
             return;
         };
         let welcomed = connection.welcomed;
-        // A seed that has a node wait, before its welcome, is not the one that the node follows.
+        // A seed that defers the hello sends heartbeats before the welcome. It is not the seed that this node follows.
         if welcomed || !has_seed || !matches!(message, Message::Heartbeat { .. }) {
             self.deadline = Some(now + self.timing.dead_after);
         }
@@ -151,7 +151,7 @@ impl Follower {
                 }
             }
             Message::Evicted => {
-                tracing::warn!("was put out of the cluster, for which the seed has the reason");
+                tracing::warn!("evicted from the cluster; the log of the seed has the reason");
                 self.start_new_incarnation(actions);
             }
             Message::Goodbye => self.drop_seed(actions),
@@ -184,7 +184,7 @@ impl Follower {
         }
     }
 
-    /// Acts on a view of the seed.
+    /// Applies a view of the seed.
     fn adopt_view(&mut self, view: View, actions: &mut Vec<Action>) {
         let Some(prior) = &mut self.prior else {
             return;
@@ -220,8 +220,8 @@ impl Follower {
         actions.push(Action::ApplyView(view));
     }
 
-    /// Goes on without the seed. All survivors compute the same view from the same view; those who
-    /// did not get the last one have another until the seed returns.
+    /// Continues without the seed. All survivors compute the same view from the same view. A survivor that missed the
+    /// last view has another view until the seed returns.
     fn drop_seed(&mut self, actions: &mut Vec<Action>) {
         self.close_connection(actions);
         self.deadline = None;
@@ -232,7 +232,7 @@ impl Follower {
         }
     }
 
-    /// Ends this life; the next one joins when the seed is connected again.
+    /// Ends this incarnation. The next one joins when the seed is connected again.
     fn start_new_incarnation(&mut self, actions: &mut Vec<Action>) {
         self.close_connection(actions);
         self.deadline = None;

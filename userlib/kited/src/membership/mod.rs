@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Who is in the cluster: pure state machines, one for the [`Seed`] and one for every other
-//! [`Follower`].
+//! Membership of a cluster: pure state machines, one for the [`Seed`] and one for each other member, a [`Follower`].
 //!
-//! A machine does no I/O and reads no clock. It is told what happened and when ([`Input`]), and
-//! says what to do ([`Action`]), so that tests can put a whole cluster through any sequence of
-//! faults.
+//! A machine does no I/O and reads no clock. It receives events with their time ([`Input`]) and returns effects
+//! ([`Action`]), so that tests can expose a whole cluster to any sequence of faults.
 //!
-//! Limits of the embedded seed: it alone changes the membership. While it is away nobody joins, and
-//! of the nodes that die nobody but the seed itself is removed; its survivors go on with each
-//! other. Each computes the view without the seed from the last that it got: if the seed died while
-//! it sent one, there are two views, of different epochs, until it returns. If a node that is new
-//! reaches a restarted seed before any survivor does, the survivors begin new lives, since the seed
-//! has one secret only. Clusters that cannot live with this need a replicated store, such as etcd,
-//! in the place of the seed.
+//! # Limits
+//!
+//! The seed is a single coordinator: no other node changes the membership. While the seed is unreachable, no node
+//! joins, and no failed node but the seed is removed. The survivors of the seed continue with each other. Each survivor
+//! computes the view without the seed from the last view that it received. If the seed failed while it sent that view,
+//! two views with different epochs exist until the seed returns. If a new node reaches a restarted seed before any
+//! survivor does, the survivors start new incarnations, since the seed has only one secret. A cluster that cannot
+//! accept these limits needs a replicated store, such as etcd, instead of the seed.
 
 mod follower;
 mod seed;
@@ -29,90 +28,90 @@ pub use follower::Follower;
 pub use seed::Seed;
 pub use snapshot::{needs_snapshot, FollowerSnapshot, SeedSnapshot, Snapshot};
 
-/// Suspicions of a node by one kernel with more time between them are of different troubles. While there is
-/// no answer, a kernel takes a second or two to say so again.
+/// Maximum gap between two reports of the same suspicion. A kernel repeats its report every 1 to 2 s while the node
+/// does not respond. A report after a longer gap belongs to a new suspicion.
 const SUSPICION_GAP: Duration = Duration::from_secs(5);
 
-/// Names a connection, uniquely in the life of the process.
+/// ID of a connection, unique in the process.
 pub type LinkId = u64;
 
-/// The clockwork of a cluster; the same on all nodes.
+/// Timing of a cluster, the same on all nodes.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// Between two heartbeats of one side.
+    /// Interval between the heartbeats of one side.
     pub heartbeat_interval: Duration,
-    /// A side that is silent for so long is dead.
+    /// Time after which a silent side is dead.
     pub dead_after: Duration,
 }
 
 impl Timing {
-    /// What is left to a node that a kernel suspects: time to answer a probe.
+    /// Returns the time that a suspected node has to respond to a probe.
     fn probe_grace(&self) -> Duration {
         (2 * self.heartbeat_interval).min(self.dead_after)
     }
 }
 
-/// What the kernel is told of this node when it joins.
+/// Identity with which this node joins a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Number of this node.
     pub node: u32,
-    /// Of this life.
+    /// Incarnation of this node.
     pub incarnation: u64,
-    /// What the kernels know each other by.
+    /// Secret that authenticates the kernels to each other.
     pub secret: Secret,
 }
 
-/// Something that happened.
+/// Event for a state machine.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// The daemon starts. A machine that was resumed has the kernel apply its view.
+    /// The daemon starts. A resumed machine makes the kernel apply its view.
     Start,
-    /// A peer on this host is connected and has proved that it knows the key.
+    /// A connection to a peer on this host is established. With a key, the peer is authenticated.
     Opened(LinkId, Host),
-    /// A message arrived.
+    /// A message was received.
     Message(LinkId, Message),
-    /// A connection ended, by the peer or by an [`Action::Close`].
+    /// A connection was closed, by the peer or by an [`Action::Close`].
     Closed(LinkId),
-    /// The kernel acts on the view of this epoch.
+    /// The kernel has applied the view of this epoch.
     Applied(u64),
-    /// The kernel gets no answer from this node. It says so again while that lasts.
+    /// A node does not respond to the kernel. The event repeats while that is so.
     Suspect(u32),
-    /// Time passed.
+    /// Clock tick.
     Tick,
-    /// The daemon is asked to end.
+    /// The node must leave the cluster.
     Leave,
 }
 
-/// Something to do.
+/// Effect that a state machine requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Send a message.
     Send(LinkId, Message),
-    /// End a connection after what was sent to it.
+    /// Close a connection after its queued messages are sent.
     Close(LinkId),
-    /// Leave the cluster, if in one, and join it by this identity.
+    /// Leave the current cluster, if any, and join with this identity.
     Join(Identity),
     /// Leave the cluster.
     Leave,
-    /// Give the kernel a view.
+    /// Apply a view in the kernel.
     ApplyView(View),
     /// Publish the hosts of the other nodes.
     PublishHosts(Hosts),
-    /// Give up, for this reason.
+    /// End the daemon, for this reason.
     Fail(String),
 }
 
-/// Either of the two machines.
+/// State machine of a seed or a follower.
 pub trait MembershipMachine: Send {
-    /// Takes in what happened at `now`, which never goes back, and adds what to do to `actions`.
+    /// Processes an event at time `now`, which never decreases, and appends the effects to `actions`.
     fn step(&mut self, now: Instant, input: Input, actions: &mut Vec<Action>);
 
-    /// What another process needs to continue the life of the node; `None` if the node is in no cluster.
+    /// Returns the state by which another process can continue the membership, or `None` if the node is in no cluster.
     fn snapshot(&self) -> Option<Snapshot>;
 }
 
-/// The incarnation of the next life of a node in the same process.
+/// Returns the next incarnation of a node in the same process.
 fn next_incarnation(incarnation: u64) -> u64 {
     incarnation.wrapping_add(1).max(1)
 }

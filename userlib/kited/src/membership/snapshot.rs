@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What a machine has to know to continue the life of its node in another process.
+//! State by which another process continues the membership of a node.
 
 use std::collections::HashMap;
 use std::net::Ipv6Addr;
@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use super::Action;
 use crate::protocol::{PriorMembership, Secret, SEED_NODE};
 
-/// State of a machine whose node is in a cluster. What depends on time or on connections is not in it.
+/// State of a machine in a cluster, without timers and connections.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Snapshot {
-    /// Of a [`Seed`](super::Seed).
+    /// State of a [`Seed`](super::Seed).
     Seed(SeedSnapshot),
-    /// Of a [`Follower`](super::Follower).
+    /// State of a [`Follower`](super::Follower).
     Follower(FollowerSnapshot),
 }
 
@@ -25,7 +25,7 @@ pub struct SeedSnapshot {
     pub(super) self_member: Member,
     pub(super) secret: Secret,
     pub(super) epoch: u64,
-    /// The other members, and the epoch of the first view with each.
+    /// Other members, each with the epoch of the first view that contains it.
     pub(super) peers: Vec<(Member, u64)>,
     pub(super) node_numbers: HashMap<Ipv6Addr, u32>,
     pub(super) ended_incarnations: HashMap<u32, u64>,
@@ -41,7 +41,7 @@ pub struct FollowerSnapshot {
 }
 
 impl Snapshot {
-    /// Number of the node.
+    /// Returns the number of the node.
     pub fn node(&self) -> u32 {
         match self {
             Self::Seed(_) => SEED_NODE,
@@ -49,7 +49,7 @@ impl Snapshot {
         }
     }
 
-    /// Incarnation of the node.
+    /// Returns the incarnation of the node.
     pub fn incarnation(&self) -> u64 {
         match self {
             Self::Seed(seed) => seed.self_member.incarnation,
@@ -57,7 +57,7 @@ impl Snapshot {
         }
     }
 
-    /// Epoch of the newest view.
+    /// Returns the epoch of the newest view.
     pub fn epoch(&self) -> u64 {
         match self {
             Self::Seed(seed) => seed.epoch,
@@ -66,8 +66,8 @@ impl Snapshot {
     }
 }
 
-/// Returns `true` if the snapshot changed with these actions. It must be saved before they are done: peers and the
-/// kernel must not know a view that the next process does not.
+/// Returns `true` if these actions change the snapshot. The snapshot must be saved before they are performed: peers and
+/// kernel must not have a view that the next process does not know.
 pub fn needs_snapshot(actions: &[Action]) -> bool {
     let is_change = |action: &Action| {
         matches!(
@@ -80,7 +80,7 @@ pub fn needs_snapshot(actions: &[Action]) -> bool {
 
 #[cfg(test)]
 impl FollowerSnapshot {
-    /// Any, of this incarnation.
+    /// Returns an arbitrary snapshot of this incarnation.
     pub(crate) fn example(incarnation: u64) -> Self {
         let view = crate::protocol::View {
             epoch: 1,

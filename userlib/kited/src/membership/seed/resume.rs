@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A seed that goes on in another process.
+//! Continuation of a seed in another process.
 //!
-//! It has the members that it had, and treats them as heard from when it starts. They come back by connections of their
-//! own. Only one thing may be wrong: it was away for so long that the members go on without it. The first that comes
-//! back shows this, and the seed then begins a new life, with their view.
+//! A resumed seed has the members of the previous process. Their dead timeouts start when it starts, and they
+//! reconnect. One assumption may fail: after a long absence of the seed, the members have continued without it. The
+//! first member that reconnects reveals this. The seed then starts a new incarnation, with the view of that member.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::membership::{next_incarnation, Action, Timing};
 use crate::protocol::{PriorMembership, SEED_NODE};
 
 impl Seed {
-    /// The seed of a snapshot.
+    /// Creates a seed from a snapshot.
     pub fn resume(timing: Timing, snapshot: SeedSnapshot) -> Self {
         let SeedSnapshot {
             self_member: own,
@@ -30,7 +30,7 @@ impl Seed {
             admitted_epoch: admitted,
             applied_epoch: 0,
             link: None,
-            // The first step sets it.
+            // Set by the first step.
             deadline: now,
             is_inherited: true,
         };
@@ -60,7 +60,7 @@ impl Seed {
         }
     }
 
-    /// Starts with the view of the former process, which the kernel may not know yet.
+    /// Starts with the view of the previous process, which the kernel may not have applied yet.
     pub(super) fn start_resumed(&mut self, now: Instant, actions: &mut Vec<Action>) {
         for peer in self.peers.values_mut() {
             peer.deadline = now + self.timing.dead_after;
@@ -68,13 +68,13 @@ impl Seed {
         actions.push(Action::ApplyView(self.view()));
     }
 
-    /// Begins a new life if a member dropped this one, and no other member is connected. The kernels of members must
-    /// not meet a life again that they dropped.
+    /// Starts a new incarnation if a member dropped this one, and no other member is connected. The kernels of members
+    /// must not meet an incarnation again that they dropped.
     pub(super) fn rejoin_if_dropped(&mut self, prior: &PriorMembership, actions: &mut Vec<Action>) {
         let is_dropped = prior.seed_incarnation == self.self_member.incarnation
             && prior.view.find_member(SEED_NODE).is_none();
         if is_dropped && self.links.is_empty() {
-            tracing::warn!(from = prior.node, "the members went on without this node");
+            tracing::warn!(from = prior.node, "members continued without this node");
             self.self_member.incarnation = next_incarnation(self.self_member.incarnation);
             actions.push(self.join_action());
         }

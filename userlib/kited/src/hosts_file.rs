@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Publishes the hosts of the cluster: a file for the RNIC in `/run/kite`, for programs that know nodes by IP address
-//! or host name. `Cluster::hosts` of the crate `kite` reads it.
+//! Hosts file: publishes the hosts of the cluster in `/run/kite`, one file per RNIC, for programs that address nodes by
+//! IP address or host name. `Cluster::hosts` of the crate `kite` reads the file.
 //!
-//! kited removes the file when the node leaves the cluster, but not when the process ends for another to go on. It goes
-//! on if the file cannot be written.
+//! kited removes the file when the node leaves the cluster. A process that detaches for its successor keeps the file. A
+//! failed write is logged, and the daemon continues.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -17,7 +17,7 @@ use crate::protocol::{Hosts, View};
 
 const HOSTS_DIR: &str = "/run/kite";
 
-/// The file of an RNIC.
+/// Hosts file of an RNIC.
 pub(crate) struct HostsFile {
     path: PathBuf,
     gids: BTreeMap<u32, Ipv6Addr>,
@@ -48,18 +48,18 @@ impl HostsFile {
 
     /// Removes the file.
     pub(crate) fn remove(self) {
-        // If it could not be written it is not there.
+        // The file does not exist if every write failed.
         let _ = fs::remove_file(&self.path);
     }
 
     fn rewrite(&self) {
         if let Err(error) = self.write() {
             let path = self.path.display();
-            tracing::warn!(%path, %error, "cannot write the file of hosts");
+            tracing::warn!(%path, %error, "cannot write hosts file");
         }
     }
 
-    /// Replaces it as a whole, since others may read it.
+    /// Replaces the file atomically, since other processes read it.
     fn write(&self) -> io::Result<()> {
         let new = self.path.with_extension("new");
         create_directory()?;
@@ -69,7 +69,7 @@ impl HostsFile {
     }
 }
 
-/// Creates the directory, readable by all whatever the file mode mask is.
+/// Creates the directory with read access for all users, regardless of the umask.
 fn create_directory() -> io::Result<()> {
     match fs::create_dir(HOSTS_DIR) {
         Ok(()) => fs::set_permissions(HOSTS_DIR, Permissions::from_mode(0o755)),
@@ -78,8 +78,8 @@ fn create_directory() -> io::Result<()> {
     }
 }
 
-/// A line for each member whose host is known: IP address, GID and host name, "-" for no name. The address is "-" if
-/// two members have it. The hosts may be those of nodes that left.
+/// Returns a line for each member with a known host: IP address, GID and host name. A missing name is "-", and so is an
+/// address that two members have. `hosts` may contain nodes that left.
 fn format_lines(gids: &BTreeMap<u32, Ipv6Addr>, hosts: &[(u32, Host)]) -> String {
     let known_hosts = hosts
         .iter()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What a seed learns from members that joined before: that they only lost the connection, or all
-//! that a seed which returns without memory can know.
+//! Readmission of members that joined before: of those that only lost the connection, and of those from which a seed
+//! without state recovers the cluster.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::membership::{next_incarnation, Action, LinkId};
 use crate::protocol::{Message, PriorMembership, SEED_NODE};
 
 impl Seed {
-    /// Lets a member continue the life in which it joined before, if nobody believes it ended.
+    /// Readmits a member in the incarnation in which it joined before, unless that incarnation has ended.
     pub(super) fn readmit(
         &mut self,
         now: Instant,
@@ -33,21 +33,21 @@ impl Seed {
             self.publish_view(actions);
         }
         if accepted {
-            tracing::info!(node = prior.node, "is back");
+            tracing::info!(node = prior.node, "node reconnected");
             self.send_welcome(now, link, prior.node, actions);
         } else {
             send_and_close(link, Message::Evicted, actions);
         }
     }
 
-    /// Returns `true` if this life of another node is a member.
+    /// Returns `true` if this incarnation of another node is a member.
     fn has_peer(&self, node: u32, incarnation: u64) -> bool {
         let peer = self.peers.get(&node);
         peer.is_some_and(|peer| peer.member.incarnation == incarnation)
     }
 
-    /// Takes over the view that a member has from a former seed, if it is the newest; says whether
-    /// that changed this seed's.
+    /// Inherits the view that a member has from a previous seed, if it is the newest. Returns `true` if the view of
+    /// this seed changed.
     fn inherit_view(
         &mut self,
         now: Instant,
@@ -61,7 +61,7 @@ impl Seed {
             return false;
         }
         if prior.secret != self.secret {
-            // Two secrets cannot be in use; the one of a seed that is alone can go.
+            // Two secrets cannot be in use. A seed without members can drop its own.
             if !self.peers.is_empty() {
                 return false;
             }
@@ -73,7 +73,7 @@ impl Seed {
             from = prior.node,
             incarnation,
             epoch = prior.view.epoch,
-            "takes over a view"
+            "view inherited"
         );
         self.inherited_epoch = prior.view.epoch;
         self.epoch = self.epoch.max(prior.view.epoch);

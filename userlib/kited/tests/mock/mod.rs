@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A daemon in a thread, which can be paused and killed, and the fake kernel that it serves.
+//! Daemon in a thread, which can be paused and killed, and its mock kernel.
 
 use std::cell::OnceCell;
 use std::net::TcpStream;
@@ -20,7 +20,7 @@ use kited::protocol::{Hosts, View};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 
-/// What the daemons of a cluster have in common.
+/// Configuration shared by the daemons of a cluster.
 #[derive(Clone)]
 pub(crate) struct ClusterConfig {
     pub(crate) key: Option<Key>,
@@ -40,15 +40,15 @@ impl Default for ClusterConfig {
 }
 
 impl ClusterConfig {
-    /// Nobody is dead, or given up, for being silent before the test has ended.
+    /// Returns a configuration in which no silence is a failure before the test has ended.
     pub(crate) fn without_dead_timeout() -> Self {
-        let mut plan = Self::default();
-        plan.timing.dead_after = Duration::from_secs(600);
-        plan
+        let mut config = Self::default();
+        config.timing.dead_after = Duration::from_secs(600);
+        config
     }
 }
 
-/// An address that no other test uses, since each gets a loopback address of its own.
+/// Returns an address that no other test uses: each call gets another loopback address.
 pub(crate) fn free_address() -> String {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let host = format!("127.0.77.{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -56,7 +56,7 @@ pub(crate) fn free_address() -> String {
     socket.local_addr().unwrap().to_string()
 }
 
-/// Waits until `condition` holds.
+/// Waits until `condition` holds, at most 30 s.
 pub(crate) fn wait(what: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !condition() {
@@ -65,7 +65,7 @@ pub(crate) fn wait(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// A socket in the place of a seed's.
+/// Opens a socket in place of a seed.
 pub(crate) fn listen(address: &str) -> std::net::TcpListener {
     let socket = std::net::TcpListener::bind(address).unwrap();
     socket.set_nonblocking(true).unwrap();
@@ -81,31 +81,31 @@ pub(crate) fn accept(socket: &std::net::TcpListener) -> TcpStream {
     stream.into_inner().unwrap()
 }
 
-/// A kernel that remembers what it is told, and checks it.
+/// Kernel that records the requests of the daemon, and checks them.
 #[derive(Clone)]
-pub(crate) struct FakeKernel {
-    state: Arc<Mutex<FakeKernelState>>,
+pub(crate) struct MockKernel {
+    state: Arc<Mutex<MockKernelState>>,
     /// Held while views cannot be applied.
     apply_gate: Arc<Mutex<()>>,
     gid: u8,
-    /// Of the daemon's, if a service manager keeps it, and the session.
+    /// Checkpoint of the daemon, if a service manager stores checkpoint and session.
     checkpoint: Option<Arc<OwnedFd>>,
 }
 
 #[derive(Default)]
-struct FakeKernelState {
-    /// Number of the process whose session this is. Those before were killed.
+struct MockKernelState {
+    /// Number of the process that owns the session. Earlier processes were killed.
     process: u32,
     identity: Option<Identity>,
     view: Option<View>,
     hosts: Hosts,
     events: Option<UnboundedSender<kernel::KernelEvent>>,
     rejects_join: bool,
-    /// Views for which there will be no memory.
+    /// Number of views that will fail with `ENOMEM`.
     enomem_count: u32,
 }
 
-impl FakeKernel {
+impl MockKernel {
     pub(crate) fn new(gid: u8) -> Self {
         Self {
             state: Arc::default(),
@@ -115,7 +115,7 @@ impl FakeKernel {
         }
     }
 
-    /// A kernel whose session is kept open while the daemon is restarted, and so is its checkpoint.
+    /// Returns a kernel whose session and checkpoint are stored while the daemon restarts.
     pub(crate) fn with_stored_session(gid: u8) -> Self {
         let checkpoint = Checkpoint::new().unwrap();
         let checkpoint = checkpoint.as_fd().try_clone_to_owned().unwrap();
@@ -125,7 +125,7 @@ impl FakeKernel {
         }
     }
 
-    /// The same kernel, with a checkpoint in which nothing is saved.
+    /// Returns the same kernel with an empty checkpoint.
     pub(crate) fn without_checkpoint(self) -> Self {
         let Self { checkpoint, .. } = Self::with_stored_session(0);
         Self { checkpoint, ..self }
@@ -136,11 +136,11 @@ impl FakeKernel {
         Some(Checkpoint::resume(fd.unwrap()))
     }
 
-    fn session(&self, state: &FakeKernelState) -> Box<dyn kernel::KernelSession> {
-        Box::new(FakeSession(self.clone(), state.process))
+    fn session(&self, state: &MockKernelState) -> Box<dyn kernel::KernelSession> {
+        Box::new(MockSession(self.clone(), state.process))
     }
 
-    fn state(&self) -> MutexGuard<'_, FakeKernelState> {
+    fn state(&self) -> MutexGuard<'_, MockKernelState> {
         self.state.lock().unwrap()
     }
 
@@ -148,7 +148,7 @@ impl FakeKernel {
         self.state().view.clone()
     }
 
-    /// Where programs are told that other nodes are.
+    /// Returns the hosts that were published last.
     pub(crate) fn hosts(&self) -> Hosts {
         let mut hosts = self.state().hosts.clone();
         hosts.sort();
@@ -159,7 +159,7 @@ impl FakeKernel {
         self.state().identity
     }
 
-    /// Reports a node as suspect.
+    /// Reports that a node does not respond.
     pub(crate) fn report_suspect(&self, node: u32) {
         self.state()
             .events
@@ -169,23 +169,23 @@ impl FakeKernel {
             .unwrap();
     }
 
-    /// Makes joining fail.
+    /// Makes joins fail.
     pub(crate) fn reject_join(&self) {
         self.state().rejects_join = true;
     }
 
-    /// Has no memory for the next views, so many times.
+    /// Makes the next views fail with `ENOMEM`, this number of times.
     pub(crate) fn fail_with_enomem(&self, times: u32) {
         self.state().enomem_count = times;
     }
 
-    /// Makes views wait until the guard is dropped.
+    /// Blocks views until the guard is dropped.
     pub(crate) fn block_apply(&self) -> MutexGuard<'_, ()> {
         self.apply_gate.lock().unwrap()
     }
 }
 
-impl kernel::Kernel for FakeKernel {
+impl kernel::Kernel for MockKernel {
     fn address(&self) -> Result<FabricAddress> {
         Ok(FabricAddress {
             gid: [self.gid; 16].into(),
@@ -207,7 +207,7 @@ impl kernel::Kernel for FakeKernel {
             return Ok(None);
         }
         if left != incarnation {
-            *state = FakeKernelState::default();
+            *state = MockKernelState::default();
             return Ok(None);
         }
         state.events = Some(events);
@@ -222,7 +222,7 @@ impl kernel::Kernel for FakeKernel {
         events: UnboundedSender<kernel::KernelEvent>,
     ) -> Result<Box<dyn kernel::KernelSession>> {
         let mut state = self.state();
-        ensure!(!state.rejects_join, "refused");
+        ensure!(!state.rejects_join, "join rejected");
         ensure!(state.identity.is_none(), "has a daemon already");
         state.identity = Some(identity);
         state.events = Some(events);
@@ -230,10 +230,10 @@ impl kernel::Kernel for FakeKernel {
     }
 }
 
-/// The session of a process, by its number.
-struct FakeSession(FakeKernel, u32);
+/// Session of the process with this number.
+struct MockSession(MockKernel, u32);
 
-impl kernel::KernelSession for FakeSession {
+impl kernel::KernelSession for MockSession {
     fn apply_view(&mut self, view: &View) -> Result<()> {
         drop(self.0.apply_gate.lock());
         let mut state = self.0.state();
@@ -246,11 +246,11 @@ impl kernel::KernelSession for FakeSession {
             view.is_valid() && view.has_member(identity.node, identity.incarnation),
             "{view:?}"
         );
-        let rises = state
+        let increases = state
             .view
             .as_ref()
             .is_none_or(|former| former.epoch < view.epoch);
-        ensure!(rises, "epoch {} does not rise", view.epoch);
+        ensure!(increases, "epoch {} does not increase", view.epoch);
         state.view = Some(view.clone());
         Ok(())
     }
@@ -266,7 +266,7 @@ impl kernel::KernelSession for FakeSession {
     fn leave(self: Box<Self>) {
         let mut state = self.0.state();
         if state.process == self.1 {
-            *state = FakeKernelState::default();
+            *state = MockKernelState::default();
         }
     }
 
@@ -274,17 +274,17 @@ impl kernel::KernelSession for FakeSession {
 }
 
 enum DaemonControl {
-    /// Stand still until the lock is free.
+    /// Block the thread until the lock is free.
     Pause(Arc<Mutex<()>>),
     Stop(Shutdown),
     Kill,
 }
 
-/// A daemon that runs in a thread.
+/// Daemon that runs in a thread.
 pub(crate) struct TestDaemon {
-    pub(crate) kernel: FakeKernel,
+    pub(crate) kernel: MockKernel,
     address: String,
-    plan: ClusterConfig,
+    config: ClusterConfig,
     ready: Arc<Mutex<Vec<(u32, usize)>>>,
     control: UnboundedSender<DaemonControl>,
     thread: JoinHandle<Result<()>>,
@@ -292,33 +292,33 @@ pub(crate) struct TestDaemon {
 }
 
 impl TestDaemon {
-    /// A seed that listens at `address`.
-    pub(crate) fn seed(kernel: FakeKernel, address: &str, plan: ClusterConfig) -> Self {
+    /// Starts a seed that listens on `address`.
+    pub(crate) fn seed(kernel: MockKernel, address: &str, config: ClusterConfig) -> Self {
         let socket = listen(address);
         let address = socket.local_addr().unwrap().to_string();
-        Self::start(kernel, address, plan, move |_| {
+        Self::start(kernel, address, config, move |_| {
             Role::Seed(TcpListener::from_std(socket).unwrap())
         })
     }
 
-    /// A follower of the seed at `address`.
-    pub(crate) fn follower(kernel: FakeKernel, address: &str, plan: ClusterConfig) -> Self {
-        Self::start(kernel, address.into(), plan, |address| {
+    /// Starts a follower of the seed at `address`.
+    pub(crate) fn follower(kernel: MockKernel, address: &str, config: ClusterConfig) -> Self {
+        Self::start(kernel, address.into(), config, |address| {
             Role::Follower(vec![address])
         })
     }
 
     fn start(
-        kernel: FakeKernel,
+        kernel: MockKernel,
         address: String,
-        plan: ClusterConfig,
+        config: ClusterConfig,
         role: impl FnOnce(String) -> Role + Send + 'static,
     ) -> Self {
         let (control, controls) = unbounded_channel();
         let ready = Arc::<Mutex<Vec<_>>>::default();
         let ready_log = Arc::clone(&ready);
         let (served, seed) = (kernel.clone(), address.clone());
-        let ClusterConfig { key, timing } = plan.clone();
+        let ClusterConfig { key, timing } = config.clone();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -341,7 +341,7 @@ impl TestDaemon {
         Self {
             kernel,
             address,
-            plan,
+            config,
             ready,
             control,
             thread,
@@ -349,21 +349,21 @@ impl TestDaemon {
         }
     }
 
-    /// Where the seed of this daemon's cluster listens.
+    /// Returns the address at which the seed of this daemon's cluster listens.
     pub(crate) fn address(&self) -> String {
         self.address.clone()
     }
 
-    pub(crate) fn plan(&self) -> ClusterConfig {
-        self.plan.clone()
+    pub(crate) fn config(&self) -> ClusterConfig {
+        self.config.clone()
     }
 
-    /// What it told on becoming ready: its number and that of the members.
+    /// Returns the ready reports: number of this node, and number of members.
     pub(crate) fn ready_reports(&self) -> Vec<(u32, usize)> {
         self.ready.lock().unwrap().clone()
     }
 
-    /// Stops its thread until the guard is dropped.
+    /// Blocks the thread of the daemon until the guard is dropped.
     pub(crate) fn pause(&self) -> MutexGuard<'_, ()> {
         let guard = self.pauses.lock().unwrap();
         self.control
@@ -373,7 +373,7 @@ impl TestDaemon {
         guard
     }
 
-    /// Ends it without a goodbye. If its session is kept, what is left of the process does not end that.
+    /// Ends the daemon without a goodbye. If the session is stored, dropping the killed daemon does not end it.
     pub(crate) fn kill(self) {
         if self.kernel.checkpoint.is_some() {
             self.kernel.state().process += 1;
@@ -382,7 +382,7 @@ impl TestDaemon {
         self.join().unwrap();
     }
 
-    /// Ends it as a service manager does, or as an operator.
+    /// Ends the daemon as a service manager or an operator does.
     pub(crate) fn stop(self, shutdown: Shutdown) -> Result<()> {
         self.control
             .send(DaemonControl::Stop(shutdown))
@@ -391,13 +391,13 @@ impl TestDaemon {
         self.join()
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the daemon has ended by itself.
     pub(crate) fn join(self) -> Result<()> {
         self.thread.join().unwrap()
     }
 }
 
-/// Obeys until it is told to stop. Pausing blocks the thread, and so all of the daemon.
+/// Executes requests until one stops the daemon. A pause blocks the thread, and so the whole daemon.
 async fn run_control(
     mut controls: UnboundedReceiver<DaemonControl>,
     kill: tokio::sync::oneshot::Sender<()>,

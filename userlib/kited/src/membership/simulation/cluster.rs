@@ -1,116 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A whole cluster of machines in one thread, and what can happen to it.
+//! Simulated cluster: all state machines in one thread, and their connections.
 //!
-//! The simulated kernel of each node checks what the real one relies on: epochs rise, views are
-//! well formed and hold the node itself, a life that was dropped never comes back, and an epoch of
-//! one seed names one view.
+//! The simulated kernel of each node checks what the real one relies on: epochs increase, views are valid and contain
+//! the node itself, a dropped incarnation never returns, and an epoch of one seed identifies one view.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
 
 use crate::host::Host;
 use crate::membership::{
-    needs_snapshot, Action, Follower, Identity, Input, LinkId, MembershipMachine, Seed, Snapshot,
-    Timing,
+    needs_snapshot, Action, Follower, Input, LinkId, MembershipMachine, Seed, Snapshot, Timing,
 };
-use crate::protocol::{Message, View, SEED_NODE};
+use crate::protocol::{Message, View};
 use kite::FabricAddress;
+
+use super::node::{SimNode, SimSession};
 
 const TIMING: Timing = Timing {
     heartbeat_interval: Duration::from_millis(500),
     dead_after: Duration::from_millis(3000),
 };
 const TICK: Duration = Duration::from_millis(250);
-/// Steps between two complaints of a kernel of the same node.
+/// Ticks between two reports of a kernel about the same node.
 const STEPS_PER_SUSPICION: u32 = 4;
-
-/// What can happen; numbers are indices of nodes, of which 0 is the seed.
-#[derive(Clone, Debug)]
-pub(super) enum Fault {
-    Tick(u8),
-    Deliver(usize, u8),
-    Crash(usize),
-    Start(usize),
-    Leave(usize),
-    /// Ends the process of a node and starts the next, which continues its life.
-    Restart(usize),
-    /// Restarts a node in its next step, after so many actions.
-    Interrupt(usize, u8),
-    Pause(usize),
-    Resume(usize),
-    Disconnect(usize),
-    DropMessages(usize),
-    Suspect(usize, u32),
-    /// Breaks the RDMA between two nodes; that of one to itself is that to all.
-    BreakRdma(usize, usize),
-    /// Repairs all RDMA.
-    RepairRdma,
-}
-
-#[derive(Default)]
-pub(super) struct SimNode {
-    machine: Option<Box<dyn MembershipMachine>>,
-    pub(super) paused: bool,
-    inputs: VecDeque<Input>,
-    pub(super) session: Option<SimSession>,
-    snapshot: Option<Snapshot>,
-    /// Actions until it is restarted.
-    actions_until_restart: Option<u8>,
-    /// Epoch of the view that the kernel acted on when the process began to continue its life, else 0.
-    resumed_epoch: u64,
-}
-
-/// What a kernel knows between joining and leaving.
-pub(super) struct SimSession {
-    pub(super) identity: Identity,
-    view: View,
-    dropped_incarnations: HashSet<u64>,
-    /// Incarnation of the seed followed last.
-    seed_incarnation: u64,
-}
-
-impl SimSession {
-    fn apply(&mut self, view: View) {
-        assert!(view.is_valid(), "{view:?}");
-        assert!(
-            view.epoch > self.view.epoch,
-            "epochs rise: {view:?} after {:?}",
-            self.view
-        );
-        assert!(
-            view.has_member(self.identity.node, self.identity.incarnation),
-            "holds itself"
-        );
-        let returned = view
-            .members
-            .iter()
-            .find(|m| self.dropped_incarnations.contains(&m.incarnation));
-        assert_eq!(returned, None, "a dropped life came back");
-        let former = self
-            .view
-            .members
-            .iter()
-            .filter(|m| !view.has_member(m.node, m.incarnation));
-        self.dropped_incarnations
-            .extend(former.map(|m| m.incarnation));
-        self.seed_incarnation = view
-            .find_member(SEED_NODE)
-            .map_or(self.seed_incarnation, |seed| seed.incarnation);
-        self.view = view;
-    }
-}
 
 pub(super) struct SimCluster {
     now: Instant,
     pub(super) nodes: Vec<SimNode>,
-    /// The follower at the other end, and whether messages vanish.
-    links: BTreeMap<LinkId, (usize, bool)>,
-    /// Nodes without RDMA between them.
-    broken_rdma: BTreeSet<(usize, usize)>,
+    /// Follower of each connection, and `true` if its messages are dropped.
+    pub(super) links: BTreeMap<LinkId, (usize, bool)>,
+    /// Pairs of nodes without RDMA between them.
+    pub(super) broken_rdma: BTreeSet<(usize, usize)>,
     steps: u32,
     last_unique: u64,
-    /// All views, by the seed that they come from, and their epoch.
+    /// All views, by the incarnation of their seed and their epoch.
     views: HashMap<(u64, u64), View>,
 }
 
@@ -127,7 +51,7 @@ fn address(node: usize) -> FabricAddress {
 impl SimCluster {
     pub(super) fn new(count: usize) -> Self {
         let nodes = (0..count).map(|_| SimNode::default()).collect();
-        let mut world = Self {
+        let mut cluster = Self {
             now: Instant::now(),
             nodes,
             links: BTreeMap::new(),
@@ -136,8 +60,8 @@ impl SimCluster {
             last_unique: 0,
             views: HashMap::new(),
         };
-        (0..count).for_each(|node| world.start(node));
-        world
+        (0..count).for_each(|node| cluster.start(node));
+        cluster
     }
 
     fn next_unique(&mut self) -> u64 {
@@ -164,7 +88,8 @@ impl SimCluster {
         self.disconnect(node);
     }
 
-    /// Starts the next process of a node, which continues its life if the kernel is in that of the snapshot.
+    /// Starts the next process of a node, which continues the membership if the kernel has the incarnation of the
+    /// snapshot.
     pub(super) fn restart(&mut self, node: usize) {
         let SimNode {
             session,
@@ -182,7 +107,10 @@ impl SimCluster {
         let Some((session, snapshot)) = session else {
             return self.start(node);
         };
-        assert!(session.view.epoch <= snapshot.epoch(), "saved too late");
+        assert!(
+            session.view.epoch <= snapshot.epoch(),
+            "snapshot saved too late"
+        );
         let machine: Box<dyn MembershipMachine> = match snapshot.clone() {
             Snapshot::Seed(seed) => Box::new(Seed::resume(TIMING, seed)),
             Snapshot::Follower(follower) => {
@@ -210,21 +138,21 @@ impl SimCluster {
         self.nodes[node].inputs.clear();
     }
 
-    fn close(&mut self, link: LinkId) {
+    pub(super) fn close(&mut self, link: LinkId) {
         if let Some((end, _)) = self.links.remove(&link) {
             self.nodes[0].inputs.push_back(Input::Closed(link));
             self.nodes[end].inputs.push_back(Input::Closed(link));
         }
     }
 
-    fn link_of(&self, node: usize) -> Option<LinkId> {
+    pub(super) fn link_of(&self, node: usize) -> Option<LinkId> {
         self.links
             .iter()
             .find(|(_, &(end, _))| end == node)
             .map(|(&link, _)| link)
     }
 
-    fn step(&mut self, node: usize, input: Input) {
+    pub(super) fn step(&mut self, node: usize, input: Input) {
         let mut actions = Vec::new();
         if let Some(machine) = &mut self.nodes[node].machine {
             machine.step(self.now, input, &mut actions);
@@ -247,21 +175,11 @@ impl SimCluster {
             Action::Send(link, message) => self.send(node, link, message),
             Action::Close(link) => self.close(link),
             Action::Leave => self.nodes[node].session = None,
-            // It does not matter to anybody here.
+            // No node of the simulation uses hosts.
             Action::PublishHosts(_) => {}
             Action::Fail(reason) => panic!("{reason}"),
             Action::Join(identity) => {
-                let view = View {
-                    epoch: 0,
-                    members: Vec::new(),
-                };
-                let session = SimSession {
-                    identity,
-                    view,
-                    dropped_incarnations: HashSet::new(),
-                    seed_incarnation: 0,
-                };
-                self.nodes[node].session = Some(session);
+                self.nodes[node].session = Some(SimSession::new(identity));
                 self.nodes[node].resumed_epoch = 0;
             }
             Action::ApplyView(view) => {
@@ -276,7 +194,7 @@ impl SimCluster {
                     .views
                     .entry((session.seed_incarnation, epoch))
                     .or_insert(view);
-                assert_eq!(*same, session.view, "one epoch names one view");
+                assert_eq!(*same, session.view, "one epoch has two views");
             }
         }
     }
@@ -290,7 +208,7 @@ impl SimCluster {
         }
     }
 
-    fn deliver_one(&mut self, node: usize) -> bool {
+    pub(super) fn deliver_one(&mut self, node: usize) -> bool {
         if self.nodes[node].paused {
             return false;
         }
@@ -298,8 +216,8 @@ impl SimCluster {
         input.map(|input| self.step(node, input)).is_some()
     }
 
-    /// Time passes for all that run; followers without a connection dial.
-    fn tick(&mut self) {
+    /// Advances the time. Running nodes tick, and followers without a connection connect.
+    pub(super) fn tick(&mut self) {
         self.now += TICK;
         self.steps += 1;
         if self.steps % STEPS_PER_SUSPICION == 0 {
@@ -327,7 +245,7 @@ impl SimCluster {
         }
     }
 
-    /// Each kernel says of whom it gets no answer.
+    /// Reports to each node the members that do not respond to its kernel.
     fn report_suspects(&mut self) {
         for node in 0..self.nodes.len() {
             let silent: Vec<u32> = self.unreachable_from(node).collect();
@@ -337,7 +255,7 @@ impl SimCluster {
         }
     }
 
-    /// The numbers of the members of whom a kernel gets no answer.
+    /// Returns the numbers of the members that do not respond to a kernel.
     fn unreachable_from(&self, node: usize) -> impl Iterator<Item = u32> + '_ {
         let session = self.nodes[node].session.as_ref();
         let members = session
@@ -362,53 +280,13 @@ impl SimCluster {
         }
     }
 
-    /// Lets time pass until the cluster is whole.
+    /// Advances the time until the cluster is whole, at most by `limit`.
     pub(super) fn run_until_whole(&mut self, limit: Duration) {
         let deadline = self.now + limit;
         while self.now < deadline && !self.is_whole() {
             self.run(TICK);
         }
         self.assert_whole();
-    }
-
-    pub(super) fn inject(&mut self, fault: &Fault) {
-        match *fault {
-            Fault::Tick(steps) => (0..steps).for_each(|_| self.tick()),
-            Fault::Deliver(node, count) => {
-                (0..count)
-                    .take_while(|_| self.deliver_one(node))
-                    .for_each(drop);
-            }
-            Fault::Crash(node) => self.crash(node),
-            Fault::Start(node) => self.start(node),
-            Fault::Leave(node) => {
-                self.step(node, Input::Leave);
-                self.crash(node);
-            }
-            Fault::Restart(node) => self.restart(node),
-            Fault::Interrupt(node, actions) => {
-                self.nodes[node].actions_until_restart = Some(actions)
-            }
-            Fault::Pause(node) => self.nodes[node].paused = true,
-            Fault::Resume(node) => self.nodes[node].paused = false,
-            Fault::Disconnect(node) => {
-                let link = self.link_of(node);
-                link.into_iter().for_each(|link| self.close(link));
-            }
-            Fault::DropMessages(node) => {
-                let link = self
-                    .link_of(node)
-                    .and_then(|link| self.links.get_mut(&link));
-                link.into_iter().for_each(|link| link.1 = true);
-            }
-            Fault::Suspect(node, other) => self.step(node, Input::Suspect(other)),
-            Fault::BreakRdma(node, other) if node == other => {
-                let all = (0..self.nodes.len()).filter(|&other| other != node);
-                self.broken_rdma.extend(all.map(|other| (node, other)));
-            }
-            Fault::BreakRdma(node, other) => drop(self.broken_rdma.insert((node, other))),
-            Fault::RepairRdma => self.broken_rdma.clear(),
-        }
     }
 
     pub(super) fn view(&self, node: usize) -> &View {
@@ -419,7 +297,7 @@ impl SimCluster {
             .view
     }
 
-    /// The numbers of the members that `node` sees.
+    /// Returns the numbers of the members in the view of `node`.
     pub(super) fn members(&self, node: usize) -> Vec<u32> {
         self.view(node).members.iter().map(|m| m.node).collect()
     }
@@ -438,7 +316,7 @@ impl SimCluster {
             .incarnation
     }
 
-    /// Whether all nodes act on a view of all nodes.
+    /// Returns `true` if all nodes have applied the same view of all nodes.
     fn is_whole(&self) -> bool {
         let view = |node: &SimNode| node.session.as_ref().map(|session| session.view.clone());
         let first = view(&self.nodes[0]);
@@ -446,7 +324,8 @@ impl SimCluster {
         all && self.nodes.iter().all(|node| view(node) == first)
     }
 
-    /// All nodes act on the same view, which holds this life of each of them and nothing else.
+    /// Asserts that all nodes have applied the same view, which contains the current incarnation of each node and no
+    /// other.
     pub(super) fn assert_whole(&self) {
         let view = self.view(0);
         assert_eq!(view.members.len(), self.nodes.len());

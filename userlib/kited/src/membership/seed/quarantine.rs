@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Nodes that answer by TCP and not by RDMA.
+//! Eviction and quarantine of nodes that respond by TCP but not by RDMA.
 //!
-//! A kernel says each second that it gets no answer from a node, for as long as it tries. If the node's
-//! daemon answers all the same, nobody is dead, and yet every kernel waits for word from every other
-//! before it says of a name that it does not exist, or grants it. So one of the two has to go: the one
-//! that has this trouble with more members, of those with as many the one that came last. That all may
-//! have had the chance to notice, they first get a view to agree on anew, whatever its members.
+//! # Operation
 //!
-//! Who was put out waits before it is let in again, longer each time, since it is no use until somebody
-//! has repaired something. The seed cannot put itself out. It begins a new life without the others, who
-//! go on without it, and keeps them waiting instead.
+//! A kernel reports a node that does not respond once per second while it retries. If the daemon of that node responds,
+//! both nodes are alive. Yet every kernel waits for every other kernel before it grants a name or reports that a name
+//! does not exist. So one of the two nodes must be evicted: the one with more unreachable members, or among equals the
+//! one that joined last. Before the eviction the seed publishes a view, whatever its members, so that each kernel
+//! contacts all others and can detect the failure.
+//!
+//! An evicted node is in quarantine before it is readmitted. Each quarantine is longer than the previous one, since
+//! readmission is useless before a repair. The seed cannot evict itself. It starts a new incarnation without the other
+//! members, which continue without it, and defers their joins instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -20,24 +22,24 @@ use super::Seed;
 use crate::membership::{next_incarnation, Action, SUSPICION_GAP};
 use crate::protocol::{Message, SEED_NODE};
 
-/// The longest wait of one that was put out, in times that a node may be silent.
+/// Maximum length of a quarantine, in dead timeouts.
 const MAX_QUARANTINE_FACTOR: u32 = 100;
 
-/// That a kernel gets no answer.
+/// Failure of one node to respond to one kernel.
 #[derive(Debug)]
 struct Suspicion {
     first_report: Instant,
     last_report: Instant,
-    /// When all kernels were given a view to agree on.
+    /// Time at which a view was published to test all kernels.
     tested_at: Option<Instant>,
 }
 
-/// What kernels say of other nodes, by who says it and of whom.
+/// Suspicions, by reporter and suspect.
 #[derive(Debug, Default)]
 pub(super) struct Suspicions(BTreeMap<(u32, u32), Suspicion>);
 
 impl Suspicions {
-    /// Takes note of one, and says whether it is the first of a trouble.
+    /// Records a report. Returns `true` if it starts a new suspicion.
     fn record(&mut self, now: Instant, reporter: u32, suspect: u32) -> bool {
         self.0
             .retain(|_, suspicion| now < suspicion.last_report + SUSPICION_GAP);
@@ -54,14 +56,14 @@ impl Suspicions {
         is_new
     }
 
-    /// Forgets those by and of a node.
+    /// Removes the suspicions by and of a node.
     pub(super) fn remove_node(&mut self, node: u32) {
         self.0
             .retain(|&(reporter, suspect), _| reporter != node && suspect != node);
     }
 }
 
-/// Until when a node has to wait, and how long that is.
+/// End and length of a quarantine.
 #[derive(Debug)]
 pub(super) struct Quarantine {
     until: Instant,
@@ -69,7 +71,7 @@ pub(super) struct Quarantine {
 }
 
 impl Seed {
-    /// A kernel gets no answer from a node.
+    /// Processes the report that a node does not respond to a kernel.
     pub(super) fn on_suspect(
         &mut self,
         now: Instant,
@@ -94,12 +96,12 @@ impl Seed {
                 self.evict_one_of(now, reporter, suspect, actions);
             }
         } else if suspicion.first_report + 2 * self.timing.probe_grace() <= now {
-            // A node that is dead would have been removed by now.
+            // A dead node would have been removed by now.
             self.publish_test_view(now, actions);
         }
     }
 
-    /// Has every kernel talk to every other, as each does on a new view, if only by datagrams.
+    /// Publishes a view, upon which each kernel contacts each other kernel, if only by datagrams.
     fn publish_test_view(&mut self, now: Instant, actions: &mut Vec<Action>) {
         for suspicion in self.suspicions.0.values_mut() {
             suspicion.tested_at.get_or_insert(now);
@@ -107,7 +109,7 @@ impl Seed {
         self.publish_view(actions);
     }
 
-    /// The epoch of the first view with this node, and that on which its kernel acts.
+    /// Returns the epoch of the first view with this node, and the epoch that its kernel has applied.
     fn admitted_and_applied(&self, node: u32) -> Option<(u64, u64)> {
         if node == SEED_NODE {
             return Some((0, self.applied_epoch));
@@ -117,7 +119,8 @@ impl Seed {
             .map(|p| (p.admitted_epoch, p.applied_epoch))
     }
 
-    /// Whether two members' kernels have both been given a view with the two: no others talk.
+    /// Returns `true` if the kernels of two members have both applied a view with the two. Other kernels do not
+    /// communicate.
     fn has_common_view(&self, one: u32, other: u32) -> bool {
         let (Some(one), Some(other)) = (
             self.admitted_and_applied(one),
@@ -128,7 +131,7 @@ impl Seed {
         one.1.min(other.1) >= one.0.max(other.0)
     }
 
-    /// The number of members of whom, or to whom, a node gets no answer.
+    /// Returns the number of members that do not respond to a node, or to which the node does not respond.
     fn unreachable_count(&self, node: u32) -> usize {
         let pairs = self.suspicions.0.keys();
         let confirmed =
@@ -141,7 +144,7 @@ impl Seed {
         others.collect::<BTreeSet<u32>>().len()
     }
 
-    /// Puts out one of two between whom there is no RDMA.
+    /// Evicts one of two nodes without RDMA between them.
     fn evict_one_of(
         &mut self,
         now: Instant,
@@ -159,12 +162,12 @@ impl Seed {
         } else {
             suspect
         };
-        let troubles = self.unreachable_count(node);
+        let unreachable = self.unreachable_count(node);
         let wait = self.quarantine(now, node);
         tracing::error!(
             node,
-            "answers by TCP, but has no RDMA with {troubles} of the members (node {reporter} gets no answer \
-             from node {suspect}): it is put out, and may come back in {wait:?}"
+            "evicted: responds by TCP, but has no RDMA with {unreachable} members (node {suspect} does not respond to \
+             node {reporter}); readmission in {wait:?}"
         );
         if node == SEED_NODE {
             self.abandon_members(actions);
@@ -174,7 +177,7 @@ impl Seed {
         self.publish_view(actions);
     }
 
-    /// Keeps a node out for a while, and says for how long.
+    /// Starts the quarantine of a node. Returns its length.
     fn quarantine(&mut self, now: Instant, node: u32) -> Duration {
         let max_wait = self.timing.dead_after * MAX_QUARANTINE_FACTOR;
         let previous = self
@@ -189,8 +192,8 @@ impl Seed {
         wait
     }
 
-    /// Until when the node at this address has to wait, if it has to. One that believes itself a member
-    /// should soon hear that it is none.
+    /// Returns the end of the quarantine that defers the node at this address. A node that considers itself a member is
+    /// not deferred, so that it is evicted at once.
     pub(super) fn quarantined_until(
         &self,
         now: Instant,
@@ -203,7 +206,7 @@ impl Seed {
         until.max().filter(|&until| now < until)
     }
 
-    /// Leaves the others, who go on.
+    /// Abandons the other members, which continue without the seed.
     fn abandon_members(&mut self, actions: &mut Vec<Action>) {
         self.send_goodbyes(actions);
         self.links.clear();

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Admission of nodes: hellos, numbers and welcomes.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use kite::{FabricAddress, Member, MEMBERS_MAX, NODE_ID_MAX};
+
+use super::{send_and_close, Peer, PendingConn, Seed};
+use crate::membership::{Action, LinkId};
+use crate::protocol::{Message, PriorMembership, SEED_NODE};
+
+impl Seed {
+    /// Processes the first message of a connection. Defers the hello of a node in quarantine.
+    pub(super) fn on_first_message(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        message: Message,
+        actions: &mut Vec<Action>,
+    ) {
+        let Message::Hello {
+            incarnation: incarnation @ 1..,
+            address,
+            prior,
+        } = message
+        else {
+            return actions.push(Action::Close(link));
+        };
+        if let Some(until) = self.quarantined_until(now, &address, prior.is_some()) {
+            tracing::info!(%address, "in quarantine, join deferred by {:?}", until - now);
+            let hello = Some(Message::Hello {
+                incarnation,
+                address,
+                prior,
+            });
+            self.pending_conns.insert(
+                link,
+                PendingConn {
+                    deadline: until,
+                    hello,
+                },
+            );
+            return;
+        }
+        self.on_hello(now, link, (incarnation, address), prior, actions);
+    }
+
+    fn on_hello(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        (incarnation, address): (u64, FabricAddress),
+        prior: Option<PriorMembership>,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some(prior) = prior {
+            return self.readmit(now, link, incarnation, prior, actions);
+        }
+        match self.assign_number(&address) {
+            Ok(node) => {
+                tracing::info!(node, %address, "node joins the cluster");
+                if self
+                    .peers
+                    .get(&node)
+                    .is_some_and(|p| p.member.incarnation != incarnation)
+                {
+                    self.remove_peer(node, Some(Message::Evicted), actions);
+                }
+                let member = Member {
+                    node,
+                    incarnation,
+                    address,
+                };
+                self.insert_peer(now, member, false);
+                self.publish_view(actions);
+                self.send_welcome(now, link, node, actions);
+            }
+            Err(reason) => send_and_close(link, Message::Rejected(reason.into()), actions),
+        }
+    }
+
+    /// Returns the number for the node with this address: its previous number, or the smallest unused one.
+    fn assign_number(&self, address: &FabricAddress) -> Result<u32, &'static str> {
+        if address.gid == self.self_member.address.gid {
+            return Err("RNIC has the same GID as the RNIC of the seed");
+        }
+        let former = self.node_numbers.get(&address.gid).copied();
+        let replaces = former.is_some_and(|node| self.peers.contains_key(&node));
+        let has_capacity = replaces || self.peers.len() + 1 < MEMBERS_MAX;
+        former
+            .or_else(|| self.unused_number())
+            .filter(|_| has_capacity)
+            .ok_or("cluster is full")
+    }
+
+    fn unused_number(&self) -> Option<u32> {
+        let used: HashSet<u32> = self.node_numbers.values().copied().collect();
+        (SEED_NODE + 1..=NODE_ID_MAX).find(|node| !used.contains(node))
+    }
+
+    pub(super) fn insert_peer(&mut self, now: Instant, member: Member, is_inherited: bool) {
+        self.node_numbers.insert(member.address.gid, member.node);
+        let deadline = now + self.timing.dead_after;
+        let admitted_epoch = self.next_epoch();
+        let link = self
+            .peers
+            .remove(&member.node)
+            .and_then(|former| former.link);
+        self.peers.insert(
+            member.node,
+            Peer {
+                member,
+                admitted_epoch,
+                applied_epoch: 0,
+                link,
+                deadline,
+                is_inherited,
+            },
+        );
+    }
+
+    /// Makes `link` the connection of a peer, closes its previous connection, and sends the welcome.
+    pub(super) fn send_welcome(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        node: u32,
+        actions: &mut Vec<Action>,
+    ) {
+        let view = self.view();
+        let Some(peer) = self.peers.get_mut(&node) else {
+            return;
+        };
+        peer.deadline = now + self.timing.dead_after;
+        if let Some(former) = peer.link.replace(link) {
+            self.links.remove(&former);
+            actions.push(Action::Close(former));
+        }
+        self.links.insert(link, node);
+        let secret = self.secret;
+        actions.push(Action::Send(link, Message::Welcome { node, secret, view }));
+        self.send_hosts(actions);
+    }
+}

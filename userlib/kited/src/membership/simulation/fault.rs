@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Faults of a simulated cluster.
+
+use super::cluster::SimCluster;
+use crate::membership::Input;
+
+/// Fault or other event. Numbers are indices of nodes, and node 0 is the seed.
+#[derive(Clone, Debug)]
+pub(super) enum Fault {
+    Tick(u8),
+    Deliver(usize, u8),
+    Crash(usize),
+    Start(usize),
+    Leave(usize),
+    /// Ends the process of a node and starts the next one, which continues the membership.
+    Restart(usize),
+    /// Restarts a node during its next step, after this number of actions.
+    Interrupt(usize, u8),
+    Pause(usize),
+    Resume(usize),
+    Disconnect(usize),
+    DropMessages(usize),
+    Suspect(usize, u32),
+    /// Breaks RDMA between two nodes. If both are the same, breaks RDMA between that node and all others.
+    BreakRdma(usize, usize),
+    /// Repairs all RDMA.
+    RepairRdma,
+}
+
+impl SimCluster {
+    /// Injects a fault.
+    pub(super) fn inject(&mut self, fault: &Fault) {
+        match *fault {
+            Fault::Tick(steps) => (0..steps).for_each(|_| self.tick()),
+            Fault::Deliver(node, count) => {
+                (0..count)
+                    .take_while(|_| self.deliver_one(node))
+                    .for_each(drop);
+            }
+            Fault::Crash(node) => self.crash(node),
+            Fault::Start(node) => self.start(node),
+            Fault::Leave(node) => {
+                self.step(node, Input::Leave);
+                self.crash(node);
+            }
+            Fault::Restart(node) => self.restart(node),
+            Fault::Interrupt(node, actions) => {
+                self.nodes[node].actions_until_restart = Some(actions)
+            }
+            Fault::Pause(node) => self.nodes[node].paused = true,
+            Fault::Resume(node) => self.nodes[node].paused = false,
+            Fault::Disconnect(node) => {
+                let link = self.link_of(node);
+                link.into_iter().for_each(|link| self.close(link));
+            }
+            Fault::DropMessages(node) => {
+                let link = self
+                    .link_of(node)
+                    .and_then(|link| self.links.get_mut(&link));
+                link.into_iter().for_each(|link| link.1 = true);
+            }
+            Fault::Suspect(node, other) => self.step(node, Input::Suspect(other)),
+            Fault::BreakRdma(node, other) if node == other => {
+                let all = (0..self.nodes.len()).filter(|&other| other != node);
+                self.broken_rdma.extend(all.map(|other| (node, other)));
+            }
+            Fault::BreakRdma(node, other) => drop(self.broken_rdma.insert((node, other))),
+            Fault::RepairRdma => self.broken_rdma.clear(),
+        }
+    }
+}
