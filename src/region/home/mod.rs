@@ -26,13 +26,13 @@
 
 pub(crate) mod acl;
 pub(crate) mod lock_table;
-pub(crate) mod mappers;
+pub(super) mod mappers;
 pub(crate) mod migrate;
 pub(crate) mod placement;
 pub(crate) mod quiesce;
 pub(crate) mod reclaim;
-pub(crate) mod table;
-pub(crate) mod waiters;
+pub(super) mod table;
+mod waiters;
 
 use self::{lock_table::LockTable, placement::Placement};
 use super::lend::loan::NodeScopedId;
