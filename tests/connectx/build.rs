@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use bindgen::callbacks::{ItemInfo, ParseCallbacks};
 use bindgen::{Builder, NonCopyUnionStyle};
 
-/// What the kernel's header expects of the kernel's other headers.
+/// Declarations of other kernel headers that `mlx5_ifc.h` needs.
 const PRELUDE: &str = "#include <stddef.h>\n\
      typedef unsigned char u8;\n\
      #define BIT(n) (1u << (n))\n\
@@ -29,7 +29,8 @@ impl ParseCallbacks for ShortNames {
     }
 }
 
-/// Begins the methods of flexible arrays and of unions of them: nobody needs them, and nothing else is unsafe.
+/// Begins the methods of flexible arrays and of unions of them. No code uses these methods, and nothing else is
+/// unsafe.
 const UNNEEDED: &str = "    #[inline]\n    pub unsafe fn ";
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -24,10 +24,10 @@ pub const FIRST_UAR: u32 = 0x101;
 /// Where in BAR 0 there are UARs that a driver can get.
 pub const UAR_PAGES: Range<u64> = (FIRST_UAR as u64) << 12..memic::BAR_OFFSET;
 
-/// How many UARs a driver can get.
+/// Number of UARs that a driver can allocate.
 pub const UARS: u32 = (memic::BAR_OFFSET >> 12) as u32 - FIRST_UAR;
 
-/// What a second has of the device's clock.
+/// Frequency of the device's clock, in kHz.
 pub const FREQUENCY_KHZ: u32 = 156_250;
 
 /// The firmware's version: major, minor, sub-minor.
@@ -57,16 +57,16 @@ mod doorbell {
     pub(super) const SEND_END: u64 = 0x1000;
 }
 
-/// What BAR 0 remembers.
+/// State of BAR 0.
 #[derive(Debug, Default)]
 pub struct State {
     /// Where the command queue is.
     pub queue: u64,
-    /// What the driver wants of the interface: 0 all of it, 1 nothing.
+    /// Interface mode that the driver has set: 0 full, 1 disabled.
     interface: u32,
     /// The first half of a doorbell that is written in two, and where.
     half: Option<(u64, [u8; 4])>,
-    /// Whether a doorbell was trapped that should have been mapped.
+    /// `true` if a doorbell was trapped that should have been mapped.
     trapped: bool,
 }
 
@@ -154,7 +154,7 @@ fn set_register(device: &mut Device, offset: u64, value: u32) {
     }
 }
 
-/// An EQ is told with 32 bits; other doorbells have 64, which may be written in two halves.
+/// An EQ doorbell has 32 bits. Other doorbells have 64 bits, which may be written in two halves.
 fn ring_half(device: &mut Device, offset: u64, half: [u8; 4], outbox: &mut Outbox) {
     let within = offset & 0xfff;
     if let doorbell::EQ_ARM | doorbell::EQ = within {
@@ -176,8 +176,8 @@ fn ring_half(device: &mut Device, offset: u64, half: [u8; 4], outbox: &mut Outbo
     }
 }
 
-/// A doorbell of 64 bits. Whoever writes a whole work request to a register of the BlueFlame kind rings
-/// with its first 64 bits.
+/// Handles a doorbell of 64 bits. A driver that writes a whole work request to a register of the BlueFlame kind rings
+/// with the first 64 bits.
 fn ring(device: &mut Device, offset: u64, value: [u8; 8], outbox: &mut Outbox) {
     let (high, low) = (be32(&value, 0), be32(&value, 4));
     match offset & 0xfff {

@@ -10,11 +10,11 @@ use crate::random::Random;
 /// Marks the end of the list of slots by use.
 const NONE: usize = usize::MAX;
 
-/// What a cache is like.
+/// Configuration of a cache.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// How many entries it has; with 0 all is missed.
+    /// Number of entries; with 0, each look-up is a miss.
     pub entries: usize,
     /// Which entry has to go when it is full.
     #[serde(default)]
@@ -45,13 +45,13 @@ pub struct Cache {
     random: Random,
 }
 
-/// How often a cache had what was looked for.
+/// Hits and misses of a cache.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// What the cache is like.
+    /// Configuration of the cache.
     #[serde(flatten)]
     pub config: Config,
-    /// Look-ups that found it.
+    /// Look-ups that found their entry.
     pub hits: u64,
     /// Look-ups that did not.
     pub misses: u64,
@@ -98,7 +98,7 @@ impl Cache {
         place.is_some()
     }
 
-    /// How it did so far.
+    /// Returns the hits and misses so far.
     pub fn report(&self) -> Report {
         Report {
             config: self.config,

@@ -22,13 +22,13 @@ const CONTEXTS: Config = Config {
 /// The account of a device, from its start.
 #[derive(Clone, Debug)]
 pub struct Cost {
-    /// What is simply counted.
+    /// Plain counters.
     pub count: Count,
     translations: Cache,
     contexts: Cache,
 }
 
-/// What is counted.
+/// Plain counters of a device.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Count {
     /// Doorbells of send queues.
@@ -61,7 +61,7 @@ pub struct Count {
     pub out_of_sequence: u64,
     /// Requests that came again.
     pub duplicates: u64,
-    /// Times that a requester waited in vain for an answer.
+    /// Times that a requester received no response within its timeout.
     pub timeouts: u64,
     /// Times that a responder had no buffer for a message.
     pub receiver_not_ready: u64,
@@ -70,7 +70,7 @@ pub struct Count {
 /// The account, to be shown.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Statement {
-    /// What is counted.
+    /// Plain counters.
     #[serde(flatten)]
     pub count: Count,
     /// Reads of the machine's memory.

@@ -28,11 +28,11 @@ pub struct Device {
     pub id: DeviceId,
     /// Its configuration space.
     pub pci: pci::Config,
-    /// What BAR 0 remembers.
+    /// State of BAR 0.
     pub bar: bar::State,
-    /// What its machine maps instead of UAR pages; `None` if writes there are trapped.
+    /// File that the machine maps in place of UAR pages; `None` if writes there are trapped.
     pub doorbells: Option<File>,
-    /// Whether it is one that has no dynamically connected transport.
+    /// `true` if the device has no dynamically connected transport.
     pub without_dc: bool,
     /// Targets of DC that it will refuse to make.
     pub refused_targets: u32,
@@ -40,21 +40,21 @@ pub struct Device {
     pub dma: Dma,
     /// Its MSI-X vectors.
     pub interrupts: Interrupts,
-    /// What firmware remembers between commands.
+    /// State of the firmware between commands.
     pub firmware: firmware::State,
     /// All that the driver created.
     pub objects: Objects,
     /// Its place in the network.
     pub port: Port,
-    /// What the engines have still to do.
+    /// Pending work of the engines.
     pub engine: engine::State,
     /// Dynamic connections made so far, also before resets: targets elsewhere know their numbers.
     pub connections: u64,
     /// The time, since the fabric began.
     pub now: Duration,
-    /// Whether it no longer answers: registers read as ones, and doorbells are not heard.
+    /// `true` if the device has failed: registers read as ones, and doorbells have no effect.
     pub dead: bool,
-    /// What all this would cost in hardware.
+    /// Cost of the device's work in hardware.
     pub cost: Cost,
 }
 
@@ -91,14 +91,14 @@ impl Device {
         self.interrupts.reset();
     }
 
-    /// Begins the account anew, with these caches.
+    /// Resets all costs, and uses caches of these configurations from now on.
     pub fn begin_account(&mut self, translations: cache::Config, contexts: cache::Config) {
         self.cost = Cost::new(translations, contexts);
         self.dma.begin_account();
         self.interrupts.begin_account();
     }
 
-    /// Tells the owner of a completion queue that a work request ended.
+    /// Writes the completion of a work request to a completion queue.
     pub fn complete(&mut self, cqn: u32, completion: Completion) {
         cq::complete(self, cqn, &completion);
     }
@@ -111,7 +111,7 @@ impl Device {
         }
     }
 
-    /// Tells the driver of an asynchronous event.
+    /// Raises an asynchronous event.
     pub fn event(&mut self, event: Event) {
         eq::event(self, event);
     }

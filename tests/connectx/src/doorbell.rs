@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Doorbells that are mapped: machines write to memory instead of being trapped, and nobody hears of it.
+//! Mapped doorbells: machines write to memory, and no write traps to the device.
 //!
-//! Queues share the registers of a UAR page, of which memory keeps the last write alone. So the pages are
-//! never read. What counts are doorbell records, of which each queue has its own, in the machine's memory:
-//! drivers write them before they ring. They are looked at as long as there are queues, all the time while
-//! something rings, and ever less often when nothing does.
+//! Queues share the registers of a UAR page, and memory keeps only the last write. So the device never reads these
+//! pages. It polls the doorbell records instead: each queue has its own in the machine's memory, and drivers write it
+//! before they ring. The device polls while there are queues: continuously while doorbell records change, and at
+//! growing intervals when none does.
 //!
 //! Event queues have no doorbell records. What a driver takes from them, and whether it arms them, is not
 //! known: every event interrupts, and no event queue is ever full.
@@ -22,7 +22,7 @@ use crate::engine;
 use crate::network::Outbox;
 use crate::object::cq;
 
-/// How soon to look again at the least, and at the most.
+/// Minimum and maximum time between two polls of the doorbell records.
 const SOON: Duration = Duration::from_micros(1);
 const LATE: Duration = Duration::from_millis(1);
 
@@ -57,14 +57,14 @@ impl Pace {
     }
 }
 
-/// What machines map instead of the UAR pages of BAR 0, from the beginning of the BAR on.
+/// Returns the file that machines map in place of the UAR pages of BAR 0. Offsets in the file are those in the BAR.
 pub fn pages() -> io::Result<File> {
     let file = memfd_create("connectx-doorbells", MemfdFlags::CLOEXEC)?;
     ftruncate(&file, bar::SIZE)?;
     Ok(file.into())
 }
 
-/// Whether doorbells of this device have to be looked for.
+/// Returns `true` if the doorbell records of this device must be polled.
 pub fn is_watched(device: &Device) -> bool {
     let objects = &device.objects;
     let has_queues = !objects.qps.is_empty() || !objects.cqs.is_empty();
@@ -82,7 +82,7 @@ pub fn look(device: &mut Device, outbox: &mut Outbox) -> bool {
     let posted: Vec<_> = qps
         .filter_map(|(qpn, qp)| Some((qpn, qp.newly_posted(dma)?)))
         .collect();
-    // What the records tell of was written before them.
+    // The driver writes work requests before their doorbell record. The fence orders the device's reads accordingly.
     fence(Ordering::Acquire);
     for &(cqn, command) in &armed {
         cq::arm(device, cqn, command);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Devices and the network between them.
 //!
-//! All runs in one thread: what a machine does to its device happens at once, and [`Fabric::run`] carries
-//! on from there. Time is what the caller says it is, so a test can let hours pass.
+//! All devices run in one thread: an access by a machine takes effect at once, and [`Fabric::run`] continues from
+//! there. The caller sets the time, so a test can let hours pass.
 
 use std::io;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::network::packet::Packet;
 use crate::network::{Count, Network, Outbox};
 use crate::object::eq::Event;
 
-/// How many packets and turns [`Fabric::run`] does before it returns, for the machines to be heard.
+/// Maximum number of packets and turns that [`Fabric::run`] handles before it returns to serve machines.
 const WORK: usize = 512;
 
 /// The first LID of multicast groups.
@@ -33,7 +33,7 @@ pub struct Port {
     pub lid: u16,
     /// Its GUID, the lower half of its GID.
     pub guid: u64,
-    /// Whether it is up.
+    /// `true` if the port is up.
     pub up: bool,
 }
 
@@ -44,7 +44,7 @@ impl Port {
     }
 }
 
-/// What the devices and the network have done so far.
+/// Statistics of the devices and the network.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Account {
     /// The network.
@@ -88,7 +88,7 @@ impl Fabric {
         &self.devices
     }
 
-    /// What all have done so far.
+    /// Returns the statistics of all devices and the network so far.
     pub fn account(&self) -> Account {
         let devices = self.devices.iter();
         let statements =
@@ -117,7 +117,7 @@ impl Fabric {
         (&mut self.devices[id.0], &mut self.outbox)
     }
 
-    /// Brings a port up or takes it down, and tells its driver.
+    /// Brings a port up or takes it down, and raises an event.
     ///
     /// # Panics
     ///
@@ -155,7 +155,7 @@ impl Fabric {
         devices.chain(others).min()
     }
 
-    /// Looks for doorbells that nobody hears.
+    /// Polls the doorbell records of devices whose doorbells do not trap.
     fn look(&mut self) {
         let (mut any, mut rang) = (false, false);
         for device in self

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
 use tracing::trace;
 
-/// How many vectors a device has.
+/// Number of vectors of a device.
 pub const VECTORS: usize = 32;
 
 /// The vectors of a device.
@@ -28,7 +28,7 @@ impl Interrupts {
         };
         self.raised += 1;
         trace!(vector, "interrupt");
-        // An eventfd refuses only when it counts so many already that one more tells nothing.
+        // A write to an eventfd fails only if its counter is at the maximum: then one more event changes nothing.
         let told = eventfd
             .as_ref()
             .is_some_and(|fd| rustix::io::write(fd, &1u64.to_ne_bytes()).is_ok());
@@ -37,12 +37,12 @@ impl Interrupts {
         }
     }
 
-    /// Forgets how many were raised so far.
+    /// Resets the number of interrupts.
     pub fn begin_account(&mut self) {
         self.raised = 0;
     }
 
-    /// How many were raised so far.
+    /// Returns the number of interrupts so far.
     pub fn raised(&self) -> u64 {
         self.raised
     }

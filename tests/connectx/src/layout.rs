@@ -39,7 +39,7 @@ pub(crate) mod wqe {
     include!(concat!(env!("OUT_DIR"), "/wqe.rs"));
 }
 
-/// How many units wide a field is, told by a function that is never called.
+/// Returns the width of a field, in units of its struct. The accessor only names the field, and is never called.
 pub(crate) const fn width<S, F>(_: fn(&S) -> &F) -> usize {
     size_of::<F>()
 }

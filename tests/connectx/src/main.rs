@@ -16,16 +16,17 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use tracing_subscriber::EnvFilter;
 
-/// How often the costs are written, as long as something happens.
+/// Minimum time between two writes of the costs.
 const STATS: Duration = Duration::from_secs(1);
 
-/// Who waits for less is awake sooner without. That matters only where doorbells have to be looked for.
+/// Shortest time to sleep. For less, a poll without sleeping is faster. This matters only if doorbell records are
+/// polled.
 const SHORTEST_WAIT: Duration = Duration::from_micros(50);
 
 /// A software ConnectX: RNICs for virtual machines, and the network between them
 ///
-/// Each device serves the machine that connects to its socket, and the next one when that is gone. The
-/// variable CONNECTX_LOG says what is logged, as in CONNECTX_LOG=connectx::firmware=debug.
+/// Each device serves the machine that connects to its socket, and the next one when that is gone. The variable
+/// CONNECTX_LOG selects what is logged, as in CONNECTX_LOG=connectx::firmware=debug.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -35,16 +36,16 @@ struct Args {
     /// Takes requests, one JSON object a line
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
-    /// Lets machines write doorbells to memory, which is looked at, instead of trapping them
+    /// Polls doorbells that machines write to memory, instead of trapping them
     #[arg(long)]
     map_doorbells: bool,
     /// This device, counted from 0, has no dynamically connected transport; once for each
     #[arg(long, value_name = "NUMBER")]
     without_dc: Vec<usize>,
-    /// What the network does to packets, a plan in JSON
+    /// Fault plan of the network, in JSON
     #[arg(long, value_name = "FILE")]
     faults: Option<PathBuf>,
-    /// Writes what all has cost so far, in JSON
+    /// Writes the costs so far, in JSON
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
 }
@@ -81,7 +82,7 @@ fn main() -> Result<()> {
         },
         fabric,
     };
-    // Whoever started us awaits this line before it starts machines.
+    // The parent process waits for this line before it starts machines.
     println!("ready: {} devices", args.devices.len());
     std::io::stdout().flush()?;
     server.run()
@@ -152,7 +153,7 @@ impl Server {
         Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect())
     }
 
-    /// Whoever reads the file finds it whole.
+    /// Writes the costs to a new file and renames it, so that a reader never finds a part of it.
     fn write_stats(&mut self, now: Duration) -> Result<()> {
         let Some(path) = &self.stats else {
             return Ok(());

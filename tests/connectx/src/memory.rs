@@ -20,7 +20,7 @@ pub struct Fault(
     pub u64,
 );
 
-/// How often the device used the bus, and for how many bytes.
+/// Number of DMA accesses of the device, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Reads.
@@ -87,7 +87,7 @@ impl Dma {
         self.traffic.take();
     }
 
-    /// What was read and written so far.
+    /// Returns the accesses so far.
     pub fn traffic(&self) -> Traffic {
         self.traffic.get()
     }

@@ -17,8 +17,8 @@ const DEVICE_CONTROL: usize = PCIE + 0x08;
 const LINK_CONTROL: usize = PCIE + 0x10;
 const DEVICE_CONTROL_2: usize = PCIE + 0x28;
 
-/// Of the vendor's capability, a way to registers for diagnosis, which driver and tools take turns with. It
-/// leads nowhere here, which drivers accept: the register that chooses a space says that there is none.
+/// Registers of the vendor's capability: a window to diagnostic registers that driver and tools use in turn. Here the
+/// window has no registers, which drivers accept: the register that selects a space reports that there is none.
 const TURN: usize = VENDOR + 0x08;
 const SEMAPHORE: usize = VENDOR + 0x0c;
 
@@ -29,7 +29,7 @@ const MSIX_PENDING: u32 = 0x3000;
 /// In the high byte of device control.
 const FUNCTION_RESET: u8 = 0x80;
 
-/// What a function is made of: where, and which bytes.
+/// Fixed contents of the configuration space: offset and bytes.
 const FIXED: &[(usize, &[u8])] = &[
     (0x00, &[0xb3, 0x15, 0x19, 0x10]), // Mellanox, ConnectX-5 Ex
     (0x06, &[0x10, 0x00]),             // has capabilities
@@ -112,7 +112,7 @@ impl Config {
         reset
     }
 
-    /// Whoever writes the number of the next turn has the semaphore, until zero is written.
+    /// A write of the number of the next turn acquires the semaphore, and a write of zero releases it.
     fn take_turn(&mut self, data: &[u8]) {
         let Ok(value) = data.try_into().map(u32::from_le_bytes) else {
             return;

@@ -28,39 +28,39 @@ use crate::vfio::Endpoint;
 /// The longest request.
 const LONGEST: usize = 1 << 20;
 
-/// What can be asked. Devices are numbered from 0, ports have the LIDs that their drivers see.
+/// Request of a client. Devices are numbered from 0; ports have the LIDs that their drivers see.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// What was done so far.
+    /// Returns the statistics so far.
     Stats,
-    /// To follow this fault plan from now on.
+    /// Applies this fault plan from now on.
     Plan(Plan),
-    /// To lose all packets between two ports.
+    /// Drops all packets between two ports.
     Cut(u16, u16),
-    /// To lose them no more.
+    /// Ends a cut.
     Mend(u16, u16),
-    /// To bring a port up, or to take it down.
+    /// Brings a port up, or takes it down.
     Port {
         /// The device.
         device: usize,
-        /// Whether the port is to be up.
+        /// `true` to bring the port up.
         up: bool,
     },
-    /// To let a device die: it answers nobody, and reads of its registers find no device.
+    /// Makes a device fail: it sends no packets, and reads of its registers find no device.
     Kill(usize),
-    /// To bring a device into the state after power-on, also one that was killed.
+    /// Brings a device into the state after power-on, also one that was killed.
     Reset(usize),
-    /// To take a device out of its machine.
+    /// Takes a device out of its machine.
     Remove(usize),
-    /// To refuse to make targets of DC.
+    /// Rejects creations of DC targets.
     RefuseTargets {
         /// The device.
         device: usize,
-        /// So many times.
+        /// Number of creations to reject.
         times: u32,
     },
-    /// To begin the account of a device anew, with these caches.
+    /// Resets the costs of a device, and uses these caches from now on.
     Caches {
         /// The device.
         device: usize,
@@ -71,7 +71,7 @@ pub enum Request {
     },
 }
 
-/// What comes back.
+/// Reply to a request.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
@@ -102,12 +102,12 @@ pub struct Control {
 #[derive(Debug)]
 struct Client {
     socket: UnixStream,
-    /// What came of a request of which the end is missing.
+    /// Received bytes of a request whose end has not arrived.
     begun: Vec<u8>,
 }
 
 impl Control {
-    /// Waits for clients at `path`, where a socket that nobody serves may be in the way.
+    /// Listens for clients at `path`. A stale socket there is removed.
     pub fn new(path: &Path) -> io::Result<Self> {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -121,7 +121,7 @@ impl Control {
         })
     }
 
-    /// What to wait for.
+    /// Returns the file descriptors to poll.
     pub fn interests(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let clients = self.clients.iter().map(|client| client.socket.as_fd());
         std::iter::once(self.listener.as_fd()).chain(clients)

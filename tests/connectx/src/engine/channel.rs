@@ -4,7 +4,8 @@
 //! A send queue has one. A DC initiator may have several, each with a connection of its own: each carries
 //! out one stream of work requests at a time, so that streams do not wait for each other's targets.
 //!
-//! What a peer has acknowledged, what is sent and what is to be sent are three numbers, in this order.
+//! Three sequence numbers separate the packets that the peer has acknowledged, those that are sent, and those that
+//! wait to be sent, in this order.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,33 +15,33 @@ use super::BURST;
 use crate::network::packet::{Connection, Psn};
 use crate::object::cq::Syndrome;
 
-/// How many packets may be under way without being acknowledged.
+/// Maximum number of packets in flight without an acknowledgement.
 const WINDOW: i32 = 2 * BURST as i32;
 
-/// What a channel is doing.
+/// State of a channel.
 #[derive(Debug, Default)]
 pub struct Channel {
     /// The stream.
     pub stream: u16,
     /// Work requests that have begun and were not completed, in order.
     pub work: VecDeque<Work>,
-    /// How many of them are answered with data.
+    /// Number of READs and atomic operations among them.
     pub reads: u32,
     /// Sequence numbers, once the first work request began.
     pub sequence: Option<Sequence>,
     /// The dynamic connection in use.
     pub connection: Option<(Address, Connection)>,
-    /// Whether a work request has failed, so that those after it are flushed.
+    /// `true` if a work request has failed, so that those after it are flushed.
     pub failed: bool,
-    /// Whether packets were sent again since anything was last acknowledged.
+    /// `true` if packets were sent again since the last new acknowledgement.
     pub repeated: bool,
-    /// How often they may still be sent again for want of an answer.
+    /// Remaining retries after a timeout.
     pub retries: u8,
-    /// How often they may still be sent again because the peer was not ready.
+    /// Remaining retries after an RNR NAK.
     pub not_ready: u8,
-    /// Until when the peer must not be asked, since it was not ready.
+    /// End of the delay after an RNR NAK, during which nothing is sent.
     pub resume: Option<Duration>,
-    /// When it is too late for an answer.
+    /// Time at which the wait for a response times out.
     pub deadline: Option<Duration>,
 }
 
@@ -60,11 +61,11 @@ pub struct Sequence {
 /// A work request that has begun.
 #[derive(Debug)]
 pub struct Work {
-    /// What it asks for.
+    /// Work request.
     pub wqe: Wqe,
     /// Its first sequence number.
     pub first: Psn,
-    /// How many it has. Work that is done without packets has none.
+    /// Number of sequence numbers. Work that is done without packets has none.
     pub packets: u32,
     /// Why it cannot go on. It ends so as soon as those before it have ended.
     pub error: Option<Syndrome>,
@@ -73,7 +74,7 @@ pub struct Work {
 }
 
 impl Sequence {
-    /// Whether another packet may be under way.
+    /// Returns `true` if another packet may be in flight.
     fn has_room(&self) -> bool {
         self.cursor.since(self.acknowledged) < WINDOW
     }
@@ -90,7 +91,7 @@ impl Work {
         self.wqe.data.length() as u32
     }
 
-    /// Whether the answer has data, so that an acknowledgement does not do.
+    /// Returns `true` if the response has data, so that an acknowledgement does not complete the work request.
     pub fn is_read(&self) -> bool {
         matches!(
             self.wqe.operation,
@@ -108,13 +109,13 @@ impl Channel {
         }
     }
 
-    /// Whether nothing waits to be sent, so that another work request may begin: if only to be flushed.
+    /// Returns `true` if nothing waits to be sent, so that another work request may begin, if only to be flushed.
     pub fn is_clear(&self) -> bool {
         let is_sent = |sequence: Sequence| sequence.cursor == sequence.end && sequence.has_room();
         self.failed || !self.is_held() && self.sequence.is_none_or(is_sent)
     }
 
-    /// Whether nothing may be sent, whatever there is: it has failed, or the peer was not ready.
+    /// Returns `true` if nothing may be sent: the channel has failed, or the peer was not ready.
     fn is_held(&self) -> bool {
         self.failed || self.resume.is_some()
     }
@@ -147,7 +148,7 @@ impl Channel {
         self.work.partition_point(|work| work.end().since(psn) <= 0)
     }
 
-    /// Whether a work request is done.
+    /// Returns `true` if a work request is done.
     pub fn is_done(&self, work: &Work) -> bool {
         let acknowledged = self.sequence.map(|sequence| sequence.acknowledged);
         work.error.is_none() && acknowledged.is_some_and(|psn| work.end().since(psn) <= 0)
@@ -160,12 +161,12 @@ impl Channel {
         undone.unwrap_or(self.work.len())
     }
 
-    /// Whether all work requests are done, though not all of them may be completed.
+    /// Returns `true` if all work requests are done. Some of them may not be completed yet.
     pub fn is_idle(&self) -> bool {
         self.first() == self.work.len()
     }
 
-    /// Whether an acknowledgement up to here is of anything that was not acknowledged so far.
+    /// Returns `true` if an acknowledgement of all before `upto` covers a packet that was not acknowledged before.
     pub fn is_new(&self, upto: Psn) -> bool {
         self.sequence
             .is_some_and(|sequence| upto.since(sequence.acknowledged) > 0)
@@ -194,7 +195,7 @@ impl Channel {
         self.deadline = None;
     }
 
-    /// What is not acknowledged is sent again.
+    /// Sends all packets again that are not acknowledged.
     pub fn rewind(&mut self) {
         self.repeated = true;
         if let Some(sequence) = &mut self.sequence {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Datagrams: each message is one packet, nobody answers, and what cannot be received is lost.
+//! Datagrams: each message is one packet without an acknowledgement, and is lost if it cannot be received.
 //!
 //! A receive has 40 bytes for the global route header before the data, whether there is one or not.
 
@@ -93,7 +93,7 @@ fn special(device: &Device, transport: Transport) -> Vec<u32> {
     found.map(|(number, _)| number).into_iter().collect()
 }
 
-/// Puts a datagram where a queue pair's next receive says, if all is in order.
+/// Writes a valid datagram to the next receive of a queue pair.
 fn deliver(device: &mut Device, qp: &mut Qp, packet: &Packet) {
     let (Service::Ud { source, qkey }, Body::Send(_, tail)) = (packet.service, packet.body) else {
         return;

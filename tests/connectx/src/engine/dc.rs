@@ -22,11 +22,11 @@ use crate::object::{receive, LOG_MAX_READS};
 /// which it would repeat, are shorter.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// How many connections of a target are remembered. Another takes the place of one that is idle, whose
-/// initiator has to connect anew.
+/// Maximum number of connections that a target keeps. A new connection replaces an idle one, whose initiator must
+/// connect again.
 const CONNECTIONS: usize = 1 << 16;
 
-/// How many connections with a wrong key are remembered.
+/// Number of connections with a wrong key that a target keeps.
 const VIOLATORS: usize = 256;
 
 /// A channel of an initiator: the LID of its port, the initiator's number, and that of the channel.
@@ -50,14 +50,14 @@ pub struct Initiators {
 struct Incoming {
     number: u64,
     state: responder::State,
-    /// Whether it is among those to which answers wait.
+    /// `true` if the connection is in the list of those with responses to send.
     ready: bool,
     /// When the last packet came.
     heard: Duration,
 }
 
 impl Initiators {
-    /// Whether a message or an answer is under way.
+    /// Returns `true` if a message or a response of any connection is in progress.
     fn is_busy(&self) -> bool {
         let mut all = self.connections.values();
         all.any(|connection| connection.state.is_busy())
@@ -142,7 +142,7 @@ pub fn answer(device: &mut Device, number: u32, outbox: &mut Outbox) {
     device.objects.dcts.put_back(number, dct);
 }
 
-/// Lets a target finish what it began, and no more; an event tells when that is done.
+/// Drains a target: messages in progress complete, and new connections are rejected. An event is raised at the end.
 pub fn drain(device: &mut Device, number: u32) {
     if let Some(mut dct) = device.objects.dcts.take(number) {
         dct.state = State::Draining;
@@ -219,7 +219,7 @@ fn refuse(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &P
     device.engine.wake(dct.number);
 }
 
-/// Who made a connection.
+/// Returns the channel of an initiator that made a connection.
 fn initiator(connection: Connection, packet: &Packet) -> Initiator {
     let source = packet.path.source;
     (source, connection.initiator, connection.channel)

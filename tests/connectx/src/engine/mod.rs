@@ -31,21 +31,21 @@ use crate::object::scatter::Reach;
 use requester::Requester;
 use responder::{Responder, Target};
 
-/// How many packets a queue pair sends before it is another's turn.
+/// Maximum number of packets that a queue pair sends in one turn.
 const BURST: usize = 64;
 
-/// After an error a receive queue is looked at again and again, in intervals from the first time to the
-/// second: what the driver posts to it must be flushed, and no doorbell tells of it.
+/// Minimum and maximum time between two polls of a receive queue in the error state. Receives that the driver posts
+/// there must be flushed, and no doorbell announces them.
 const FLUSH: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
-/// What the engines of a device have still to do.
+/// Pending work of a device's engines.
 #[derive(Debug, Default)]
 pub struct State {
     /// Queue pairs and DC targets that have more to do.
     ready: VecDeque<u32>,
     /// When to look at which queue pair or DC target again.
     timers: BTreeSet<(Duration, u32)>,
-    /// What the driver was asked for.
+    /// Page faults in progress.
     faults: page_fault::State,
 }
 

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Page faults: what is absent of a memory key is asked of the driver, which brings it in and says so.
+//! Page faults: the device requests absent memory of a key from the driver, which makes it present and resumes the
+//! device.
 //!
-//! Who meets an absent page asks, and leaves what it was doing as it was. A send queue and an answer to a
-//! READ go on when the driver has answered; a request of a peer is to come again, as if no receive had
-//! been posted. This is the device's memory scheme: the driver is told of key and address, and need not
-//! know by what work request.
+//! A queue that meets an absent page raises an event and keeps its state. A send queue and a response to a READ
+//! continue when the driver has answered. A request of a peer is answered with an RNR NAK, as if no receive had been
+//! posted, and must be sent again. The faults are of the device's memory scheme: the event has the key and the
+//! address, and does not name the work request.
 
 use crate::device::Device;
 use crate::object::eq::Event;
 use crate::object::mkey::{Absent, Fault};
 
-/// At most so many bytes are asked for at once.
+/// Maximum number of bytes of one request.
 const LIMIT: u64 = 4 << 20;
 
-/// What the driver was asked for.
+/// Request to the driver.
 #[derive(Clone, Debug)]
 struct Request {
     token: u64,
@@ -23,17 +24,18 @@ struct Request {
     waiting: Vec<u32>,
 }
 
-/// What was asked for, and not answered so far.
+/// Requests that the driver has not answered.
 #[derive(Debug, Default)]
 pub struct State {
     requests: Vec<Request>,
     last: u64,
-    /// Who was answered that there is no memory at this address of a key, and does not know.
+    /// Queue pair or DC target, key and address for which the driver has answered that there is no memory. An entry is
+    /// removed when the queue pair or target accesses the address again.
     refused: Vec<(u32, u32, u64)>,
 }
 
-/// Whether a queue pair or DC target that met a fault is to wait, because the memory is only absent. It gets
-/// its turn when the driver has answered.
+/// Requests the memory of `fault` from the driver if it is absent. Returns `true` if the queue pair or DC target must
+/// wait for the memory. It gets its turn when the driver has answered.
 pub fn waits(device: &mut Device, number: u32, fault: Fault) -> bool {
     let Fault::Absent(absent) = fault else {
         return false;
@@ -55,7 +57,7 @@ pub fn waits(device: &mut Device, number: u32, fault: Fault) -> bool {
     ask(device, number, absent)
 }
 
-/// Whether a queue pair or DC target waits for the driver.
+/// Returns `true` if a queue pair or DC target waits for the driver.
 pub fn is_waiting(device: &Device, number: u32) -> bool {
     let mut requests = device.engine.faults.requests.iter();
     requests.any(|request| request.waiting.contains(&number))

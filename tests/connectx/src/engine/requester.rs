@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The sending side of a queue pair: takes work requests from the send queue and completes them in order.
 //!
-//! What it begins is carried out by a [`Channel`]. When something is lost, sending begins again at what is
-//! not acknowledged: each packet is made anew from guest memory, and a READ asks for the rest only.
+//! A [`Channel`] carries out the work requests that have begun. If a packet is lost, sending begins again at the first
+//! packet that is not acknowledged. Each packet is then built again from guest memory, and a READ requests only the
+//! rest.
 //!
 //! With streams, which a DC initiator may have, a failure is of one stream: what else is posted to it is
 //! flushed, until the driver resets it. The queue pair fails when too many streams have.
@@ -29,7 +30,7 @@ const ASK: u32 = BURST as u32 / 2;
 /// The RNR retry count that stands for no limit.
 const FOR_EVER: u8 = 7;
 
-/// What a send queue is doing.
+/// State of a send queue.
 #[derive(Debug, Default)]
 pub struct State {
     /// The block after the last work request that was taken.
@@ -38,7 +39,7 @@ pub struct State {
     posted: Option<u16>,
     /// A work request that was taken, and waits until it may begin.
     stalled: Option<Wqe>,
-    /// What carries work requests out: more than one with streams only.
+    /// Channels that carry out work requests: more than one only with streams.
     channels: Vec<Channel>,
     /// The channels of the work requests that have begun and were not completed, in order.
     order: VecDeque<usize>,
@@ -62,7 +63,7 @@ pub enum Stop {
 }
 
 impl Stop {
-    /// What a fault in local memory means for a work request of the queue pair `number`.
+    /// Returns the effect of a fault in local memory on a work request of the queue pair `number`.
     pub fn at(device: &mut Device, number: u32, fault: Fault) -> Stop {
         match page_fault::waits(device, number, fault) {
             true => Stop::Waiting,
@@ -79,7 +80,7 @@ impl State {
         }
     }
 
-    /// Whether it has learnt of work requests up to the one at the index `counter`, in a ring of so many
+    /// Returns `true` if posted work requests up to the index `counter` are known already, in a ring of `blocks`
     /// blocks.
     pub fn knows(&self, counter: u16, blocks: u32) -> bool {
         let known = self.posted.unwrap_or(self.next.wrapping_sub(1));
@@ -130,7 +131,7 @@ impl State {
         self.errors.remove(&stream).then_some(())
     }
 
-    /// Takes the work request that is to be completed next, if it has ended.
+    /// Takes the next work request to complete, if it has ended.
     fn take_ended(&mut self) -> Option<Work> {
         let channel = self.channels.get_mut(*self.order.front()?)?;
         let work = channel.work.front()?;
@@ -143,7 +144,7 @@ impl State {
         channel.work.pop_front()
     }
 
-    /// Whether there are posted work requests that were not taken.
+    /// Returns `true` if there are posted work requests that were not taken.
     fn has_posted(&self) -> bool {
         let posted = self.posted.map(|posted| posted.wrapping_sub(self.next));
         posted.is_some_and(|ahead| ahead as i16 >= 0)
@@ -250,7 +251,7 @@ impl<'a> Requester<'a> {
         (0..self.qp.requester.channels.len()).any(|c| self.transmit(c)) || self.begin()
     }
 
-    /// Whether anything may be done at all.
+    /// Returns `true` if the queue may make progress: it is not in the error state, and waits for no page.
     fn is_able(&self) -> bool {
         self.qp.state != qp::State::Error && !page_fault::is_waiting(self.device, self.qp.number)
     }
@@ -369,7 +370,7 @@ impl<'a> Requester<'a> {
         Some(wqe)
     }
 
-    /// Whether a work request need not wait for those before it on its channel.
+    /// Returns `true` if a work request need not wait for those before it on its channel.
     fn may_begin(&self, c: usize, wqe: &Wqe) -> bool {
         let channel = &self.qp.requester.channels[c];
         let fails = channel.work.back().is_some_and(|work| work.error.is_some());
@@ -544,8 +545,8 @@ impl<'a> Requester<'a> {
 
     // Being answered.
 
-    /// The peer has done all before `upto`, it says. Returns whether nothing of that is missing: answers
-    /// with data may be.
+    /// Handles an acknowledgement of all before `upto`. Returns `true` if no response with data before `upto` is
+    /// missing and the channel has not failed.
     fn acknowledge(&mut self, c: usize, upto: Psn) -> bool {
         let channel = &self.qp.requester.channels[c];
         let missing = channel.missing(upto);
@@ -579,7 +580,7 @@ impl<'a> Requester<'a> {
         }
     }
 
-    /// The peer was not ready: asks again after the time that it says.
+    /// Handles an RNR NAK: sends again after the delay of `code`, or fails if no retry is left.
     fn wait(&mut self, c: usize, code: u8) {
         let channel = &mut self.qp.requester.channels[c];
         if channel.resume.is_some() {
@@ -698,7 +699,7 @@ impl<'a> Requester<'a> {
         }
     }
 
-    /// Tells the driver when a send queue that was to be drained is.
+    /// Raises an event when a send queue that the driver drains is drained.
     fn check_drained(&mut self) {
         let state = &self.qp.requester;
         let idle = state.order.is_empty() && state.stalled.is_none();
@@ -816,7 +817,7 @@ fn is_datagram(transport: Transport) -> bool {
     matches!(transport, Transport::Ud | Transport::Smi | Transport::Gsi)
 }
 
-/// What a packet asks for, and the sequence number after it.
+/// Returns the operation of a packet, and the sequence number after it.
 fn body(work: &Work, psn: Psn, skip: u32) -> (Body, Psn) {
     let reth = |remote: &wqe::Remote| Reth {
         address: remote.address.wrapping_add(u64::from(skip)),
@@ -840,7 +841,7 @@ fn body(work: &Work, psn: Psn, skip: u32) -> (Body, Psn) {
     }
 }
 
-/// What a refusal means for the work request that was refused.
+/// Returns the syndrome of a work request that received this NAK.
 fn refused(nak: Nak) -> Syndrome {
     match nak {
         Nak::InvalidRequest => Syndrome::RemoteInvalidRequest,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The receiving side of a connection: carries out the requests of a peer and answers them.
 //!
-//! Requests are carried out in the order of their sequence numbers, each once. One that comes again is
-//! answered again: a READ is done anew, the answer to an atomic operation is remembered. Answers wait in a
-//! queue, and go out in order when it is the queue pair's turn.
+//! Requests are executed in the order of their sequence numbers, each once. A duplicate request gets another response:
+//! a READ is executed again, and the result of an atomic operation is kept for this. Responses wait in a queue, and
+//! are sent in order in the turn of the queue pair.
 
 use std::collections::VecDeque;
 
@@ -22,20 +22,21 @@ use crate::object::qp::{Qp, Receive, Rights};
 use crate::object::receive::{self, Wqe};
 use crate::object::scatter::capacity;
 
-/// How many answers wait at most. What comes beyond that is lost, and its sender will ask again.
+/// Maximum number of responses that wait. Further responses, except a final NAK, are dropped, and their requester
+/// retries.
 const REPLIES: usize = 256;
 
-/// How many answers to atomic operations are remembered: as many as a peer may have under way.
+/// Number of results of atomic operations that are kept: at least as many as a peer may have in flight.
 const ATOMICS: usize = 128;
 
-/// What a connection has received.
+/// Receive state of a connection.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     /// The sequence number that comes next, once the first packet came.
     expected: Option<Psn>,
-    /// Whether the expected packet was asked for again: the ones behind it are ignored until it comes.
+    /// `true` if the expected packet was requested again: the packets behind it are ignored until it arrives.
     refused: bool,
-    /// Whether a request was refused for good.
+    /// `true` if a request was rejected with a final NAK.
     failed: bool,
     /// The message that is under way.
     message: Option<Message>,
@@ -43,7 +44,7 @@ pub struct State {
     spare: Option<Wqe>,
     /// Answers that were not sent yet.
     replies: VecDeque<Reply>,
-    /// What atomic operations have found.
+    /// Values that atomic operations have found, by sequence number.
     atomics: VecDeque<(Psn, u64)>,
     /// Where answers go.
     peer: Option<Peer>,
@@ -67,13 +68,13 @@ enum Reply {
     TryAgain(Psn, Answer),
     /// This one is refused, and that is the end; perhaps with an event.
     Refuse(Psn, Nak, Option<QpEvent>),
-    /// What an atomic operation found; once more, or for the first time.
+    /// The value that an atomic operation found, sent for the first time or again.
     Atomic(Psn, u64, Turn),
-    /// What is left to read.
+    /// The rest of a READ.
     Read(Reading),
 }
 
-/// Whether a request is answered for the first time.
+/// Distinguishes the first response to a request from a response to a duplicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     First,
@@ -87,7 +88,7 @@ struct Reading {
     rest: Reth,
     user: User,
     turn: Turn,
-    /// How long the peer is to wait if memory is absent, as a code.
+    /// RNR timer code for the peer if memory is absent.
     min_rnr_nak: u8,
 }
 
@@ -142,12 +143,12 @@ impl Peer {
     }
 }
 
-/// Who receives: a queue pair or a DC target.
+/// Receiver: a queue pair or a DC target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// Its number.
     pub number: u32,
-    /// Whether senders get answers.
+    /// `true` if requests are acknowledged.
     pub reliable: bool,
     /// The sequence number of the first packet.
     pub first: Psn,
@@ -155,15 +156,15 @@ pub struct Target {
     pub pd: Option<u32>,
     /// Where completions go.
     pub cqn: u32,
-    /// What they call the receiver.
+    /// User index of the receiver in completions.
     pub user_index: u32,
     /// The set of Q counters that count for the receiver.
     pub counters: u32,
-    /// How many READs and atomic operations of the sender may wait for their answers.
+    /// Maximum number of READs and atomic operations of the sender that wait for their responses.
     pub reads: usize,
-    /// What the sender may do.
+    /// Access rights of the sender.
     pub rights: Rights,
-    /// How long the sender is to wait when no receive is posted, as a code.
+    /// RNR timer code for the sender if no receive is posted.
     pub min_rnr_nak: u8,
     /// The most bytes of a message that go into its completion.
     pub scatter: u8,
@@ -223,11 +224,11 @@ impl Refusal {
     const OPERATION: Refusal = Refusal::Final(Nak::RemoteOperation, Some(QpEvent::Catastrophic));
 }
 
-/// The receiver failed, and its sender will not be told.
+/// The receiver failed, and sends no NAK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed;
 
-/// How far answers have gone out.
+/// Progress of sending responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// There is none left.
@@ -239,17 +240,18 @@ pub enum Progress {
 }
 
 impl State {
-    /// Whether nothing came so far.
+    /// Returns `true` if no packet has arrived so far.
     pub fn is_new(&self) -> bool {
         self.expected.is_none()
     }
 
-    /// Whether answers wait.
+    /// Returns `true` if responses wait.
     pub fn has_replies(&self) -> bool {
         !self.replies.is_empty()
     }
 
-    /// How many READs and atomic operations were not answered so far: who comes again, has been counted.
+    /// Returns the number of READs and atomic operations without a response so far. Duplicates are not counted: their
+    /// first response was.
     fn unanswered(&self) -> usize {
         let is_first = |reply: &&Reply| match reply {
             Reply::Atomic(_, _, turn) => *turn == Turn::First,
@@ -259,7 +261,7 @@ impl State {
         self.replies.iter().filter(is_first).count()
     }
 
-    /// Whether a message or an answer is under way.
+    /// Returns `true` if a message or a response is in progress.
     pub fn is_busy(&self) -> bool {
         self.message.is_some() || self.has_replies()
     }
@@ -279,7 +281,8 @@ impl State {
         }
     }
 
-    /// What the atomic operation with this sequence number found: the last one, since numbers come again.
+    /// Returns the value that the atomic operation with this sequence number found. Sequence numbers wrap, so the last
+    /// such operation counts.
     fn found(&self, psn: Psn) -> Option<u64> {
         let mut atomics = self.atomics.iter();
         let last = atomics.rfind(|(number, _)| *number == psn);
@@ -366,11 +369,11 @@ impl State {
 pub struct Responder<'a> {
     /// The device.
     pub device: &'a mut Device,
-    /// Who receives.
+    /// The receiver.
     pub target: &'a Target,
     /// Where receives come from.
     pub receive: &'a mut Receive,
-    /// What the connection has received.
+    /// Receive state of the connection.
     pub state: &'a mut State,
 }
 
@@ -469,7 +472,7 @@ impl Responder<'_> {
         self.device.count(self.target.counters, count);
     }
 
-    /// How many sequence numbers a request takes.
+    /// Returns the number of sequence numbers that a request takes.
     fn packets(&self, body: &Body) -> u32 {
         match body {
             Body::ReadRequest(reth) => reth.length.div_ceil(self.target.peer.mtu).max(1),
@@ -632,7 +635,7 @@ impl Responder<'_> {
         Ok(found)
     }
 
-    /// What a fault in memory that the peer named means for its request.
+    /// Returns the response to a request after a fault in memory that the peer named.
     fn denied(&mut self, fault: Fault) -> Refusal {
         match page_fault::waits(self.device, self.target.number, fault) {
             true => Refusal::NotReady,
@@ -640,7 +643,8 @@ impl Responder<'_> {
         }
     }
 
-    /// What a fault in the memory of a receive means for the message, of which `before` bytes came before.
+    /// Returns the response to a message after a fault in the memory of its receive. `before` bytes of the message
+    /// arrived before.
     fn not_stored(&mut self, wqe: Wqe, before: u64, packet: &Packet, fault: Fault) -> Refusal {
         if page_fault::waits(self.device, self.target.number, fault) {
             match before {
@@ -706,7 +710,7 @@ impl Responder<'_> {
             .ok_or(Refusal::NotReady)
     }
 
-    /// Whether a message goes into its completion.
+    /// Returns `true` if a message goes into its completion.
     fn fits_completion(&self, position: Position, packet: &Packet) -> bool {
         let length = packet.payload.len();
         position == Position::Only && length > 0 && length <= usize::from(self.target.scatter)
@@ -749,12 +753,12 @@ impl Responder<'_> {
     }
 }
 
-/// Whether a request is answered with data, which stands for an acknowledgement.
+/// Returns `true` if the response to a request has data, which replaces an acknowledgement.
 fn is_answered(body: &Body) -> bool {
     matches!(body, Body::ReadRequest(_) | Body::Atomic(_))
 }
 
-/// What is left of remote memory after `length` bytes.
+/// Returns the rest of remote memory after `length` bytes.
 fn advance(reth: Reth, length: u32) -> Reth {
     Reth {
         address: reth.address.wrapping_add(u64::from(length)),
@@ -763,7 +767,7 @@ fn advance(reth: Reth, length: u32) -> Reth {
     }
 }
 
-/// What an atomic operation makes of a value.
+/// Returns the value that an atomic operation stores.
 fn apply(operation: AtomicOperation, found: u64) -> u64 {
     match operation {
         AtomicOperation::CompareSwap {

@@ -2,8 +2,8 @@
 //! UMR work requests: they change a memory key in place. Fast registration, local invalidation, binding of
 //! memory windows, keys of keys, and all that the driver does to keys of its own are such requests.
 //!
-//! After the control segment come one that says what to change, a context with the new values, and the new
-//! part of the translation table, or a data segment that says where that is.
+//! After the control segment come a segment that selects the changes, a context with the new values, and the new part
+//! of the translation table. In place of the latter, there may be a data segment with its address.
 
 use crate::device::Device;
 use crate::layout::{be, be64, get, get64, set, size};
@@ -12,7 +12,7 @@ use crate::object::mkey::{Access, Mkey, Mode, User, OCTOWORD};
 use crate::object::qp::{Qp, Transport};
 use crate::object::scatter::{Reach, Segment};
 
-/// What a request changes, as its mask has it.
+/// Changes of a request, as bits of its mask.
 mod mask {
     pub(super) const LENGTH: u64 = 1 << 0;
     pub(super) const PAGE_SIZE: u64 = 1 << 1;
@@ -79,7 +79,7 @@ struct Request<'a> {
     /// Bytes of the table, and where in it they go.
     length: usize,
     offset: usize,
-    /// What follows the context.
+    /// Bytes after the context.
     rest: &'a [u8],
 }
 
@@ -111,13 +111,13 @@ impl Request<'_> {
         self.mask & bits != 0
     }
 
-    /// Whether the request puts the key into the free state.
+    /// Returns `true` if the request puts the key into the free state.
     fn frees(&self) -> bool {
         self.changes(mask::FREE) && get!(self.context, mkc, free) != 0
     }
 }
 
-/// Carries out the UMR work request `wqe` of `qp`. The error is what its completion tells.
+/// Carries out the UMR work request `wqe` of `qp`. The error is the syndrome of its completion.
 pub fn execute(device: &mut Device, qp: &Qp, wqe: &[u8]) -> Result<(), Syndrome> {
     let request = Request::decode(wqe).ok_or(Syndrome::LocalQpOperation)?;
     let mkey = device
@@ -138,7 +138,7 @@ pub fn execute(device: &mut Device, qp: &Qp, wqe: &[u8]) -> Result<(), Syndrome>
     Ok(())
 }
 
-/// Whether the request makes sense, and the QP may make it of this key.
+/// Checks that the request is valid, and that the QP may change this key.
 fn check(request: &Request<'_>, mkey: &Mkey, qp: &Qp) -> Result<(), Syndrome> {
     let privileged = qp.transport == Transport::Umr;
     let new = request.context;

@@ -24,27 +24,27 @@ pub const MAX: usize = 63 * UNIT;
 pub struct Control {
     /// Opcode.
     pub opcode: u8,
-    /// What kind of the opcode.
+    /// Modifier of the opcode.
     pub modifier: u8,
     /// The work request's index in its queue, in blocks.
     pub index: u16,
     /// The queue pair.
     pub qpn: u32,
-    /// How long the work request is, in units of 16 bytes.
+    /// Length of the work request, in units of 16 bytes.
     pub units: u8,
     /// The stream, on a DCI that has streams.
     pub stream: u16,
-    /// What it waits for.
+    /// Earlier work requests that must be done first.
     pub fence: Fence,
-    /// Whether its success is told, not only its failure.
+    /// `true` if there is a completion on success too, not only on failure.
     pub signalled: bool,
-    /// Whether the receiver is to raise a solicited event.
+    /// `true` if the receiver must raise a solicited event.
     pub solicited: bool,
     /// Immediate data, or the key to invalidate.
     pub immediate: u32,
 }
 
-/// What a work request waits for, of those before it.
+/// Earlier work requests for which a work request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fence {
     /// Nothing.
@@ -88,12 +88,12 @@ impl Control {
         }
     }
 
-    /// How long the work request is, in bytes.
+    /// Returns the length of the work request, in bytes.
     pub fn bytes(&self) -> usize {
         usize::from(self.units) * UNIT
     }
 
-    /// How long the work request is, in blocks.
+    /// Returns the length of the work request, in blocks.
     pub fn blocks(&self) -> u16 {
         self.bytes().div_ceil(BLOCK).max(1) as u16
     }
@@ -104,7 +104,7 @@ impl Control {
 pub struct Wqe {
     /// Its control segment.
     pub control: Control,
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
     /// Where to, for datagrams and DC.
     pub address: Option<Address>,
@@ -115,7 +115,7 @@ pub struct Wqe {
 }
 
 impl Wqe {
-    /// What is known of the work request at `index` that makes no sense.
+    /// Returns a placeholder for the malformed work request at `index`.
     pub fn malformed(index: u16) -> Self {
         let control = Control {
             index,
@@ -131,7 +131,7 @@ impl Wqe {
     }
 }
 
-/// What a work request asks for.
+/// Operation of a work request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Makes no sense.
@@ -169,7 +169,7 @@ pub struct Data {
 }
 
 impl Data {
-    /// How many bytes it is.
+    /// Returns the length in bytes.
     pub fn length(&self) -> u64 {
         self.inline.len() as u64 + capacity(&self.segments)
     }
@@ -188,7 +188,7 @@ pub struct Address {
     pub service_level: u8,
     /// The path bits of the own LID.
     pub path_bits: u8,
-    /// The global route header without the own GID, if there is to be one.
+    /// The global route header without the own GID; `None` if packets have no such header.
     pub grh: Option<Grh>,
 }
 
@@ -248,7 +248,7 @@ pub fn decode(bytes: &[u8], transport: Transport) -> Result<Wqe, Malformed> {
     })
 }
 
-/// What is left of a work request.
+/// The rest of a work request.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -362,7 +362,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The bytes of an atomic operation's operand: 8, unless the modifier says something else.
+/// Returns the bytes of an atomic operation's operand: 8, unless the modifier selects 4.
 fn operand_size(modifier: u8) -> Result<u8, Malformed> {
     match modifier {
         0 | 9 => Ok(8),

@@ -20,11 +20,11 @@ const GENERAL: u32 = 0;
 const PAGING: u32 = 2;
 const ATOMIC: u32 = 3;
 const DEVICE_MEMORY: u32 = 0xf;
-/// Kinds of which the device has none, as it says: Ethernet, RoCE, IPoIB, flow tables and switches, quality
-/// of service, debugging, TLS, and what came after the 32-bit words of the general kind were used up.
+/// Kinds of capabilities that the device reports as empty: Ethernet, RoCE, IPoIB, flow tables and switches, quality of
+/// service, debugging, TLS, and those added after the 32-bit words of the general kind were used up.
 const NONE: [u32; 12] = [1, 4, 5, 6, 7, 8, 9, 0xc, 0xd, 0x11, 0x20, 0x28];
 
-/// What an answer has room for.
+/// Bytes of capabilities in a response.
 const UNION: usize = 4096;
 
 /// Host order: the driver gives and takes operands of atomics as its processor has them.
@@ -32,18 +32,18 @@ const HOST_ORDER: u32 = 1;
 
 /// Compare and swap, fetch and add.
 const ATOMICS: u32 = 0b11;
-/// Of 8 bytes, which is also the only bit that is set.
+/// Mask of the sizes of atomic operands: only 8 bytes, whose bit has the value 8.
 const ATOMIC_SIZES: u32 = 8;
 
-/// What a driver can change.
+/// Capabilities that a driver can change.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How many P_Keys a port has: 128 times 2 to this.
+    /// Log2 of the number of P_Keys of a port, in units of 128.
     log_pkeys: u32,
     log_qps: u32,
-    /// Whether operands of atomics are in the host's order.
+    /// `true` if operands of atomics are in the host's byte order.
     pub host_order: bool,
-    /// Whether the driver is asked for pages that are absent.
+    /// `true` if absent pages raise page faults.
     pub page_faults: bool,
 }
 

@@ -121,7 +121,7 @@ fn destroy(device: &mut Device, input: &[u8], _: &mut [u8]) -> Result<(), Status
         .ok_or(Status::BadResource)
 }
 
-/// Whether something completes into a queue.
+/// Returns `true` if another object uses a completion queue.
 fn is_used(objects: &Objects, number: u32) -> bool {
     let by_qp = |qp: &Qp| {
         let attributes = &qp.attributes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Commands for DC targets. One is drained before it is destroyed, so that no initiator is cut off in a
-//! message; the driver waits for the event that tells of it.
+//! Commands for DC targets. A target is drained before it is destroyed, so that no message is cut off. The driver
+//! waits for the event that reports the end.
 
 use super::srq::give;
 use super::{Handler, Status};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! General objects, which are told apart by a type. One is known: it says by which queue pair's means
-//! congestion is to be controlled on the way to an address. There is no congestion, so it has no effect.
+//! General objects, which are distinguished by a type. One type is supported: it maps an address to the queue pair
+//! that controls congestion on the path to that address. There is no congestion, so it has no effect.
 
 use super::{Handler, Status};
 use crate::device::Device;
@@ -9,10 +9,10 @@ use crate::layout::{be32, get, set, size};
 
 /// The type of a mapping from an address to a queue pair.
 const ADDRESS_TO_QP: u32 = 0x3a;
-/// The types that are known, as drivers ask for them.
+/// The types that are supported, as a mask.
 pub(super) const TYPES: u64 = 1 << ADDRESS_TO_QP;
 
-/// Where in a mapping the queue pair is: after the header, what is to be modified, and nothing.
+/// Offset of the queue pair in a mapping: after the header, the fields to modify, and reserved bytes.
 const QP: usize = size!(general_obj_in_cmd_hdr) + 12;
 
 /// The commands of this file.

@@ -68,7 +68,7 @@ fn describe(device: &Device, input: &[u8]) -> Result<Mkey, Status> {
     Ok(mkey)
 }
 
-/// The translation table: as large as the context says, with what the command has of it.
+/// Returns the translation table. The context has its size, and the command has its first entries.
 fn table(input: &[u8], context: &[u8], mode: Mode) -> Result<Vec<u8>, Status> {
     let size = get!(context, mkc, translations_octword_size) as usize * OCTOWORD;
     let given = get!(input, create_mkey_in, translations_octword_actual_size) as usize * OCTOWORD;
@@ -80,7 +80,7 @@ fn table(input: &[u8], context: &[u8], mode: Mode) -> Result<Vec<u8>, Status> {
     // UMR writes whole blocks of four.
     let mut table = vec![0; size.next_multiple_of(4 * OCTOWORD)];
     table[..given].copy_from_slice(entries);
-    // Without access bits of its own, a page may be used as the context says.
+    // If the pages have no access bits of their own, the rights of the context apply to each of them.
     if mode == Mode::Mtt && get!(input, create_mkey_in, pg_access) == 0 {
         for at in (0..given).step_by(MTT) {
             let entry = be64(&table, at);
@@ -90,7 +90,7 @@ fn table(input: &[u8], context: &[u8], mode: Mode) -> Result<Vec<u8>, Status> {
     Ok(table)
 }
 
-/// Whether the context makes sense. One in the free state gets the rest of it by UMR.
+/// Checks that the context is valid. UMR sets the rest of a context in the free state.
 fn check(device: &Device, mkey: &Mkey) -> Result<(), Status> {
     let context = &mkey.context;
     let paged = matches!(mkey.mode, Mode::Mtt | Mode::Ksm);

@@ -60,7 +60,7 @@ pub enum Status {
 /// Carries out a command: its input, and its output, which is zeros and as long as the driver wants it.
 pub type Handler = fn(&mut Device, &[u8], &mut [u8]) -> Result<(), Status>;
 
-/// How far the driver has got.
+/// Initialisation phase of the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
     /// Nothing was asked of the device.
@@ -72,25 +72,25 @@ pub enum Phase {
     Initialised,
 }
 
-/// What firmware remembers between commands.
+/// State of the firmware between commands.
 #[derive(Debug, Default)]
 pub struct State {
-    /// How far the driver has got.
+    /// Initialisation phase of the driver.
     pub phase: Phase,
     /// The version of the interface that was agreed on.
     pub interface: u32,
     /// Pages that the driver has lent.
     pub pages: Vec<u64>,
-    /// What the driver has changed of what the device can do.
+    /// Capabilities that the driver has changed.
     pub settings: capability::Settings,
-    /// What the driver says of the port.
+    /// Abilities of the port, as set by the driver.
     pub abilities: port::Abilities,
-    /// What the driver calls the node.
+    /// Node description, as set by the driver.
     pub description: registers::Description,
 }
 
 impl State {
-    /// Whether a command makes sense now: most want the device to be initialised.
+    /// Returns `true` if a command is valid in this phase: most commands require an initialised device.
     fn takes(&self, opcode: u16) -> bool {
         let opcode = u32::from(opcode);
         match self.phase {
@@ -105,7 +105,7 @@ impl State {
     }
 }
 
-/// Who carries out commands with this opcode; each file knows its own.
+/// Returns the handler of commands with this opcode. Each file has the handlers of its own opcodes.
 pub fn handler(opcode: u16) -> Option<Handler> {
     [
         boot::handler,

@@ -12,7 +12,7 @@ const POLLING: u32 = 2;
 const ACTIVE: u32 = 4;
 const DOWN: u32 = 1;
 
-/// What a driver says that the node has: it sets whether there is communication management.
+/// Capability bits of the port. A driver can change `COMMUNICATION_MANAGEMENT` only.
 const COMMUNICATION_MANAGEMENT: u32 = 1 << 16;
 const SYSTEM_GUID: u32 = 1 << 11;
 const CHANGEABLE: u32 = COMMUNICATION_MANAGEMENT;
@@ -36,7 +36,7 @@ const SUBNET_MANAGER: u32 = 1;
 /// Full membership of the default partition.
 const PKEY: u64 = 0xffff;
 
-/// How many P_Keys and GIDs a port has.
+/// Number of P_Keys and of GIDs of a port.
 pub(super) const PKEYS: usize = 128;
 pub(super) const GIDS: usize = 8;
 

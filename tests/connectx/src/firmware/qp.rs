@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Commands for queue pairs: to create, move from state to state, query and destroy them.
 //!
-//! A transition takes some fields of the context that comes with it always, and others if an optional
-//! parameter says so. Which, is in `TRANSITIONS`.
+//! A transition always takes some fields of its context. It takes other fields only if an optional parameter selects
+//! them. `TRANSITIONS` lists both.
 
 use super::capability::LOG_MAX_MSG;
 use super::{umem, Handler, Status};
@@ -151,7 +151,7 @@ fn record(device: &Device, context: &[u8]) -> Result<u64, Status> {
     }
 }
 
-/// Whether all exists that the QP refers to. That of a UMR QP names its domain only when it leaves RESET.
+/// Checks that all objects exist to which the QP refers. A UMR QP names its domain only when it leaves RESET.
 fn check_links(
     device: &Device,
     transport: Transport,
@@ -419,14 +419,14 @@ fn modify(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), S
     Ok(())
 }
 
-/// What may follow the context of a transition: the kernel's header does not have it.
+/// Optional extension behind the context of a transition. The kernel's header does not define it.
 struct Extension {
     /// The stream that is to go on after it failed.
     stream: u16,
 }
 
 impl Extension {
-    /// Where it says which of its parameters are given: a little behind the context.
+    /// Offset of the mask of the parameters that are given: 8 bytes behind the context.
     const PARAMETERS: usize = at!(init2rtr_qp_in, qpc) + size!(qpc) + 8;
     /// Where the stream is.
     const STREAM: usize = Self::PARAMETERS + 8 + 2;
@@ -449,7 +449,7 @@ impl Extension {
     }
 }
 
-/// Whether the context will do in the state that the QP goes to.
+/// Checks that the context is valid in the new state of the QP.
 fn check(device: &Device, qp: &Qp, to: State, context: &[u8]) -> Result<(), Status> {
     let attributes = Attributes::of(context);
     check_links(device, qp.transport, &attributes, &qp.send, &qp.receive)?;
@@ -486,7 +486,7 @@ fn to_error(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(),
     Ok(())
 }
 
-/// Work requests that were not done are forgotten, and both rings begin anew.
+/// Discards work requests that are not done, and resets both rings.
 fn to_reset(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
     let number = get!(input, qp_2rst_in, qpn);
     let qp = device

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The command queue: slots in guest memory, each with the first 16 bytes of a command's input and output
-//! and the address of mailboxes with the rest. The driver rings a doorbell; firmware writes the output, gives
-//! the slot back and tells by an event.
+//! The command queue: slots in guest memory, each with the first 16 bytes of a command's input and output and the
+//! address of mailboxes with the rest. The driver rings a doorbell. Firmware writes the output, returns the slot and
+//! raises an event.
 
 use std::mem::offset_of;
 
@@ -26,8 +26,7 @@ const INLINE: usize = 16;
 /// Most bytes of an input or output: a key for 4 GiB in pages of 4 KiB has 8 MiB of addresses.
 const LONGEST: usize = 16 << 20;
 
-/// What the driver and firmware share for each command; device.h of the kernel has it as
-/// `mlx5_cmd_layout`.
+/// Slot of a command, shared by driver and firmware. In the kernel's device.h it is `mlx5_cmd_layout`.
 #[repr(C)]
 struct Slot {
     kind: u8,
@@ -60,7 +59,7 @@ struct Mailbox {
 const MAILBOX_DATA: usize = 512;
 const MAILBOX: usize = size_of::<Mailbox>();
 
-/// Why a command is not even looked at: what the slot says then.
+/// Delivery status in the slot of a command that was not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Undelivered {
@@ -73,8 +72,8 @@ enum Undelivered {
     OutputLength = 0x8,
 }
 
-/// Carries out the commands of all slots whose bits are set, and tells of their end. The command that creates
-/// the first event queue for that ends without an event: the driver looks at the slot.
+/// Executes the commands of all slots whose bits are set, and raises an event for their completion. The command that
+/// creates the first event queue for these events ends without an event: the driver polls the slot.
 pub fn run(device: &mut Device, slots: u32) {
     let told = device
         .objects
@@ -112,7 +111,7 @@ fn run_slot(device: &mut Device, index: u32) -> Result<bool, Fault> {
     slot[offset_of!(Slot, status)] = status << 1;
     slot[offset_of!(Slot, signature)] = 0;
     slot[offset_of!(Slot, signature)] = !xor(&slot);
-    // Whoever polls sees the last byte change, and then all of the output.
+    // A driver that polls sees the last byte change, and then all of the output.
     device.dma.write(address, &slot[..SLOT - 1])?;
     device
         .dma
@@ -165,7 +164,7 @@ fn write_output(dma: &Dma, first: u64, token: u8, output: &[u8]) -> Result<(), U
     Ok(())
 }
 
-/// How many mailboxes a message of so many bytes has.
+/// Returns the number of mailboxes of a message of `length` bytes.
 fn blocks(length: usize) -> usize {
     length.saturating_sub(INLINE).div_ceil(MAILBOX_DATA)
 }
@@ -200,7 +199,7 @@ fn execute(device: &mut Device, input: &[u8], length: usize) -> Vec<u8> {
     output
 }
 
-/// Tells one refusal from another; a driver only shows it.
+/// Returns a syndrome that distinguishes refusals. A driver only displays it.
 fn syndrome(opcode: u16, status: Status) -> u64 {
     (u64::from(opcode) << 8) | status as u64
 }

@@ -26,7 +26,7 @@ const FOUR_LANES: u32 = 4;
 /// In PPCNT: the counters of InfiniBand.
 const INFINIBAND_COUNTERS: u32 = 0x20;
 
-/// What a driver calls the node.
+/// Node description, as set by the driver.
 #[derive(Clone, Debug)]
 pub struct Description(pub [u8; 64]);
 

@@ -29,7 +29,7 @@ pub(super) fn handler(opcode: u16) -> Option<Handler> {
     }
 }
 
-/// What the three formats say of a ring.
+/// Parameters of a ring, common to the three formats.
 struct Shape {
     log_size: u32,
     log_stride: u32,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The wires between devices. A perfect network delivers each packet at once and in order; a [`Plan`]
-//! says what else happens, and links can be cut.
+//! The wires between devices. A perfect network delivers each packet at once and in order. A [`Plan`] adds faults, and
+//! links can be cut.
 
 pub mod packet;
 pub mod plan;
@@ -17,7 +17,7 @@ use plan::{Invalid, Plan, Rule};
 /// A packet is overtaken by what is sent within this time.
 const OVERTAKEN: Duration = Duration::from_micros(20);
 
-/// How many buffers are kept for packets to come.
+/// Maximum number of buffers that are kept for later packets.
 const SPARE: usize = 1024;
 
 /// Packets on their way out of a device, the present time, and buffers for packets.
@@ -55,7 +55,7 @@ impl Outbox {
     }
 }
 
-/// What the network did to packets.
+/// Packet counters of the network.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Count {
     /// Packets delivered.
@@ -106,7 +106,7 @@ impl Network {
         self.cut.remove(&(one.min(other), one.max(other)));
     }
 
-    /// What it did so far.
+    /// Returns the packet counters so far.
     pub fn count(&self) -> Count {
         self.count
     }
@@ -166,7 +166,7 @@ impl Network {
     }
 }
 
-/// What will happen to a packet.
+/// Faults of one packet.
 struct Fate {
     dropped: bool,
     duplicated: bool,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What devices send each other: InfiniBand packets as values, since nobody looks at their bytes.
+//! InfiniBand packets between devices, as values, since no component reads their bytes.
 //!
 //! The names are those of the headers of the InfiniBand specification (LRH, GRH, BTH, RETH ...).
 
@@ -32,7 +32,7 @@ impl Psn {
         self.plus(Self::MASK)
     }
 
-    /// How many packets later than `earlier` this is: negative if it is the earlier one.
+    /// Returns the distance in packets from `earlier` to this one: negative if this is the earlier one.
     pub fn since(self, earlier: Psn) -> i32 {
         let distance = self.0.wrapping_sub(earlier.0) & Self::MASK;
         (distance << 8) as i32 >> 8
@@ -96,7 +96,7 @@ pub enum Service {
     Dc(Connection),
 }
 
-/// What a packet of a dynamic connection says of it.
+/// Description of a dynamic connection in its packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// Queue pair of the initiator.
@@ -122,11 +122,11 @@ pub struct Packet {
     pub destination: u32,
     /// Sequence number.
     pub psn: Psn,
-    /// Whether the sender wants an acknowledgement.
+    /// `true` if the sender requests an acknowledgement.
     pub acknowledge: bool,
-    /// Whether the receiver is to raise a solicited event.
+    /// `true` if the receiver must raise a solicited event.
     pub solicited: bool,
-    /// What it asks or answers.
+    /// Request or response.
     pub body: Body,
     /// Data, at most an MTU.
     pub payload: Vec<u8>,
@@ -137,22 +137,22 @@ pub struct Packet {
 pub enum Body {
     /// Part of a SEND.
     Send(Position, Tail),
-    /// Part of an RDMA WRITE; the first packet says where to.
+    /// Part of an RDMA WRITE. The first packet has the remote address.
     Write(Position, Option<Reth>, Tail),
-    /// Asks to read.
+    /// Request of a READ.
     ReadRequest(Reth),
-    /// Asks for an atomic operation.
+    /// Request of an atomic operation.
     Atomic(Atomic),
-    /// Part of the answer to a READ.
+    /// Part of the response to a READ.
     ReadResponse,
-    /// Answer to an atomic operation: what was there before.
+    /// Response to an atomic operation: the value before it.
     AtomicResponse(u64),
     /// Acknowledges all up to the packet's sequence number, or refuses that one.
     Acknowledge(Answer),
 }
 
 impl Body {
-    /// Whether it asks, and does not answer.
+    /// Returns `true` for a request, `false` for a response.
     pub fn is_request(&self) -> bool {
         use Body::{Atomic, ReadRequest, Send, Write};
         matches!(self, Send(..) | Write(..) | ReadRequest(_) | Atomic(_))
@@ -183,18 +183,18 @@ impl Position {
         }
     }
 
-    /// Whether a message begins here.
+    /// Returns `true` if a message begins here.
     pub fn begins(self) -> bool {
         matches!(self, Position::First | Position::Only)
     }
 
-    /// Whether a message ends here.
+    /// Returns `true` if a message ends here.
     pub fn ends(self) -> bool {
         matches!(self, Position::Last | Position::Only)
     }
 }
 
-/// What the last packet of a message adds (IMMDT, IETH); the others are to ignore it.
+/// Extension of the last packet of a message (IMMDT, IETH). It is ignored in the other packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tail {
     /// Nothing.
@@ -225,11 +225,11 @@ pub struct Atomic {
     pub key: u32,
     /// Bytes of the operand: 4 or 8.
     pub size: u8,
-    /// What to do.
+    /// The operation.
     pub operation: AtomicOperation,
 }
 
-/// What an atomic operation does.
+/// Atomic operation with its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOperation {
     /// Replaces the bits of `swap_mask` by those of `swap`, if the bits of `compare_mask` are those of
@@ -246,7 +246,7 @@ pub enum AtomicOperation {
     },
     /// Adds. A bit in `boundary` ends a field, out of which nothing is carried.
     FetchAdd {
-        /// What is added.
+        /// Addend.
         add: u64,
         /// Last bits of fields.
         boundary: u64,

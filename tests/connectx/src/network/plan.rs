@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use crate::network::packet::Packet;
 
-/// What the network does to packets.
+/// Faults of the network.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -26,7 +26,7 @@ pub struct Plan {
     pub rules: Vec<Rule>,
 }
 
-/// What happens to some of the packets. Each rate is from 0 to 1.
+/// Faults of some of the packets. Each rate is from 0 to 1.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rule {
@@ -36,13 +36,13 @@ pub struct Rule {
     pub to: Option<u16>,
     /// Only to packets to this queue pair or DCT.
     pub qp: Option<u32>,
-    /// How many are lost.
+    /// Rate of lost packets.
     pub drop: f64,
-    /// How many come twice.
+    /// Rate of packets that arrive twice.
     pub duplicate: f64,
-    /// How many are overtaken by those behind.
+    /// Rate of packets that later ones overtake.
     pub reorder: f64,
-    /// How many come late.
+    /// Packets that arrive late.
     pub delay: Delay,
 }
 
@@ -50,7 +50,7 @@ pub struct Rule {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Delay {
-    /// How many are delayed, from 0 to 1.
+    /// Rate of delayed packets, from 0 to 1.
     pub rate: f64,
     /// By how much.
     pub microseconds: u64,

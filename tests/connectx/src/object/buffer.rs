@@ -52,7 +52,7 @@ impl Buffer {
         (end <= (self.pages.len() as u64) << self.log_page).then_some(buffer)
     }
 
-    /// Whether there are parts.
+    /// Returns `true` if there are parts.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.pages) > 1
     }

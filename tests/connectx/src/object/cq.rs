@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Completion queues: rings of guest memory in which a device tells which work requests ended, and how.
+//! Completion queues: rings of guest memory to which a device writes the results of work requests.
 
 use tracing::{debug, trace};
 
@@ -17,8 +17,8 @@ const COUNTER: u32 = 0xff_ffff;
 /// In the word that arms a queue.
 const ONLY_SOLICITED: u32 = 1 << 24;
 
-/// What the arm word of a doorbell record is before the driver arms the queue. Programs write 0, which is
-/// also what they may ask for first, and have firmware write another; the kernel writes its own after that.
+/// Arm word of a doorbell record before the driver arms the queue. Programs write 0, which is also a valid first arm
+/// word, so firmware writes another value. The kernel writes its own value after that.
 const NOT_ARMED: u32 = u32::MAX;
 const NOT_ARMED_BY_KERNEL: u32 = 2 << 28;
 
@@ -39,43 +39,43 @@ pub struct Cq {
     pub log_size: u32,
     /// Bytes of an entry: 64 or 128.
     pub entry: u32,
-    /// The event queue that is told.
+    /// Event queue of its completion events.
     pub eqn: u32,
     /// Where the doorbell record is: consumer counter, arm word.
     pub doorbell: u64,
-    /// How many entries were written so far; 24 bits.
+    /// Number of entries written so far; 24 bits.
     pub producer: u32,
-    /// How many the driver has taken, as far as is known; 24 bits.
+    /// Number of entries that the driver has taken, as far as is known; 24 bits.
     pub consumer: u32,
     /// The producer's counter after the last entry that was solicited or an error.
     pub solicited: u32,
-    /// What the driver has asked to be told of.
+    /// Arm request of the driver for which no event was raised yet.
     pub armed: Option<Arm>,
-    /// The sequence number by which it asked for the last event.
+    /// Sequence number of the arm request for which the last event was raised.
     pub told: Option<u32>,
-    /// The arm word of the doorbell record, as it was last looked at.
+    /// The arm word of the doorbell record, as it was last read.
     pub arm_word: u32,
-    /// Whether the driver takes care itself that the queue is never full.
+    /// `true` if the driver itself ensures that the queue is never full.
     pub ignores_overrun: bool,
-    /// Whether the queue is in error, and takes no more.
+    /// `true` if the queue is in error, and accepts no further entries.
     pub failed: bool,
     /// The context as the driver gave it.
     pub context: Vec<u8>,
 }
 
-/// What a driver has asked to be told of.
+/// Request of an event by the driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Arm {
-    /// Of entries from this one on.
+    /// First entry that raises the event.
     pub consumer: u32,
-    /// Only of those that are solicited, or errors.
+    /// `true` if only solicited entries and errors raise it.
     pub solicited: bool,
-    /// How many events the driver has taken, of which there are two bits.
+    /// Number of events that the driver has taken; 2 bits.
     pub sequence: u32,
 }
 
 impl Arm {
-    /// What a driver asks for by a command.
+    /// Decodes an arm command.
     fn decode(command: u32) -> Arm {
         Arm {
             consumer: command & COUNTER,
@@ -85,7 +85,7 @@ impl Arm {
     }
 }
 
-/// What kind of completion.
+/// Kind of a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -108,7 +108,7 @@ pub enum Kind {
     ReceiveError = 14,
 }
 
-/// The syndrome of a completion that tells of an error.
+/// Syndrome of a completion with an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Syndrome {
@@ -133,9 +133,9 @@ pub enum Syndrome {
     RemoteAccess = 0x13,
     /// The responder could not carry it out.
     RemoteOperation = 0x14,
-    /// Nobody answered, as often as it was tried.
+    /// No response arrived, and no retry is left.
     TransportRetry = 0x15,
-    /// The responder was not ready, as often as it was tried.
+    /// The responder was not ready, and no retry is left.
     RnrRetry = 0x16,
     /// The responder aborted it.
     RemoteAborted = 0x22,
@@ -144,11 +144,11 @@ pub enum Syndrome {
 /// The end of a work request.
 #[derive(Clone, Debug, Default)]
 pub struct Completion {
-    /// What kind.
+    /// The kind.
     pub kind: Kind,
     /// The local QP or DCT.
     pub qpn: u32,
-    /// What the driver knows the QP by (`user_index`), for receives from an SRQ the SRQ; 24 bits.
+    /// User index (`user_index`) of the QP, or of the SRQ for receives from an SRQ; 24 bits.
     pub user_index: u32,
     /// The opcode of the work request, for those of a send queue.
     pub opcode: u8,
@@ -164,11 +164,11 @@ pub struct Completion {
     pub source_lid: u16,
     /// The service level, for datagrams.
     pub service_level: u8,
-    /// Whether the data begins with a GRH.
+    /// `true` if the data begins with a GRH.
     pub grh: bool,
     /// The lower 7 bits of the destination LID, for datagrams.
     pub path_bits: u8,
-    /// Whether the sender asked for an event.
+    /// `true` if the sender requested an event.
     pub solicited: bool,
     /// For errors: why.
     pub syndrome: Syndrome,
@@ -180,13 +180,13 @@ pub struct Completion {
 }
 
 impl Cq {
-    /// Writes to the doorbell record that nothing is asked for, so that it can be told from whatever will be.
+    /// Marks the queue as not armed in the doorbell record, so that any later arm word differs from the mark.
     pub fn mark(&mut self, dma: &Dma) -> Result<(), Fault> {
         self.arm_word = NOT_ARMED;
         dma.write_be32(self.arm_record(), NOT_ARMED)
     }
 
-    /// The command by which the driver has armed the queue since this was last asked, by the doorbell record.
+    /// Returns the command by which the driver has armed the queue since the last call, by the doorbell record.
     pub fn newly_armed(&mut self, dma: &Dma) -> Option<u32> {
         let word = dma.peek_be32(self.arm_record()).ok()?;
         let before = std::mem::replace(&mut self.arm_word, word);
@@ -204,8 +204,8 @@ impl Cq {
         u64::from(self.entry)
     }
 
-    /// Whether the driver has all entries still to take, by its doorbell record, which is read only when it
-    /// seems so.
+    /// Returns `true` if the queue is full, by the consumer counter in the doorbell record. The record is read only if
+    /// the queue seems full.
     fn is_full(&mut self, dma: &Dma) -> Result<bool, Fault> {
         let size = 1 << self.log_size;
         if self.outstanding() < size || self.ignores_overrun {
@@ -240,8 +240,8 @@ impl Cq {
         Ok(())
     }
 
-    /// Goes on in another buffer. The old one ends with an entry that says so; the driver moves what it has not
-    /// taken, by one entry, since that entry is counted too.
+    /// Continues in another buffer. The old buffer ends with a resize entry. The driver moves the entries that it has
+    /// not taken by one position, since the resize entry is counted too.
     pub fn resize(
         &mut self,
         dma: &Dma,
@@ -267,7 +267,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Whether the driver is to be told now, because it asked to be and there is what it asked for.
+    /// Returns `true` if an event is due: the queue is armed, and there is an entry for which it is armed.
     fn is_due(&mut self) -> bool {
         let Some(arm) = self.armed else {
             return false;
@@ -288,7 +288,7 @@ impl Cq {
 }
 
 impl Completion {
-    /// Whether it tells of an error.
+    /// Returns `true` for a completion with an error.
     pub fn is_error(&self) -> bool {
         matches!(self.kind, Kind::RequestError | Kind::ReceiveError)
     }
@@ -350,7 +350,7 @@ impl Completion {
     }
 }
 
-/// Writes a completion and tells who waits for it. A queue that is full is in error from then on.
+/// Writes a completion, and raises an event if one is due. A queue that is full is in error from then on.
 pub fn complete(device: &mut Device, cqn: u32, completion: &Completion) {
     let Some(cq) = device.objects.cqs.get_mut(cqn) else {
         return debug!(cqn, "a completion for no queue");
@@ -370,9 +370,9 @@ pub fn complete(device: &mut Device, cqn: u32, completion: &Completion) {
     tell(device, cqn);
 }
 
-/// The driver asks to be told of what comes after the entries that it has taken: its command has the
-/// counter of these in 24 bits, and whether only solicited ones matter. As long as it has not taken the last
-/// event it gets no other.
+/// Arms a queue: the driver requests an event for entries after those that it has taken. `command` has the counter of
+/// the latter in 24 bits, and a flag for solicited entries only. Until the driver has taken the last event, the queue
+/// raises no other.
 pub fn arm(device: &mut Device, cqn: u32, command: u32) {
     let Some(cq) = device.objects.cqs.get_mut(cqn) else {
         return;

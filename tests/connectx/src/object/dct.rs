@@ -5,7 +5,7 @@ use crate::engine::dc::Initiators;
 use crate::layout::{get, get64, size};
 use crate::object::qp::Rights;
 
-/// How far a target is from its end.
+/// Life cycle of a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
     /// It takes requests.
@@ -22,7 +22,7 @@ pub enum State {
 pub struct Dct {
     /// Its number.
     pub number: u32,
-    /// How far it is from its end.
+    /// Its state.
     pub state: State,
     /// Its protection domain.
     pub pd: u32,
@@ -32,21 +32,21 @@ pub struct Dct {
     pub srqn: u32,
     /// Where its completions go.
     pub cqn: u32,
-    /// What its completions name it by.
+    /// Its user index in completions.
     pub user_index: u32,
     /// The set of Q counters that count for it.
     pub counters: u32,
-    /// What initiators may do.
+    /// Access rights of initiators.
     pub rights: Rights,
-    /// How long one that was refused for want of a receive shall wait, as a code.
+    /// RNR timer code for initiators that find no receive.
     pub min_rnr_nak: u8,
     /// The greatest packet, in bytes.
     pub mtu: u32,
-    /// Whether a message of at most 32 or 64 bytes may go into its completion; 0 if not.
+    /// Maximum bytes of a message that goes into its completion: 32 or 64, or 0 for none.
     pub scatter_to_cqe: u8,
     /// Requests with a wrong key.
     pub violations: u32,
-    /// Who has connected.
+    /// Initiators that have connected.
     pub initiators: Initiators,
     /// The context as the driver gave it.
     pub context: [u8; size!(dctc)],

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Event queues: rings of guest memory in which a device tells of completions and events, each with an
-//! interrupt vector.
+//! Event queues: rings of guest memory to which a device writes completion events and asynchronous events, each with
+//! an interrupt vector.
 
 use tracing::{debug, warn};
 
@@ -19,9 +19,9 @@ const OWNER: usize = 63;
 /// Counters have 24 bits.
 const COUNTER: u32 = 0xff_ffff;
 
-/// Subtype of a page fault: one that tells of key and address.
+/// Subtype of a page fault with key and address.
 const FAULT_BY_MEMORY: u8 = 2;
-/// Of such a fault: the driver is to answer.
+/// Flag of such a fault: the driver must answer.
 const LAST_FAULT: u8 = 1 << 7;
 const PORT_DOWN: u8 = 1;
 const PORT_ACTIVE: u8 = 4;
@@ -37,19 +37,19 @@ pub struct Eq {
     pub vector: usize,
     /// Bit n is set if events of type n come here.
     pub mask: u64,
-    /// How many entries were written so far; 24 bits.
+    /// Number of entries written so far; 24 bits.
     pub producer: u32,
-    /// How many the driver has taken, as far as it said; 24 bits.
+    /// Number of entries that the driver has taken, by its last doorbell; 24 bits.
     pub consumer: u32,
-    /// Whether the next event interrupts the driver.
+    /// `true` if the next event interrupts the driver.
     pub armed: bool,
-    /// Whether the driver is not heard when it takes events and arms the queue.
+    /// `true` if no doorbell reaches the device when the driver takes events and arms the queue.
     pub unheard: bool,
     /// The context as the driver gave it.
     pub context: Vec<u8>,
 }
 
-/// What may happen to a QP.
+/// Event of a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum QpEvent {
@@ -59,7 +59,7 @@ pub enum QpEvent {
     CommunicationEstablished = 0x02,
     /// The send queue is drained.
     SqDrained = 0x03,
-    /// An error that no completion can tell of.
+    /// An error that no completion can report.
     Catastrophic = 0x05,
     /// The path could not be migrated.
     PathMigrationFailed = 0x07,
@@ -86,7 +86,7 @@ pub enum Event {
     CqError(u32, u8),
     /// The port came up or went down.
     Port {
-        /// Whether it is up.
+        /// `true` if the port is up.
         up: bool,
     },
     /// A DC target was drained.
@@ -103,7 +103,7 @@ pub enum Event {
         key: u32,
         /// The first absent byte, as an address of the key.
         address: u64,
-        /// How many bytes from there on are needed, of which more may be absent.
+        /// Number of bytes needed from there on; more of them may be absent.
         length: u32,
     },
 }
@@ -125,7 +125,7 @@ impl Event {
         }
     }
 
-    /// The entry that tells of it, but for its owner.
+    /// Returns the entry of the event, without its owner.
     fn entry(self) -> [u8; ENTRY] {
         let mut entry = [0; ENTRY];
         entry[1] = self.kind();
@@ -169,12 +169,12 @@ impl Event {
 }
 
 impl Eq {
-    /// Whether events of this kind come here.
+    /// Returns `true` if events of this kind are written to this queue.
     pub fn wants(&self, event: Event) -> bool {
         (self.mask >> event.kind()) & 1 != 0
     }
 
-    /// Writes an entry. Returns whether its driver is to be interrupted.
+    /// Writes an entry. Returns `true` if the driver must be interrupted.
     fn push(&mut self, dma: &Dma, mut entry: [u8; ENTRY]) -> Result<bool, Fault> {
         let size = 1 << self.log_size;
         let waiting = self.producer.wrapping_sub(self.consumer) & COUNTER;
@@ -192,7 +192,7 @@ impl Eq {
     }
 }
 
-/// Tells of an event all queues that want it.
+/// Writes an event to all queues that subscribe to it.
 pub fn event(device: &mut Device, event: Event) {
     debug!(device = device.id.0, ?event);
     let wanting = device.objects.eqs.iter().filter(|(_, eq)| eq.wants(event));
@@ -202,7 +202,7 @@ pub fn event(device: &mut Device, event: Event) {
     }
 }
 
-/// Tells a completion queue's event queue that the driver should look.
+/// Writes a completion event of the completion queue `cqn` to the event queue `eqn`.
 pub fn complete(device: &mut Device, eqn: u32, cqn: u32) {
     push(device, eqn, Event::Completion(cqn));
 }

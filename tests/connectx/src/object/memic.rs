@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 /// Where in BAR 0 it begins.
 pub const BAR_OFFSET: u64 = 24 << 20;
-/// How many bytes it has.
+/// Size in bytes.
 pub const SIZE: u64 = 128 << 10;
 /// The least that can be allocated, in powers of two.
 pub const LOG_MIN_ALLOCATION: u32 = 6;
@@ -16,7 +16,7 @@ pub const LOG_MAX_ALIGNMENT: u32 = 12;
 /// Memory of the device.
 pub struct Memic {
     bytes: Box<[Cell<u8>]>,
-    /// What is allocated: start and size.
+    /// Allocations: start and size.
     allocations: BTreeMap<u64, u64>,
 }
 
@@ -86,7 +86,7 @@ impl Memic {
         Some(())
     }
 
-    /// Whether all of the range is allocated at once: what a key may name.
+    /// Returns `true` if the range is within one allocation. A key may name only such a range.
     pub fn is_allocated(&self, start: u64, size: u64) -> bool {
         let Some(end) = start.checked_add(size) else {
             return false;

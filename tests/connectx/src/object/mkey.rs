@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Memory keys: what they name, who may use them, and the way from an address to the bytes.
+//! Memory keys: their memory, their rights, and the translation of addresses.
 //!
 //! A key is its context (`mkc`) and its translation table, both in the driver's own format. So a UMR work
 //! request replaces parts of either, QUERY_MKEY gives them back, and nothing is kept twice. A table holds
@@ -25,16 +25,17 @@ pub const KLM: usize = 16;
 /// Bytes in which the driver counts the size of a table.
 pub const OCTOWORD: usize = 16;
 
-/// In an entry for a page: it may be read, and written. Without, it is absent for who wants to.
+/// Bits of a page's entry: the page may be read, and written. Without its bit, an access finds the page absent.
 pub const PRESENT: u64 = READABLE | WRITABLE;
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 2;
-/// In the first entry of a table of ranges: it says how often the rest repeats, with strides.
+/// Key in the first entry of a table of repeated ranges. The entry has the number of repetitions; the ranges have
+/// strides.
 const REPEATED: u32 = 0x400;
-/// How many keys may be behind one another.
+/// Maximum number of keys in a chain of references.
 const DEPTH: u32 = 4;
 
-/// What a key is used for.
+/// Use of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// By the queue pair's own owner, to send.
@@ -58,13 +59,13 @@ impl Access {
         }
     }
 
-    /// Whether it is for a peer.
+    /// Returns `true` if the access is a peer's.
     fn is_remote(self) -> bool {
         self != self.behind_another()
     }
 
-    /// What a key must allow for another that refers to it. The other one's rights are what a peer has: a
-    /// memory window may let a peer write to a region that its owner alone may write to.
+    /// Returns the access that a key must allow if another key refers to it. Only the referring key restricts the
+    /// peer: a memory window may let a peer write to a region that only its owner may write to.
     fn behind_another(self) -> Access {
         match self {
             Access::LocalRead | Access::RemoteRead => Access::LocalRead,
@@ -73,14 +74,14 @@ impl Access {
     }
 }
 
-/// Who uses a key, and what for.
+/// User of a key, and the use.
 #[derive(Clone, Copy, Debug)]
 pub struct User {
     /// The protection domain of the queue pair, shared receive queue or DC target.
     pub pd: u32,
     /// The queue pair, for keys that are bound to one.
     pub qp: u32,
-    /// What for.
+    /// The use.
     pub access: Access,
 }
 
@@ -100,7 +101,7 @@ pub enum Place {
 pub struct Piece {
     /// Where the first one is.
     pub place: Place,
-    /// How many.
+    /// Number of bytes.
     pub length: u64,
 }
 
@@ -127,18 +128,18 @@ pub enum Fault {
     Bus,
 }
 
-/// What was to be used and is absent.
+/// Absent memory of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Absent {
     /// All of the number of the key with the absent page: perhaps one behind that which was named.
     pub key: u32,
     /// The first absent byte, as an address of that key.
     pub address: u64,
-    /// How many bytes from there on were to be used.
+    /// Number of bytes of the access from there on.
     pub length: u64,
 }
 
-/// How a key finds its memory: the access mode of its context.
+/// Type of a key's memory: the access mode of its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Addresses are bus addresses.
@@ -185,12 +186,12 @@ impl Mode {
 pub struct Mkey {
     /// The context.
     pub context: [u8; size!(mkc)],
-    /// How it finds its memory; it never changes.
+    /// Type of its memory; it never changes.
     pub mode: Mode,
     /// The translation table.
     table: Vec<u8>,
-    /// In a table of ranges, where the first of them end, as far as anybody has asked: bytes from the key's
-    /// start, or from that of each turn.
+    /// In a table of ranges, the ends of the first ones, as far as they were needed so far. They are in bytes from the
+    /// key's start, or from the start of each repetition.
     ends: RefCell<Vec<u64>>,
 }
 
@@ -242,7 +243,7 @@ impl Mkey {
         get!(self.context, mkc, pd)
     }
 
-    /// Whether the key is bound to no other queue pair than this one.
+    /// Returns `true` if the key is bound to no other queue pair than this one.
     pub fn is_for(&self, qp: u32) -> bool {
         const ANY: u32 = 0xff_ffff;
         [ANY, qp].contains(&get!(self.context, mkc, qpn))
@@ -315,7 +316,7 @@ impl Mkey {
             .ok_or(Fault::Range)
     }
 
-    /// Whether the ranges take turns.
+    /// Returns `true` if the ranges repeat.
     fn is_repeated(&self) -> bool {
         let head = self.table.get(..KLM).map(Klm::decode);
         head.is_some_and(|head| head.key == REPEATED)
@@ -326,7 +327,7 @@ impl Mkey {
         usize::from(self.is_repeated())
     }
 
-    /// How many bytes a range has, by its number.
+    /// Returns the number of bytes of a range, by its number.
     fn range_length(&self, number: usize) -> Result<u64, Fault> {
         let entry = |index: usize| Ok(Klm::decode(self.entry(index as u64)?));
         if !self.is_repeated() {
@@ -373,8 +374,8 @@ pub fn invalidate(keys: &mut Table<Mkey>, key: u32, pd: u32, qp: u32) -> Result<
     Ok(())
 }
 
-/// Whether a message of `length` bytes at `address` of `key` may begin. What is behind the key is looked at
-/// when its turn comes.
+/// Checks that a message of `length` bytes at `address` of `key` may begin. Keys behind this one are checked when the
+/// message reaches them.
 pub fn check(
     keys: &Table<Mkey>,
     key: u32,
@@ -419,8 +420,8 @@ impl Klm {
     }
 }
 
-/// The pieces of `length` bytes at `address` of `key`, in order. `looked_up` is told of each entry that is
-/// read: the index of the key, and that of the entry. Nothing at all may be done with no bytes.
+/// Returns the pieces of `length` bytes at `address` of `key`, in order. `looked_up` is called for each entry that is
+/// read, with the index of the key and that of the entry. If `length` is 0, the key is not checked.
 pub fn translate(
     keys: &Table<Mkey>,
     key: u32,
@@ -557,8 +558,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Ranges that are taken in turn, each further on by its stride in each turn. The first entry says how
-    /// many they are, how long together, and how many turns there are.
+    /// Walks ranges that repeat. Each range advances by its stride in each repetition. The first entry has the number
+    /// of ranges, their total length, and the number of repetitions.
     fn repeated(
         &mut self,
         index: u32,
@@ -579,7 +580,7 @@ impl Walk<'_> {
             let (turn, within) = (at / per_turn, at % per_turn);
             let (number, skip, room) = key.range(within)?;
             let here = room.min(per_turn - within).min(left);
-            // After the entry that says how often.
+            // The ranges follow the entry with the number of repetitions.
             let number = number as u64 + 1;
             (self.looked_up)(index, number);
             let entry = Klm::decode(key.entry(number)?);

@@ -61,21 +61,21 @@ impl Default for Objects {
     }
 }
 
-/// How many event queues there can be, in powers of two.
+/// Log2 of the maximum number of event queues.
 pub const LOG_EQS: u32 = 6;
-/// How many completion queues there can be, in powers of two.
+/// Log2 of the maximum number of completion queues.
 pub const LOG_CQS: u32 = 16;
-/// How many queue pairs there can be, and how many DC targets, in powers of two.
+/// Log2 of the maximum number of queue pairs, and of DC targets.
 pub const LOG_QPS: u32 = 17;
-/// How many SRQs and RMPs there can be, in powers of two.
+/// Log2 of the maximum number of SRQs and RMPs.
 pub const LOG_SRQS: u32 = 16;
-/// How many pieces of user memory there can be, in powers of two.
+/// Log2 of the maximum number of pieces of user memory.
 pub const LOG_UMEMS: u32 = 12;
-/// How many memory keys there can be, in powers of two.
+/// Log2 of the maximum number of memory keys.
 pub const LOG_MKEYS: u32 = 20;
-/// How many reads and atomic operations may be under way on a connection, either way, in powers of two.
+/// Log2 of the maximum number of READs and atomic operations in flight on a connection, in each direction.
 pub const LOG_MAX_READS: u32 = 6;
-/// How many streams a DC initiator carries out at once, and how many may fail, in powers of two.
+/// Log2 of the maximum number of streams that a DC initiator carries out at once, and of streams that may fail.
 pub const LOG_MAX_STREAMS: u32 = 6;
 /// Queue pairs 0 and 1 are special; hardware keeps some more for itself.
 pub const FIRST_QP: u32 = 0x40;

@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How many groups there can be, in powers of two.
+/// Log2 of the maximum number of groups.
 pub const LOG_GROUPS: u32 = 8;
-/// How many members a group can have.
+/// Maximum number of members of a group.
 pub const MEMBERS: usize = 64;
 
 /// The groups, and their members.

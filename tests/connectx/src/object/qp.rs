@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Queue pairs: their context, what it says, and their rings.
+//! Queue pairs: their context, its attributes, and their rings.
 
 use crate::engine::{requester, responder};
 use crate::layout::{get, size};
@@ -30,7 +30,7 @@ pub enum State {
 }
 
 impl State {
-    /// Whether requests of peers are taken.
+    /// Returns `true` if requests of peers are accepted.
     pub fn responds(self) -> bool {
         matches!(
             self,
@@ -77,7 +77,7 @@ impl Transport {
     }
 }
 
-/// What peers may do.
+/// Access rights of peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rights {
     /// RDMA READ.
@@ -97,7 +97,7 @@ pub struct Path {
     pub source_path_bits: u8,
     /// The service level.
     pub service_level: u8,
-    /// Whether packets have a global route header.
+    /// `true` if packets have a global route header.
     pub grh: bool,
     /// The own GID's index.
     pub gid_index: u8,
@@ -113,7 +113,7 @@ pub struct Path {
     pub pkey_index: u16,
 }
 
-/// What a context says, decoded.
+/// Decoded attributes of a context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
     /// The protection domain.
@@ -122,7 +122,7 @@ pub struct Attributes {
     pub send_cq: u32,
     /// Where completions of the receive queue go.
     pub receive_cq: u32,
-    /// What the driver knows the QP by.
+    /// The driver's identifier of the QP.
     pub user_index: u32,
     /// For XRC: the domain.
     pub xrcd: u32,
@@ -140,17 +140,17 @@ pub struct Attributes {
     pub receive_psn: u32,
     /// The time until a request is repeated, as a code: 4.096 µs times 2 to its power, 0 for never.
     pub ack_timeout: u8,
-    /// How often it is repeated.
+    /// Number of retries after a timeout.
     pub retry_count: u8,
-    /// How often it is repeated when the peer has no receive; 7 for ever.
+    /// Number of retries after an RNR NAK; 7 is unlimited.
     pub rnr_retry: u8,
-    /// How long a peer shall wait whose message finds no receive, as a code.
+    /// RNR timer code for a peer whose message finds no receive.
     pub min_rnr_nak: u8,
-    /// How many reads and atomics may be under way.
+    /// Maximum number of READs and atomic operations in flight.
     pub max_reads: u32,
-    /// How many of the peer may.
+    /// Maximum number of READs and atomic operations of the peer in flight.
     pub max_peer_reads: u32,
-    /// What the peer may do.
+    /// Access rights of the peer.
     pub rights: Rights,
     /// The set of Q counters that count for it.
     pub counters: u32,
@@ -169,7 +169,7 @@ pub struct Attributes {
 /// Streams of work requests, which do not wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Streams {
-    /// How many are carried out at once.
+    /// Number of streams that are carried out at once.
     pub channels: usize,
     /// The queue pair fails when so many have failed.
     pub errors: usize,
@@ -186,7 +186,7 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// Whether there are any: else what work requests say of theirs means nothing.
+    /// Returns `true` if there are streams. Otherwise the stream numbers of work requests have no effect.
     pub fn any(self) -> bool {
         self != Streams::default()
     }
@@ -203,7 +203,7 @@ impl Streams {
 }
 
 impl Attributes {
-    /// What the context says.
+    /// Decodes a context.
     pub fn of(context: &[u8]) -> Attributes {
         Attributes {
             pd: get!(context, qpc, pd),
@@ -303,7 +303,7 @@ impl SendRing {
         }
     }
 
-    /// How many blocks it has.
+    /// Returns the number of blocks.
     pub fn blocks(&self) -> u32 {
         1 << self.log_size
     }
@@ -334,15 +334,15 @@ pub struct Qp {
     pub state: State,
     /// Its transport service.
     pub transport: Transport,
-    /// What its context says.
+    /// Attributes of its context.
     pub attributes: Attributes,
     /// Its send queue, if it has one.
     pub send: Option<SendRing>,
     /// Where its receive work requests come from.
     pub receive: Receive,
-    /// What it sends.
+    /// State of its requester.
     pub requester: requester::State,
-    /// What its peer sends.
+    /// State of its responder.
     pub responder: responder::State,
     /// The context as the driver gave and changed it, but for what the fields above have.
     pub context: [u8; size!(qpc)],

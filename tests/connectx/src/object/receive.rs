@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Receive queues: a QP's own, and those that are shared (SRQs, XRC SRQs and RMPs).
 //!
-//! A QP's own is a plain ring. In a shared one, each work request says which comes after it, since they
-//! are given back in any order. The driver counts what it posts in a doorbell record, and tells nobody.
+//! A QP's own is a plain ring. In a shared one, each work request names the next one, since they are returned in any
+//! order. The driver counts posted receives in a doorbell record, and rings no doorbell.
 
 use crate::device::Device;
 use crate::memory::{Dma, Fault};
@@ -21,7 +21,7 @@ pub struct Wqe {
     pub segments: Vec<Segment>,
 }
 
-/// How a ring is laid out.
+/// Layout of a ring.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
     /// Where in the buffer the ring begins.
@@ -30,9 +30,9 @@ pub struct Layout {
     pub log_size: u32,
     /// Log2 of the bytes of one.
     pub log_stride: u32,
-    /// Whether work requests are linked.
+    /// `true` if work requests are linked.
     pub linked: bool,
-    /// Whether each begins with a signature.
+    /// `true` if each begins with a signature.
     pub signed: bool,
     /// Where the doorbell record is.
     pub record: u64,
@@ -59,13 +59,13 @@ impl Ring {
         }
     }
 
-    /// Begins anew, with the doorbell record at 0.
+    /// Resets the ring; the doorbell record is then at 0.
     pub fn reset(&mut self) {
         self.next = 0;
         self.taken = 0;
     }
 
-    /// How many work requests wait.
+    /// Returns the number of work requests that wait.
     pub fn waiting(&self, dma: &Dma) -> Result<u16, Fault> {
         Ok((dma.read_be32(self.layout.record)? as u16).wrapping_sub(self.taken))
     }
@@ -135,7 +135,7 @@ pub struct Srq {
     pub user_index: u32,
     /// An event is due when fewer work requests than this wait; 0 when none is wanted.
     pub limit: u16,
-    /// Whether it has failed.
+    /// `true` if the queue has failed.
     pub failed: bool,
     /// Receives that were taken and given back, for messages that did not come to an end.
     pub returned: Vec<Wqe>,
@@ -153,8 +153,8 @@ pub fn take(device: &mut Device, receive: &mut Receive) -> Result<Option<Wqe>, F
     }
 }
 
-/// Takes a receive work request from a shared queue, and tells the driver if that was one too many. A
-/// queue that cannot be read has failed.
+/// Takes a receive work request from a shared queue, and raises an event if fewer than the limit are left. A queue
+/// that cannot be read has failed.
 pub fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<Wqe>, Fault> {
     let Some(srq) = device.objects.srqs.get_mut(srqn).filter(|srq| !srq.failed) else {
         return Ok(None);
@@ -172,14 +172,14 @@ pub fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<Wqe>, Fault>
     taken
 }
 
-/// Gives a receive back that was taken from a shared queue: who takes the next one gets it.
+/// Returns a receive that was taken to its shared queue. It is the next one to be taken.
 pub fn give_back(device: &mut Device, srqn: u32, wqe: Wqe) {
     if let Some(srq) = device.objects.srqs.get_mut(srqn) {
         srq.returned.push(wqe);
     }
 }
 
-/// Tells the driver if fewer work requests wait than it wants, once.
+/// Raises an event, once, if fewer work requests wait than the limit.
 pub fn check_limit(device: &mut Device, srqn: u32) -> Result<(), Fault> {
     let Some(srq) = device
         .objects

@@ -14,7 +14,7 @@ pub struct Segment {
     pub key: u32,
     /// The first byte.
     pub address: u64,
-    /// How many.
+    /// Number of bytes.
     pub length: u32,
 }
 
@@ -27,7 +27,7 @@ impl Segment {
         let word = |at: usize| {
             u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
-        // A length of 0 stands for 2 GiB: who means nothing leaves the segment out.
+        // A length of 0 means 2 GiB: a driver omits an empty segment.
         let length = match word(0) {
             0 => 1 << 31,
             length => length,
@@ -40,7 +40,7 @@ impl Segment {
     }
 }
 
-/// How many bytes the segments hold.
+/// Returns the number of bytes of the segments.
 pub fn capacity(segments: &[Segment]) -> u64 {
     segments
         .iter()
@@ -97,7 +97,8 @@ impl Reach<'_> {
         Ok(())
     }
 
-    /// Whether `length` bytes at `address` of `key` may be used: what a responder asks before it begins.
+    /// Checks that `length` bytes at `address` of `key` may be used. A responder calls this before it executes a
+    /// request.
     pub fn check(&self, key: u32, user: User, address: u64, length: u64) -> Result<(), Fault> {
         mkey::check(self.keys, key, user, address, length)
     }

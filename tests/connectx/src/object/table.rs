@@ -86,12 +86,12 @@ impl<T> Table<T> {
         numbered.filter_map(|(number, slot)| Some((number, slot.as_deref_mut()?)))
     }
 
-    /// How many objects there are.
+    /// Returns the number of objects.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Whether there is none.
+    /// Returns `true` if there is no object.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

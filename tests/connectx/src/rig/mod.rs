@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A driver in this process, for tests: machines that are nothing but memory, commands by the command queue,
-//! rings in memory, doorbells, and time that passes when a test says so.
+//! A driver in this process, for tests: machines that are nothing but memory, commands by the command queue, rings in
+//! memory, doorbells, and time that passes only when a test advances it.
 //!
 //! Addresses of memory are those that its keys translate to, so a test needs one kind of address only.
 
@@ -33,7 +33,7 @@ const MEMORY: u64 = 64 << 20;
 /// Where it begins: the first page is not there, so that null is no address.
 const START: u64 = 4096;
 const PAGE: u64 = 4096;
-/// The byte of a slot of the command queue that says whose it is, and what became of the command.
+/// Byte of a slot of the command queue with the owner and the delivery status.
 const STATUS: usize = 63;
 /// Where mailboxes for the input and the output of a command are.
 const MAILBOXES: [u64; 2] = [MEMORY - (2 << 20), MEMORY - (1 << 20)];
@@ -47,7 +47,7 @@ pub(crate) struct Rig {
     history: Vec<Vec<u8>>,
 }
 
-/// What the driver of a machine remembers.
+/// State of a machine's driver.
 struct Node {
     /// The first address that is not used.
     free: u64,
@@ -57,7 +57,7 @@ struct Node {
     eqn: u32,
     eq: u64,
     events: u32,
-    /// How many events there were of each completion queue: its arm words have it.
+    /// Number of events of each completion queue, for its arm words.
     told: BTreeMap<u32, u32>,
 }
 
@@ -65,12 +65,12 @@ struct Node {
 pub(crate) type Status = u8;
 
 impl Rig {
-    /// So many machines, whose devices are initialised.
+    /// Returns a rig of `count` machines, whose devices are initialised.
     pub(crate) fn new(count: usize) -> Self {
         Rig::on(Fabric::new(count))
     }
 
-    /// So many machines, who could map their doorbells and do not ring otherwise.
+    /// Returns a rig of `count` machines with mapped doorbells, which do not trap.
     pub(crate) fn mapped(count: usize) -> Self {
         let mut fabric = Fabric::new(count);
         fabric.map_doorbells().unwrap();
@@ -132,7 +132,7 @@ impl Rig {
         self.device(node).port.lid
     }
 
-    /// Pages that nobody uses.
+    /// Returns pages that are not in use.
     pub(crate) fn allocate(&mut self, node: usize, bytes: u64) -> u64 {
         let address = self.nodes[node].free;
         self.nodes[node].free += bytes.next_multiple_of(PAGE);
@@ -143,7 +143,7 @@ impl Rig {
         address
     }
 
-    /// Where the memory that nobody uses begins.
+    /// Returns the start of the memory that is not in use.
     fn allocated(&self, node: usize) -> u64 {
         self.nodes[node].free
     }

@@ -62,7 +62,7 @@ pub(crate) struct Dct {
     pub(crate) number: u32,
 }
 
-/// What a key to memory is to be like.
+/// Attributes of a memory key to create.
 #[derive(Clone, Copy, Debug)]
 struct Key {
     address: u64,
@@ -73,7 +73,7 @@ struct Key {
     rights: u32,
 }
 
-/// What a queue pair is to be like.
+/// Attributes of a queue pair to create.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spec {
     pub(crate) transport: Transport,
@@ -103,7 +103,7 @@ impl Spec {
     }
 }
 
-/// How queue pairs are connected.
+/// Options of a connection between queue pairs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     /// As a code: 1 is 256 bytes, 5 is 4096.
@@ -260,7 +260,7 @@ impl Rig {
         })
     }
 
-    /// What a set of Q counters says; it begins anew if it is cleared.
+    /// Returns the contents of a set of Q counters, and resets the set if `clear`.
     pub(crate) fn query_counters(&mut self, node: usize, set: u32, clear: bool) -> Vec<u8> {
         let mut input = vec![0; size!(query_q_counter_in)];
         set!(

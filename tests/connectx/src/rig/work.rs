@@ -18,7 +18,7 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// A work request that is told when it is done.
+    /// Returns a signalled work request.
     pub(crate) fn new(opcode: u32) -> Self {
         Work {
             opcode,
@@ -208,7 +208,7 @@ impl Cqe {
         }
     }
 
-    /// Whether it is the success of a work request of a send queue.
+    /// Returns `true` for the success of a work request of a send queue.
     pub(crate) fn is_done(&self) -> bool {
         self.kind == MLX5_CQE_REQ
     }

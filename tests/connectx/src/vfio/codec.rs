@@ -6,13 +6,13 @@ use rustix::io::Errno;
 /// Bytes before the body of each message.
 pub const HEADER: usize = 16;
 
-/// Most bytes of a body: of a region that is read or written at once, with what says where.
+/// Maximum bytes of a body: the largest access to a region, with its offset and region.
 pub const MAX_BODY: usize = MAX_TRANSFER + 64;
 
-/// Most bytes of a region that are read or written at once.
+/// Maximum bytes of one access to a region.
 pub const MAX_TRANSFER: usize = 1 << 16;
 
-/// Most file descriptors with one message; QEMU allows no more than 16.
+/// Maximum number of file descriptors of one message; QEMU allows at most 16.
 pub const MAX_FDS: usize = 16;
 
 const TYPE: u32 = 0xf;
@@ -30,7 +30,7 @@ pub(crate) fn message(command: u16, body: &[u8]) -> Vec<u8> {
     message
 }
 
-/// What each message begins with.
+/// Header of each message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Chosen by the client, comes back in the reply.
@@ -39,7 +39,7 @@ pub struct Header {
     pub command: u16,
     /// Bytes of the message, this header included.
     pub size: u32,
-    /// Whether it is a reply, and wants one.
+    /// Type of the message (command or reply), and whether the sender wants a reply.
     pub flags: u32,
 }
 
@@ -94,7 +94,7 @@ pub enum Request<'a> {
     },
     /// Lets the device use memory.
     DmaMap {
-        /// Whether the device may read (bit 0) and write (bit 1).
+        /// Access of the device: read (bit 0) and write (bit 1).
         flags: u32,
         /// Where in the file that comes along.
         offset: u64,
@@ -126,15 +126,15 @@ pub enum Request<'a> {
         /// Which kind.
         index: u32,
     },
-    /// Says what interrupts are to do.
+    /// Configures interrupts.
     SetIrqs {
-        /// What is given and what it is for.
+        /// Type of the data, and action.
         flags: u32,
         /// Which kind.
         index: u32,
         /// The first.
         start: u32,
-        /// How many.
+        /// Number of interrupts.
         count: u32,
     },
     /// Reads of a region.
@@ -152,7 +152,7 @@ pub enum Request<'a> {
         offset: u64,
         /// Which region.
         region: u32,
-        /// What.
+        /// Data to write.
         data: &'a [u8],
     },
     /// Resets the device.

@@ -36,7 +36,7 @@ const WRITABLE: u32 = 2;
 const MAPPABLE: u32 = 4;
 const HAS_CAPABILITIES: u32 = 8;
 
-/// Bytes of what is told of a region, before its capabilities.
+/// Bytes of the description of a region, before its capabilities.
 const REGION_INFO: u32 = 32;
 
 /// The capability of a region parts of which can be mapped, and its version.
@@ -262,7 +262,8 @@ fn device_info() -> Vec<u8> {
     body.u32(REGIONS).u32(IRQS).finish()
 }
 
-/// The first word is how much there is to be told; a client that has not so much room asks again.
+/// Returns the description of a region. The first word is its full length: a client with less room repeats the
+/// request.
 fn region_info(room: u32, index: u32, mappable: bool) -> Result<Vec<u8>, Errno> {
     let size = region_size(index)?;
     let mut flags = if size > 0 { READABLE | WRITABLE } else { 0 };
@@ -537,7 +538,7 @@ mod tests {
                 .len(),
             bar::SIZE
         );
-        // Whoever has no room is told how much it takes.
+        // A client with too little room receives the length that it needs.
         machine.socket.write_all(&ask(32)).unwrap();
         machine.serve().unwrap();
         let (reply, _) = machine.receive();

@@ -28,7 +28,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Waits for machines at `path`, where a socket that nobody serves may be in the way.
+    /// Listens for machines at `path`. A stale socket there is removed.
     pub fn new(id: DeviceId, path: &Path) -> io::Result<Self> {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -43,7 +43,7 @@ impl Endpoint {
         })
     }
 
-    /// What to wait for: the machine's next message, or the next machine.
+    /// Returns the file descriptor to poll: for the machine's next message, or for the next machine.
     pub fn interest(&self) -> BorrowedFd<'_> {
         match &self.connection {
             Some(connection) => connection.socket(),

@@ -138,7 +138,7 @@ fn check(keys: &Table<Mkey>, model: &Model, offset: usize, length: usize) {
     }
 }
 
-/// Ranges, and what says that they take turns.
+/// A range, or the entry before repeated ranges.
 fn some_range() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         4 => (0u32..50).prop_map(|length| klm(length, 7, 0)),

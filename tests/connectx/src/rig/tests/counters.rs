@@ -5,7 +5,7 @@ use super::*;
 use crate::layout::get;
 use crate::layout::ifc::*;
 
-/// How many messages found no receive, by a set of counters; which begins anew if it is cleared.
+/// Returns the number of messages that found no receive, by a set of counters. Resets the set if `clear`.
 fn out_of_buffer(rig: &mut Rig, set: u32, clear: bool) -> u32 {
     let output = rig.query_counters(1, set, clear);
     get!(output, query_q_counter_out, out_of_buffer)

@@ -155,7 +155,7 @@ fn a_group_gets_what_is_sent_to_it() {
         let work = pair.local(Work::send(), 10);
         let work = work.address(QKEY, 0xff_ffff, 0xc001, Some(GROUP));
         assert!(pair.perform(&work).is_done());
-        // The sender does not hear itself.
+        // The sender does not receive its own datagram.
         assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
         assert_eq!(pair.rig.poll(&mut pair.cqs[1]).is_some(), member);
         let left = pair.attach(MLX5_CMD_OP_DETACH_FROM_MCG, 1, peer.number);

@@ -243,7 +243,7 @@ fn what_is_left_of_a_connection_does_not_reach_the_next() {
         star.rig.post(&mut star.dci, &work);
     }
     star.rig.run();
-    // The initiator begins anew, with the same sequence numbers, while these are on their way.
+    // The initiator is reset, to the same sequence numbers, while these packets are in flight.
     star.rig.fabric.network.follow(Plan::default()).unwrap();
     star.rig.reset(&mut star.dci);
     star.rig
@@ -328,7 +328,7 @@ fn a_target_is_drained_when_it_has_finished_what_it_began() {
 }
 
 impl Star {
-    /// Makes the initiator anew, in the state in which it sends.
+    /// Resets the initiator, and moves it to the state in which it sends.
     fn renew_initiator(&mut self) {
         self.rig.reset(&mut self.dci);
         let dci = self.dci;

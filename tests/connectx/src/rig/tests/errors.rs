@@ -35,7 +35,7 @@ impl Pair {
         assert_eq!(self.rig.poll(&mut self.cqs[0]), None);
     }
 
-    /// The same for a request that the peer refuses: it fails as well, and tells its driver.
+    /// Like `fail`, for a request that the peer rejects: its queue pair fails as well, and raises an event.
     #[track_caller]
     fn be_refused(&mut self, work: &Work, syndrome: Syndrome, event: u8) {
         self.fail(work, syndrome);
@@ -238,7 +238,7 @@ fn what_makes_no_sense_fails_when_its_turn_comes() {
     pair.fail(&short, Syndrome::LocalQpOperation);
     let mut pair = Pair::reliable();
     pair.fail(&inline_read(&pair), Syndrome::LocalQpOperation);
-    // One that is not at the place where it says it is.
+    // A work request whose index differs from its position in the ring.
     let mut pair = Pair::reliable();
     let good = pair.local(Work::write(&pair.mrs[1], 0), 8);
     pair.rig.post_quietly(&mut pair.qps[0], &good);

@@ -14,19 +14,19 @@ use crate::rig::{Cqe, Dct, Srq, Work};
 /// A region has room for so many operations of so many bytes.
 const SLOTS: u64 = 16;
 const SLOT: u64 = 8 << 10;
-/// What a machine's memory is divided into, each with a part for each operation.
+/// Areas of a machine's memory, each with a slot for each operation.
 const SOURCE: u64 = 0;
 const WRITTEN: u64 = SLOTS * SLOT;
 const RECEIVED: u64 = 2 * WRITTEN;
 const READ: u64 = 3 * WRITTEN;
 const COUNTERS: u64 = 4 * WRITTEN;
 const TOTAL: u64 = 5 * WRITTEN;
-/// How many counters there are for atomic operations.
+/// Number of counters for atomic operations.
 const COUNTED: u64 = 4;
 
 const KEY: u64 = 0x1234_5678_9abc_def0;
 
-/// What one machine asks of the other.
+/// Operation of one machine on the other.
 #[derive(Clone, Debug)]
 enum Operation {
     Send(u32, bool),
@@ -50,7 +50,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// How much of the operations each machine asks for at once, and which are not told.
+/// Operations that a machine posts at once, and `true` for those that are signalled.
 fn operations() -> impl Strategy<Value = Vec<(Operation, bool)>> {
     prop::collection::vec((operation(), prop::bool::weighted(0.8)), 1..SLOTS as usize)
 }
@@ -69,7 +69,7 @@ fn rule() -> impl Strategy<Value = Rule> {
     })
 }
 
-/// How the two machines are connected.
+/// Transport between the two machines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Service {
     Reliable,

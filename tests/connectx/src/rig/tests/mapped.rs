@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Doorbells that machines map: nobody hears them, so all is learnt from doorbell records.
+//! Mapped doorbells: no write traps, so the device reads doorbell records only.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::layout::ifc::*;
 
 const COMPLETION: u8 = 0x00;
 
-/// What the kernel writes to a new completion queue's arm word.
+/// Initial arm word of a completion queue of the kernel.
 const NOT_ARMED_BY_KERNEL: u32 = 2 << 28;
 
 fn mapped() -> Pair {

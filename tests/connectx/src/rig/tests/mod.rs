@@ -51,7 +51,7 @@ impl Pair {
         Pair::new(Transport::Rc, &Options::default())
     }
 
-    /// Fills memory of a machine with bytes that tell its parts from each other.
+    /// Fills memory of a machine with bytes that differ from part to part.
     fn fill(&mut self, node: usize, offset: u64, length: u64) -> Vec<u8> {
         let bytes: Vec<u8> = (0..length).map(|at| (at * 7 + at / 251) as u8).collect();
         let address = self.mrs[node].address + offset;
@@ -84,12 +84,12 @@ impl Pair {
 }
 
 impl Cqe {
-    /// Whether it tells of this error of a work request of a send queue.
+    /// Returns `true` if a work request of a send queue failed with this error.
     fn failed_by(&self, syndrome: Syndrome) -> bool {
         self.kind == MLX5_CQE_REQ_ERR && self.syndrome == syndrome as u32
     }
 
-    /// Whether it tells of this error of a receive.
+    /// Returns `true` if a receive failed with this error.
     fn receive_failed_by(&self, syndrome: Syndrome) -> bool {
         self.kind == MLX5_CQE_RESP_ERR && self.syndrome == syndrome as u32
     }

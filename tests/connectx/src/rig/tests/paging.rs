@@ -13,7 +13,7 @@ use crate::object::mkey::MTT;
 const PAGE_FAULT: u8 = 0x0c;
 const PAGE: u64 = 4096;
 
-/// Long enough for a peer that was told to try again.
+/// Longer than the delay after an RNR NAK.
 const LATER: Duration = Duration::from_secs(10);
 
 impl Rig {

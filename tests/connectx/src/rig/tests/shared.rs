@@ -190,7 +190,7 @@ fn a_message_names_the_receive_queue() {
     extended.rig.post(&mut extended.sender, &work);
     extended.rig.run();
     assert!(extended.rig.expect(&mut extended.cqs[0]).is_done());
-    // The completion goes where the receive queue says, with its name.
+    // The completion goes to the completion queue of the receive queue, with the latter's user index.
     let cqe = extended.rig.expect(&mut extended.cqs[2]);
     assert_eq!(
         (cqe.counter, cqe.bytes, cqe.user_index),

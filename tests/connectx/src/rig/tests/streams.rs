@@ -17,7 +17,7 @@ const EXTENSION: usize = 0x108;
 const STREAMS: (u32, u32) = (3, 2);
 
 impl Star {
-    /// Posts a WRITE of a stream, to where its number says in the target's memory.
+    /// Posts a WRITE of a stream, to an offset in the target's memory that depends on the stream's number.
     pub(super) fn write(&mut self, target: usize, stream: u16) -> u16 {
         let (own, peer) = (self.mr, self.targets[target].mr);
         let work = Work::write(&peer, u64::from(stream) * 8).local(&own, 0, 8);
@@ -42,7 +42,7 @@ impl Star {
         self.rig.post(&mut self.dci, &work)
     }
 
-    /// Of all completions the counter, and the error if there is one.
+    /// Returns the counter of each completion, and the error if there is one.
     fn completions(&mut self) -> Vec<(u16, Option<u32>)> {
         self.rig.run();
         let all = self.rig.drain(&mut self.cq);
@@ -163,7 +163,7 @@ fn with_too_many_streams_the_queue_pair_fails() {
     assert!(star.is_in_error());
     let index = star.write(0, 5);
     assert_eq!(star.completions(), [(index, FLUSH)]);
-    // All streams begin anew with the queue pair.
+    // A reset of the queue pair resets all streams.
     star.rig.reset(&mut star.dci);
     let dci = star.dci;
     star.rig.connect_to(&dci, 0, 0, &Options::default());

@@ -190,7 +190,7 @@ fn a_slow_host_is_not_a_slow_network() {
     let mut pair = Pair::reliable();
     let work = pair.local(Work::write(&pair.mrs[1], 0), 100_000);
     pair.rig.post(&mut pair.qps[0], &work);
-    // Nobody runs the fabric for a long time.
+    // The fabric does not run for 100 s.
     pair.rig.now += Duration::from_secs(100);
     pair.rig.run();
     assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Unreliable connections: nobody answers, and what is lost is lost.
+//! Unreliable connections: there are no acknowledgements, and lost packets are not sent again.
 
 use super::*;
 use crate::network::plan::{Plan, Rule};
@@ -61,7 +61,7 @@ fn a_message_with_a_gap_does_not_complete_and_gives_its_receive_to_the_next() {
     let mut whole = 0;
     let mut expected = 0;
     for _ in 0..60 {
-        // Memory tells messages apart, by what is left of the last one.
+        // Memory is cleared before each message, so that no data of the last one is left in it.
         let blank = vec![0; 3000];
         let (address, data) = (pair.mrs[1].address, pair.fill(0, 0, 3000));
         pair.rig.write(1, address, &blank);
