@@ -288,7 +288,7 @@ fn callers_fail_when_a_server_with_io_queue_is_killed() -> Result<()> {
         server.kill()?;
         for caller in &mut callers {
             let output = caller.wait(SOON)?;
-            let ended = "the server ended before it replied, or the other end has ended";
+            let ended = "the server ended before it replied, or the other end is closed";
             assert!(output.stderr.contains(ended), "{}", output.stderr);
         }
         trio.node(1).kite("free mortal")?;

@@ -14,7 +14,7 @@ static TRIO: SharedCluster = SharedCluster::new(|| {
 });
 
 const SOON: Duration = Duration::from_secs(30);
-const ENDED: &str = "the other end has ended";
+const ENDED: &str = "the other end is closed";
 const LONG: Duration = Duration::from_secs(300);
 
 /// Maximum time until deregistered memory is released, with a margin.
@@ -415,7 +415,7 @@ fn killed_process_leaves_no_vqp() -> Result<()> {
     let output = asker.wait(SOON)?;
     assert!(!output.success());
     assert!(
-        output.stderr.contains("no memory of that key"),
+        output.stderr.contains("no memory the key"),
         "{output:?}"
     );
     assert_eq!(failures(&trio)?, before, "nobody came late");
@@ -668,7 +668,7 @@ fn vqp_request_with_expired_lease_is_revalidated() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     let before = failures(&trio)?;
-    for (taken_back, ended) in [(true, "no memory of that key"), (false, "written")] {
+    for (taken_back, ended) in [(true, "no memory the key"), (false, "written")] {
         let (mut memory, name) = offer(three, 3, "")?;
         three.sh("rm -f /tmp/go")?;
         let mut taker = three

@@ -291,7 +291,7 @@ fn mr_attributes_are_read_again_for_an_io_queue() -> Result<()> {
     memory.kill()?;
     let output = asker.wait(SOON)?;
     assert!(
-        output.stderr.contains("no memory of that key"),
+        output.stderr.contains("no memory the key"),
         "{output:?}"
     );
     one.await_gauges(IDLE, SOON).map(drop)
