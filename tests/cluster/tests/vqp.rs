@@ -625,7 +625,7 @@ fn vqp_reports_the_close_of_its_peer() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
     let nobody = one.workload("vqp last 3 8").limit(SOON).sh()?;
-    assert!(nobody.ends_with("listens at the port"), "{nobody}");
+    assert!(nobody.ends_with("the port no listener"), "{nobody}");
     let mut server = echo(three, 8)?;
     let mut busy = one.workload("vqp last 3 8").spawn()?;
     busy.read_until("full", SOON)?;
