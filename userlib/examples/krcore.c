@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * A counter that other nodes reach by VQPs. Without arguments the program has the counter, and sends
- * its address to each peer. With the node of the counter as argument it gets the address, adds to the
- * counter, and prints the previous value. It counts by an I/O queue, as a program that counts without
- * pause would, to save system calls.
+ * A counter that other nodes reach by VQPs. Without arguments the program has the counter, and
+ * sends its address to each peer. With the node of the counter as argument it gets the address,
+ * adds to the counter, and prints the previous value. It counts by an I/O queue, as a program that
+ * counts without pause would, to save system calls.
  * cc krcore.c $(pkg-config --cflags --libs libkite)
  */
 #include <errno.h>
