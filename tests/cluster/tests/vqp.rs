@@ -414,10 +414,7 @@ fn killed_process_leaves_no_vqp() -> Result<()> {
     memory.kill()?;
     let output = asker.wait(SOON)?;
     assert!(!output.success());
-    assert!(
-        output.stderr.contains("no memory the key"),
-        "{output:?}"
-    );
+    assert!(output.stderr.contains("no memory the key"), "{output:?}");
     assert_eq!(failures(&trio)?, before, "nobody came late");
     Ok(())
 }

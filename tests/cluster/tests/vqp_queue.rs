@@ -290,9 +290,6 @@ fn mr_attributes_are_read_again_for_an_io_queue() -> Result<()> {
     let mut asker = endless(one, &format!("{name} --queue"))?;
     memory.kill()?;
     let output = asker.wait(SOON)?;
-    assert!(
-        output.stderr.contains("no memory the key"),
-        "{output:?}"
-    );
+    assert!(output.stderr.contains("no memory the key"), "{output:?}");
     one.await_gauges(IDLE, SOON).map(drop)
 }
