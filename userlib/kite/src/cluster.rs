@@ -50,9 +50,11 @@ pub struct Cluster {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The region with this [`id`](crate::Region::id) was freed, or its home died.
+    /// The region with this [`id`](crate::Region::id) was freed, its home died, or the rights of the handle were
+    /// revoked.
     Stale(u64),
-    /// For the daemon: this node does not respond. Repeated each second while requests to the node fail.
+    /// For the session of the daemon: this node does not respond. Repeated at most once per second while requests to
+    /// the node time out.
     PeerUnreachable(u32),
     /// An event of a newer module.
     Unknown {
@@ -144,7 +146,7 @@ impl Cluster {
     /// Lists the RNICs that kite uses, in order of arrival.
     ///
     /// # Errors
-    /// - [`Error::Io`] and other errors of the kernel.
+    /// - [`Error::NoRnic`]: an RNIC is being removed.
     pub fn rnics(&self) -> Result<Vec<Rnic>> {
         list_rnics(self.as_fd())
     }
@@ -160,7 +162,7 @@ impl Cluster {
     /// Returns the next event of the session, or `None` if there is none. Does not wait.
     ///
     /// # Errors
-    /// - [`Error::NoRnic`]: the RNIC was removed.
+    /// - [`Error::NoRnic`]: there is no event, and the RNIC was removed.
     pub fn next_event(&self) -> Result<Option<Event>> {
         let mut event = sys::kite_event::default();
         match sys::get_event(self.as_fd(), &mut event) {
@@ -192,6 +194,7 @@ impl Event {
 /// # Errors
 /// - [`Error::NotLoaded`]: the module is not loaded.
 /// - [`Error::OpenDenied`]: the user may not open `/dev/kite`.
+/// - [`Error::NoRnic`]: an RNIC is being removed.
 ///
 /// # Examples
 /// ```no_run

@@ -18,9 +18,17 @@ pub const SECRET_BYTES: usize = 16;
 /// # Examples
 /// ```no_run
 /// use kite::daemon::{DaemonSession, SECRET_BYTES};
+/// use kite::{Cluster, Member};
 ///
-/// let daemon = DaemonSession::join(kite::Cluster::open()?, 1, 17, [0; SECRET_BYTES])?;
-/// # let this_node = daemon.view()?.members[0];
+/// let cluster = Cluster::open()?;
+/// let rnics = cluster.rnics()?;
+/// let rnic = rnics.iter().find(|rnic| rnic.name == cluster.rnic_name());
+/// let this_node = Member {
+///     node: 1,
+///     incarnation: 17,
+///     address: rnic.ok_or(kite::Error::NoRnic)?.address,
+/// };
+/// let daemon = DaemonSession::join(cluster, this_node.node, this_node.incarnation, [0; SECRET_BYTES])?;
 /// daemon.set_view(1, &[this_node])?;
 /// # Ok::<(), kite::Error>(())
 /// ```
@@ -76,7 +84,9 @@ impl DaemonSession {
     /// of this node.
     ///
     /// # Errors
-    /// - [`Error::Invalid`](crate::Error::Invalid): the epoch or the members violate the rules above.
+    /// - [`Error::Invalid`](crate::Error::Invalid): the epoch or the members violate the rules above, this node is
+    ///   listed with another incarnation, or its address differs from that of the RNIC.
+    /// - [`Error::NotPermitted`](crate::Error::NotPermitted): another session is the daemon.
     /// - [`Error::OutOfMemory`](crate::Error::OutOfMemory): no memory. The last view stays in effect.
     pub fn set_view(&self, epoch: u64, members: &[Member]) -> Result<()> {
         let raw: Vec<sys::kite_member> = members.iter().map(|&m| m.into()).collect();

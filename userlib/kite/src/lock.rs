@@ -39,6 +39,7 @@ impl LockGuard {
     /// Releases the lock. Success means that the lock was held until now.
     ///
     /// # Errors
+    /// The lock has ended also after an error.
     /// - [`Error::BadHandle`](crate::Error::BadHandle): the region was freed through a clone.
     /// - [`Error::Denied`](crate::Error::Denied): the rights were revoked.
     /// - [`Error::HostDown`](crate::Error::HostDown): the home of the region is down.
@@ -128,8 +129,8 @@ impl Region {
     /// - For the others see [`lock`](Self::lock).
     ///
     /// After [`Error::Interrupted`](crate::Error::Interrupted), [`Error::Io`](crate::Error::Io) and
-    /// [`Error::TimedOut`](crate::Error::TimedOut) the round may nevertheless have completed. The next result then
-    /// has counted it.
+    /// [`Error::TimedOut`](crate::Error::TimedOut) the round may nevertheless have completed. The next result is then
+    /// higher by two.
     ///
     /// # Examples
     /// ```no_run

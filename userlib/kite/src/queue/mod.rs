@@ -253,7 +253,7 @@ impl IoQueue {
     /// Consumes a completion. Returns `None` if there is none. Does not wait.
     ///
     /// # Errors
-    /// - [`Error::Io`]: the rings are corrupt.
+    /// - [`Error::OutOfRange`]: the mapping is smaller than its rings.
     pub fn try_next(&mut self) -> Result<Option<Completion>> {
         if !self.has_completion()? {
             return Ok(None);

@@ -49,7 +49,7 @@ impl QueueWaiter {
 }
 
 impl IoQueue {
-    /// Submits all new requests, and waits for a completion.
+    /// Submits all new requests, and waits for a completion: polls first, then sleeps.
     ///
     /// # Errors
     /// - [`Error::Interrupted`]: a signal handler ran.
@@ -73,8 +73,8 @@ impl IoQueue {
         QueueWaiter(self.handle.clone())
     }
 
-    /// Submits all new requests, and polls for a completion for a short time, which adapts to recent waits. Returns
-    /// `None` if there was no completion.
+    /// Submits all new requests, and polls for a completion for at most 16384 iterations. The number of iterations
+    /// adapts to recent waits. Returns `None` if there was no completion.
     ///
     /// # Errors
     /// - [`Error::NoRnic`]: the RNIC was removed.

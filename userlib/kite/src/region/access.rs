@@ -73,8 +73,9 @@ impl Region {
     /// Needs [`Rights::WRITE`](crate::Rights::WRITE).
     ///
     /// # Errors
-    /// See [`read_at`](Self::read_at). After any error but [`Error::OutOfRange`] an unspecified part is filled, and
-    /// up to 256 KiB may be filled later.
+    /// See [`read_at`](Self::read_at). After any error but [`Error::OutOfRange`] an unspecified part is filled. After
+    /// [`Error::HostDown`], [`Error::Io`], [`Error::NotJoined`], [`Error::Stale`] and [`Error::TimedOut`] up to 256 KiB
+    /// may be filled later.
     pub fn fill(&self, byte: u8, offset: u64, len: u64) -> Result<()> {
         let mut fill = self.fill_args(byte, offset, len)?;
         sys::fill(self.cluster().as_fd(), &mut fill)
@@ -90,7 +91,7 @@ impl Region {
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the regions are open in different sessions.
-    /// - For the others see [`fill`](Self::fill).
+    /// - For the others see [`fill`](Self::fill). Up to 64 KiB may be copied later.
     pub fn copy_to(&self, offset: u64, to: &Region, to_offset: u64, len: u64) -> Result<()> {
         let mut copy = self.copy_args(offset, to, to_offset, len)?;
         sys::copy(self.cluster().as_fd(), &mut copy)

@@ -65,12 +65,14 @@ impl AllocOptions {
 }
 
 impl Cluster {
-    /// Allocates a region and opens it with all rights.
+    /// Allocates a region and opens it with all rights. The deadline is the module parameter `default_timeout_ms`, plus
+    /// 4 s for each GiB.
     ///
     /// # Errors
     /// - [`Error::Exists`](crate::Error::Exists): the name is taken.
     /// - [`Error::HostDown`](crate::Error::HostDown): a node is not in the view.
-    /// - [`Error::Invalid`](crate::Error::Invalid): a length of 0, a node twice, or too many nodes.
+    /// - [`Error::Invalid`](crate::Error::Invalid): a length of 0, or more than
+    ///   [`STRIPE_WIDTH_MAX`](crate::STRIPE_WIDTH_MAX) nodes.
     /// - [`Error::NameTooLong`](crate::Error::NameTooLong): more than [`NAME_MAX`](crate::NAME_MAX) bytes.
     /// - [`Error::NotJoined`](crate::Error::NotJoined): this node is in no cluster.
     /// - [`Error::OutOfMemory`](crate::Error::OutOfMemory): no memory, or the limit of a node on lent memory.
@@ -94,7 +96,7 @@ impl Cluster {
     ///
     /// # Errors
     /// - [`Error::Fault`](crate::Error::Fault): the memory is not mapped, or not writable.
-    /// - [`Error::Invalid`](crate::Error::Invalid): the memory does not begin at a page.
+    /// - [`Error::Invalid`](crate::Error::Invalid): the memory does not begin at a page, or maps a page twice.
     /// - [`Error::OutOfMemory`](crate::Error::OutOfMemory): no memory, or the limit of locked memory.
     /// - [`Error::Exists`](crate::Error::Exists), [`Error::NameTooLong`](crate::Error::NameTooLong),
     ///   [`Error::NotJoined`](crate::Error::NotJoined), [`Error::TimedOut`](crate::Error::TimedOut): see

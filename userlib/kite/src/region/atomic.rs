@@ -11,8 +11,9 @@ impl Region {
     /// Adds `operand` to the 8-byte word at `offset`, modulo 2⁶⁴, and returns the previous value. `offset` is a
     /// multiple of 8.
     ///
-    /// Atomic operations of all nodes on one word take effect one after the other, each exactly once. The word is in
-    /// native byte order. Needs [`Rights::READ`](crate::Rights::READ) and [`Rights::WRITE`](crate::Rights::WRITE).
+    /// Atomic operations of all nodes on one word take effect one after the other, each at most once, and exactly once
+    /// on success. They are not atomic with respect to concurrent reads and writes. The word is in native byte order.
+    /// Needs [`Rights::READ`](crate::Rights::READ) and [`Rights::WRITE`](crate::Rights::WRITE).
     ///
     /// [`write_at`](Self::write_at) may write its bytes more than once until it returns. Release a word that atomic
     /// operations protect, such as a spin lock, by [`swap`](Self::swap), not by a write.

@@ -30,9 +30,13 @@ pub struct Regions<'a> {
 impl Cluster {
     /// Lists the named regions whose home is `node`; [`NODE_SELF`](crate::NODE_SELF) is this node.
     ///
-    /// The iterator requests a page of 64 regions at a time. It ends after its first error:
-    /// [`Error::HostDown`](crate::Error::HostDown), [`Error::Invalid`](crate::Error::Invalid),
-    /// [`Error::NotJoined`](crate::Error::NotJoined), [`Error::TimedOut`](crate::Error::TimedOut).
+    /// The iterator requests a page of 64 regions at a time, and ends after its first error.
+    ///
+    /// # Errors
+    /// Items of the iterator are:
+    /// - [`Error::HostDown`](crate::Error::HostDown): the node is not in the view.
+    /// - [`Error::NotJoined`](crate::Error::NotJoined): this node is in no cluster.
+    /// - [`Error::TimedOut`](crate::Error::TimedOut): the node did not reply in time.
     pub fn regions(&self, node: u32) -> Regions<'_> {
         Regions {
             cluster: self,

@@ -125,16 +125,22 @@ impl Vqp {
         self.id
     }
 
-    /// Pushes work requests, at most [`PUSH_BATCH_MAX`](crate::PUSH_BATCH_MAX): all of them, or none. They execute
-    /// in order.
+    /// Pushes 1 … [`PUSH_BATCH_MAX`](crate::PUSH_BATCH_MAX) work requests: all of them, or none. They execute in order,
+    /// but a write may overtake earlier reads and atomics unless it has a [`fence`](SendWr::fence).
+    ///
+    /// If a shared QP fails, reads and writes whose outcome is unknown are executed again: a write may overwrite a later
+    /// write of another process.
     ///
     /// # Errors
+    /// - [`Error::BadHandle`](crate::Error::BadHandle): the local memory is an [`Mr`] of another session.
     /// - [`Error::ConnectionRefused`](crate::Error::ConnectionRefused): the port has no listener.
-    /// - [`Error::ConnectionReset`](crate::Error::ConnectionReset): the other end is closed.
+    /// - [`Error::ConnectionReset`](crate::Error::ConnectionReset): the other end is closed, or a message failed.
     /// - [`Error::Denied`](crate::Error::Denied): the key does not allow the access.
     /// - [`Error::HostDown`](crate::Error::HostDown): the node is not in the view.
     /// - [`Error::Interrupted`](crate::Error::Interrupted): a signal handler ran.
-    /// - [`Error::Invalid`](crate::Error::Invalid): an invalid work request, or a message by a VQP without a port.
+    /// - [`Error::Invalid`](crate::Error::Invalid): an invalid work request, none or too many of them, or a message by
+    ///   a VQP without a port.
+    /// - [`Error::NotJoined`](crate::Error::NotJoined): this node is in no cluster.
     /// - [`Error::NotFound`](crate::Error::NotFound): the remote key does not exist.
     /// - [`Error::OutOfRange`](crate::Error::OutOfRange): an access outside its MR.
     /// - [`Error::QueueFull`](crate::Error::QueueFull): more than [`VQP_DEPTH`](crate::VQP_DEPTH) work requests would
@@ -154,7 +160,11 @@ impl Vqp {
     /// or not at all without one.
     ///
     /// # Errors
+    /// - [`Error::ConnectionRefused`](crate::Error::ConnectionRefused),
+    ///   [`Error::ConnectionReset`](crate::Error::ConnectionReset), [`Error::HostDown`](crate::Error::HostDown),
+    ///   [`Error::NotJoined`](crate::Error::NotJoined): the VQP is closed, and all its completions were popped.
     /// - [`Error::Interrupted`](crate::Error::Interrupted): a signal handler ran.
+    /// - [`Error::Invalid`](crate::Error::Invalid): `max` is 0.
     /// - [`Error::NoRnic`](crate::Error::NoRnic): the RNIC was removed.
     /// - [`Error::TimedOut`](crate::Error::TimedOut): there was none in time.
     /// - [`Error::WouldBlock`](crate::Error::WouldBlock): without a timeout, there is none.
