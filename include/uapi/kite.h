@@ -48,7 +48,7 @@
 #include <linux/types.h>
 
 /* Incremented when an existing request changes its meaning. */
-#define KITE_ABI_VERSION 1
+#define KITE_ABI_VERSION 2
 
 /*
  * A flag of requests that wait: the request returns at once, with EAGAIN if there is nothing to
@@ -105,8 +105,8 @@ struct kite_bind {
  * @handle: out: the handle, never 0.
  *
  * A named region exists until a master frees it, or until this node leaves the cluster. The
- * deadline is that of the module, plus 4 s for each GiB, which is zeroed. EEXIST, EHOSTDOWN (a node
- * is not in the view), EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOMEM, ETIMEDOUT.
+ * deadline is 10 s, plus 4 s for each GiB, which is zeroed. EEXIST, EHOSTDOWN (a node is not in the
+ * view), EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOMEM, ETIMEDOUT.
  */
 struct kite_alloc {
 	__u64 len;
@@ -303,8 +303,8 @@ struct kite_rwv {
  *
  * Executed by the nodes that hold the memory. As for a write, on success the data are visible to
  * any later read, and after an error an unknown part was filled. After EHOSTDOWN, EHOSTUNREACH,
- * EIO, ESTALE and ETIMEDOUT at most 256 KiB may be filled later. EACCES, EBADF, EHOSTDOWN,
- * EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
+ * EIO, ENODEV, ESTALE and ETIMEDOUT at most 256 KiB may be filled later. EACCES, EBADF, EHOSTDOWN,
+ * EHOSTUNREACH, EINVAL, EIO, ENODEV, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_fill {
 	__u64 handle;
@@ -327,9 +327,9 @@ struct kite_fill {
  *
  * Ranges may overlap, as for memmove(). If one node holds both ranges, that node copies; otherwise
  * the data pass through this node. As for a write, on success the data are visible to any later
- * read, and after an error an unknown part was copied. After EHOSTDOWN, EHOSTUNREACH, EIO, ESTALE
- * and ETIMEDOUT at most 64 KiB may be copied later. EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL,
- * EIO, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
+ * read, and after an error an unknown part was copied. After EHOSTDOWN, EHOSTUNREACH, EIO, ENODEV,
+ * ESTALE and ETIMEDOUT at most 64 KiB may be copied later. EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH,
+ * EINVAL, EIO, ENODEV, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_copy {
 	__u64 from;
@@ -358,11 +358,11 @@ struct kite_copy {
  *
  * Atomic operations of all nodes on the same bytes are serialized, and each is executed at most
  * once. They are not atomic with respect to concurrent reads and writes. After EHOSTDOWN,
- * EHOSTUNREACH, EIO, ESTALE and ETIMEDOUT the operation may have been executed, or may be executed
- * later. After EFAULT for @value it was executed. A write may store its bytes more than once before
- * it returns: a word that atomic operations modify, such as a lock, must be modified by atomic
- * operations only. EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENOMEM, ERANGE, ESTALE,
- * ETIMEDOUT.
+ * EHOSTUNREACH, EIO, ENODEV, ESTALE and ETIMEDOUT the operation may have been executed, or may be
+ * executed later. After EFAULT for @value it was executed. A write may store its bytes more than
+ * once before it returns: a word that atomic operations modify, such as a lock, must be modified by
+ * atomic operations only. EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENODEV, ENOMEM,
+ * ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_atomic {
 	__u64 handle;
@@ -430,12 +430,12 @@ struct kite_serve {
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *
- * A call is executed at most once. After ECONNRESET, EHOSTDOWN, EIO and ETIMEDOUT the call may have
- * been executed, or may be executed later. After EFAULT for the reply, or ENOMEM for a long reply,
- * it may have been executed. Messages of one thread are delivered in order. A message of at most
- * KITE_DATA_INLINE bytes is lost if the last server closes before one receives it. EACCES, EBADF,
- * ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, EMSGSIZE, ENOMEM, ESTALE,
- * ETIMEDOUT (also while the server's ring is full).
+ * A call is executed at most once. After ECONNRESET, EHOSTDOWN, EIO, ENODEV and ETIMEDOUT the call
+ * may have been executed, or may be executed later. After EFAULT for the reply, or ENOMEM for a
+ * long reply, it may have been executed. Messages of one thread are delivered in order. A message of
+ * at most KITE_DATA_INLINE bytes is lost if the last server closes before one receives it. EACCES,
+ * EBADF, ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, EMSGSIZE, ENODEV, ENOMEM,
+ * ESTALE, ETIMEDOUT (also while the server's ring is full).
  */
 struct kite_call {
 	__u64 handle;
