@@ -136,7 +136,10 @@ impl Rnic {
                 services <- SleepableRevocable::new(services),
                 removed: AtomicFlag::new(false),
                 threads <- new_mutex!(Some(threads), "Rnic::threads"),
-                blocking_wq <- new_mutex!(Some(OwnedQueue::new(c"kite_queues", BLOCKING_WQ_MAX_ACTIVE)?)),
+                blocking_wq <- new_mutex!(
+                    Some(OwnedQueue::new(c"kite_queues", BLOCKING_WQ_MAX_ACTIVE)?),
+                    "Rnic::blocking_wq"
+                ),
                 removal_cv <- new_poll_condvar!(),
                 stats,
             }),

@@ -127,7 +127,10 @@ int kr_reg_mr(void *addr, uint64_t size, uint32_t others, uint32_t *key);
 /* Deregisters memory. No request of this process may use it any longer. Returns 0. */
 int kr_dereg_mr(uint32_t key);
 
-/* Pushes requests: all of them, or none. They execute in order. Returns 0. */
+/*
+ * Pushes requests: all of them, or none. They execute in order, but a write may overtake earlier
+ * reads and atomics without KR_FENCED. Returns 0.
+ */
 int kr_push(int qd, const struct kr_request *list, int count);
 
 /*

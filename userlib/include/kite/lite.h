@@ -182,9 +182,9 @@ int LT_memcpy(LT_lh to, uint64_t to_offset, LT_lh from, uint64_t from_offset, ui
 
 /*
  * Atomic operations on the 8-byte word at offset, a multiple of 8, in native byte order.
- * Operations of all nodes on one word take effect one after the other, each exactly once. They
- * need LT_READ and LT_WRITE. After -EHOSTDOWN, -EHOSTUNREACH, -EIO, -ESTALE and -ETIMEDOUT the
- * operation may have been executed, or may be executed later.
+ * Operations of all nodes on one word take effect one after the other, each at most once, and
+ * exactly once on success. They need LT_READ and LT_WRITE. After -EHOSTDOWN, -EHOSTUNREACH, -EIO,
+ * -ENODEV, -ESTALE and -ETIMEDOUT the operation may have been executed, or may be executed later.
  *
  * LT_write may write its bytes more than once until it returns. Release a word that atomic
  * operations protect, such as a spin lock, by LT_swap, not by LT_write.
@@ -207,7 +207,8 @@ int LT_test_set(LT_lh lh, uint64_t offset);
 
 /*
  * Maximum bytes of a call, message or reply that are sent inline. For more data the node of the
- * caller allocates a buffer, which it keeps for the next call.
+ * caller allocates a buffer. It keeps up to 4 buffers of at most 256 KiB per process for later
+ * calls.
  */
 #define LT_DATA_INLINE 8128
 
@@ -219,8 +220,8 @@ int LT_test_set(LT_lh lh, uint64_t offset);
  * can call. Each client node gets a ring of ring_size bytes, a power of two, 32 KiB ... 4 MiB; 0
  * is 64 KiB. Calls and messages have at most data_max bytes of data, LT_DATA_INLINE ...
  * LT_DATA_MAX; 0 is LT_DATA_INLINE. A call with more data fails with -EMSGSIZE. Needs LT_MASTER.
- * Any number of threads and processes may serve a region, with the parameters of the first. Each
- * call is received once. The server ends with the handle. Returns 0.
+ * Up to 1024 handles may serve a region, with the parameters of the first, and any number of
+ * threads by each. Each call is received once. The server ends with the handle. Returns 0.
  */
 int LT_regRPC(LT_lh lh, uint32_t ring_size, uint32_t data_max);
 
@@ -235,8 +236,8 @@ struct LT_call {
 /*
  * Calls a server of the region with size bytes of data for function, and waits for the reply, of
  * at most room bytes. If room exceeds LT_DATA_INLINE this node allocates a buffer of that size. A
- * call is executed at most once. After -ECONNRESET, -EHOSTDOWN, -EIO and -ETIMEDOUT it may have
- * been executed, or may be executed later. Returns the bytes of the reply.
+ * call is executed at most once. After -ECONNRESET, -EHOSTDOWN, -EIO, -ENODEV and -ETIMEDOUT it
+ * may have been executed, or may be executed later. Returns the bytes of the reply.
  */
 int64_t LT_RPC(LT_lh lh, uint32_t function, const void *data, uint64_t size, void *reply,
 	       uint64_t room);

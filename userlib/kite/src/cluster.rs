@@ -147,6 +147,7 @@ impl Cluster {
     ///
     /// # Errors
     /// - [`Error::NoRnic`]: an RNIC is being removed.
+    /// - [`Error::Io`] and others: the state of a port cannot be read.
     pub fn rnics(&self) -> Result<Vec<Rnic>> {
         list_rnics(self.as_fd())
     }

@@ -86,7 +86,7 @@ impl DaemonSession {
     /// # Errors
     /// - [`Error::Invalid`](crate::Error::Invalid): the epoch or the members violate the rules above, this node is
     ///   listed with another incarnation, or its address differs from that of the RNIC.
-    /// - [`Error::NotPermitted`](crate::Error::NotPermitted): another session is the daemon.
+    /// - [`Error::NotPermitted`](crate::Error::NotPermitted): this session is not that of the daemon.
     /// - [`Error::OutOfMemory`](crate::Error::OutOfMemory): no memory. The last view stays in effect.
     pub fn set_view(&self, epoch: u64, members: &[Member]) -> Result<()> {
         let raw: Vec<sys::kite_member> = members.iter().map(|&m| m.into()).collect();

@@ -31,9 +31,10 @@
 //! # Blocking and signals
 //!
 //! Methods block until their operation completes or its deadline passes, unless they say otherwise. A deadline is
-//! that of [`Region::with_timeout`], or the module parameter `default_timeout_ms`. A signal handler interrupts
-//! [`Service::receive`], [`Region::lock`], [`Region::barrier`], [`Cluster::connect`] and the waits of [`IoQueue`],
-//! [`Vqp`] and [`Listener`], with [`Error::Interrupted`]. Other methods continue.
+//! that of [`Region::with_timeout`], or the module parameter `default_timeout_ms`. Methods that allocate, register, map,
+//! list and free regions have 10 s. A signal handler interrupts [`Service::receive`], [`Service::reply_receive`],
+//! [`Region::lock`], [`Region::barrier`], [`Cluster::connect`], [`Vqp::push`] and the waits of [`IoQueue`], [`Vqp`] and
+//! [`Listener`], with [`Error::Interrupted`]. Other methods continue.
 //!
 //! # Features
 //!
@@ -81,7 +82,7 @@ pub use vqp::{Listener, Mr, PeerCred, RemoteMemory, SendWr, Vqp, VqpInfo, VqpMes
 pub const NAME_MAX: usize = sys::KITE_NAME_SIZE as usize - 1;
 
 /// Maximum bytes of a call, message or reply that are sent inline. For more data the node of the caller allocates a
-/// buffer, which it keeps for the next call.
+/// buffer. It keeps up to 4 buffers of at most 256 KiB per session for later calls.
 pub const RPC_INLINE_BYTES: usize = sys::KITE_DATA_INLINE as usize;
 
 /// Maximum bytes of data of a call, a message or a reply.

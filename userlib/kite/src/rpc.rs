@@ -23,8 +23,8 @@ impl Region {
     /// - For the others see [`read_at`](Self::read_at).
     ///
     /// After [`Error::ConnectionReset`](crate::Error::ConnectionReset), [`Error::HostDown`](crate::Error::HostDown),
-    /// [`Error::Io`](crate::Error::Io) and [`Error::TimedOut`](crate::Error::TimedOut) the call may have been
-    /// executed, or may be executed later.
+    /// [`Error::Io`](crate::Error::Io), [`Error::NoRnic`](crate::Error::NoRnic) and
+    /// [`Error::TimedOut`](crate::Error::TimedOut) the call may have been executed, or may be executed later.
     ///
     /// # Examples
     /// ```no_run

@@ -108,7 +108,7 @@ impl Region {
     /// [`Rights::MASTER`](crate::Rights::MASTER).
     ///
     /// # Errors
-    /// - [`Error::Busy`](crate::Error::Busy): the handle serves the region already.
+    /// - [`Error::Busy`](crate::Error::Busy): the handle serves the region already, or 1024 handles do.
     /// - [`Error::Denied`](crate::Error::Denied): the handle lacks [`Rights::MASTER`](crate::Rights::MASTER).
     /// - [`Error::Invalid`](crate::Error::Invalid): an option is out of range.
     /// - [`Error::NotLocal`](crate::Error::NotLocal): the home of the region is another node.

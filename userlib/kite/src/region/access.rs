@@ -74,8 +74,8 @@ impl Region {
     ///
     /// # Errors
     /// See [`read_at`](Self::read_at). After any error but [`Error::OutOfRange`] an unspecified part is filled. After
-    /// [`Error::HostDown`], [`Error::Io`], [`Error::NotJoined`], [`Error::Stale`] and [`Error::TimedOut`] up to 256 KiB
-    /// may be filled later.
+    /// [`Error::HostDown`], [`Error::Io`], [`Error::NoRnic`], [`Error::NotJoined`], [`Error::Stale`] and
+    /// [`Error::TimedOut`] up to 256 KiB may be filled later.
     pub fn fill(&self, byte: u8, offset: u64, len: u64) -> Result<()> {
         let mut fill = self.fill_args(byte, offset, len)?;
         sys::fill(self.cluster().as_fd(), &mut fill)

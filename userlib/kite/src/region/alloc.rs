@@ -65,8 +65,7 @@ impl AllocOptions {
 }
 
 impl Cluster {
-    /// Allocates a region and opens it with all rights. The deadline is the module parameter `default_timeout_ms`, plus
-    /// 4 s for each GiB.
+    /// Allocates a region and opens it with all rights. The deadline is 10 s, plus 4 s for each GiB.
     ///
     /// # Errors
     /// - [`Error::Exists`](crate::Error::Exists): the name is taken.
