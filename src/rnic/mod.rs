@@ -29,7 +29,7 @@ pub(crate) mod services;
 
 use self::services::{RecvDispatcher, RnicServices, RpcGuard};
 use crate::{
-    bindings,
+    bindings, errno,
     fabric::{conn::connector::Connector, recv::poller::Poller, Fabric, FabricConfig},
     params,
     region::{lend::loan::LendLimits, MemoryService},
@@ -173,6 +173,21 @@ impl Rnic {
     /// - `ENODEV`: the RNIC was removed.
     pub(crate) fn enter_services(&self) -> Result<RevocableGuard<'_, Arc<RnicServices>>> {
         self.services.try_access().ok_or(ENODEV)
+    }
+
+    /// Returns `ENODEV` if the RNIC was removed, else `error`. The node leaves the cluster before its RNIC
+    /// goes, so a request in flight fails with a secondary error.
+    pub(crate) fn or_device_gone(&self, error: Error) -> Error {
+        self.enter_services().err().unwrap_or(error)
+    }
+
+    /// Returns `ENODEV` in place of an `EHOSTDOWN` or `EHOSTUNREACH` that the removal of the RNIC caused.
+    pub(crate) fn refine_unreachable(&self, error: Error) -> Error {
+        if error == errno::hostdown() || error == errno::hostunreach() {
+            self.or_device_gone(error)
+        } else {
+            error
+        }
     }
 
     /// Returns a guard of the RPC service, to be held for one request.

@@ -36,7 +36,7 @@ impl MiscDevice for Session {
     fn ioctl(session: ArcBorrow<'_, Self>, _file: &File, cmd: u32, arg: usize) -> Result<isize> {
         ioctl::dispatch(session, cmd, arg)
             .map(|()| 0)
-            .map_err(|error| session.refine_hostdown(error))
+            .map_err(|error| session.refine_unreachable(error))
     }
 
     fn mmap(session: ArcBorrow<'_, Self>, _file: &File, vma: &VmaNew) -> Result {

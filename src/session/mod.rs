@@ -180,19 +180,15 @@ impl Session {
         self.rnic()?.enter_services()
     }
 
-    /// Returns `ENODEV` if the RNIC was removed, else `error`. The node leaves the cluster before its RNIC goes, so
-    /// a request in flight fails with a secondary error.
+    /// See [`Rnic::or_device_gone`].
     fn or_device_gone(&self, error: Error) -> Error {
-        self.enter_services().err().unwrap_or(error)
+        self.rnic().map_or(error, |rnic| rnic.or_device_gone(error))
     }
 
-    /// Returns `ENODEV` in place of an `EHOSTDOWN` that the removal of the RNIC caused.
-    fn refine_hostdown(&self, error: Error) -> Error {
-        if error == errno::hostdown() {
-            self.or_device_gone(error)
-        } else {
-            error
-        }
+    /// See [`Rnic::refine_unreachable`].
+    fn refine_unreachable(&self, error: Error) -> Error {
+        self.rnic()
+            .map_or(error, |rnic| rnic.refine_unreachable(error))
     }
 
     fn enter_rpc(&self) -> Result<RpcGuard<'_>> {

@@ -52,7 +52,7 @@ unsafe fn borrow_session<'a>(session: *mut bindings::kite_session) -> &'a Sessio
 
 /// Returns the result of a request of `session` to a C caller: a negative errno or the value.
 fn status(session: &Session, request: impl FnOnce() -> Result<c_int>) -> c_int {
-    from_result(|| request().map_err(|error| session.refine_hostdown(error)))
+    from_result(|| request().map_err(|error| session.refine_unreachable(error)))
 }
 
 /// # Safety

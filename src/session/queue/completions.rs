@@ -157,6 +157,8 @@ impl CompletionRing {
 
     /// Delivers the results of several submissions, each with its tag.
     pub(super) fn complete_all(&self, all: impl Iterator<Item = (u64, Result<u64>)>) {
+        let refine = |error| self.rnic.refine_unreachable(error);
+        let all = all.map(|(tag, result)| (tag, result.map_err(refine)));
         if let Some(callback) = &self.module_callback {
             return all.for_each(|(tag, result)| callback.invoke(tag, result));
         }
@@ -186,8 +188,8 @@ impl CompletionRing {
 
 impl CompletionSink for CompletionRing {
     fn push_completion(&self, tag: u64, result: Result) {
-        let or_device_gone = |error| self.rnic.enter_services().err().unwrap_or(error);
-        self.complete(tag, result.map(|()| 0).map_err(or_device_gone));
+        let result = result.map_err(|error| self.rnic.or_device_gone(error));
+        self.complete(tag, result.map(|()| 0));
         // Complete before the decrement, as workers do: [`super::IoQueue::ready_sqes`] must count each
         // request at least once.
         self.sub_vqp_requests(1);
