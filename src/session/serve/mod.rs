@@ -324,14 +324,17 @@ impl Session {
     ) -> Result<Option<IncomingCall>, RpcReceiveError> {
         // Allocate first: a dequeued call must not be lost because memory is short.
         let reservation = CallReservation::new(GFP_KERNEL_ACCOUNT)?;
-        let check_mapped = || handle.mapping.access().map(drop);
+        let check_open = || {
+            drop(handle.lock_rpc_state()?);
+            handle.mapping.access().map(drop)
+        };
         let receive = || {
             service.receive(
                 &*self.enter_rpc()?,
                 memory,
                 max_len,
                 wait_until,
-                check_mapped,
+                check_open,
             )
         };
         match receive()? {
