@@ -7,37 +7,53 @@
  * return ENOTCONN. A session owns handles to memory regions (LMRs) and anonymous regions. Closing
  * the session releases them.
  *
- * Rules for all requests: - The request number encodes the size of the structure: another size is
- * another request. - Members named reserved, and bits that are not defined, must be zero: EINVAL. -
- * Pointers are __u64. A pointer that cannot be read or written: EFAULT. - A request of unknown
- * number or size: ENOTTY. - Integers are in native byte order. - Results are written only on
- * success. A prefix of an array may be written before an EFAULT. - Any request of a bound session
- * may return ENODEV (the RNIC was removed) and ENOMEM.
+ * Rules for all requests:
+ *  - The request number encodes the size of the structure: another size is another request.
+ *  - Members named reserved, and bits that are not defined, must be zero: EINVAL.
+ *  - Pointers are __u64. A pointer that cannot be read or written: EFAULT.
+ *  - A request of unknown number or size: ENOTTY.
+ *  - Integers are in native byte order.
+ *  - Results are written only on success. A prefix of an array may be written before an EFAULT.
+ *  - Any request of a bound session may return ENODEV (the RNIC was removed) and ENOMEM.
  *
- * Meaning of each errno: EACCES           the user lacks a right, a right was revoked, or the
- * handle was mapped without it EAGAIN           no event, completion, call or message is available;
- * the lock is held EADDRINUSE       the port has a listener EBADF            the session has no
- * such handle, call, lock, I/O queue, VQP or key EBUSY            the session is bound, the RNIC
- * has a daemon, the handle is served, the region is migrating, or a maximum per session is reached
- * ECANCELED        the process canceled the submission ECONNREFUSED     the region has no server,
- * or the port no listener ECONNRESET       the server closed before it replied, or the other end of
- * a VQP closed EEXIST           the name is in use EHOSTDOWN        a node that holds the region is
- * not in the view EHOSTUNREACH     this node has no view: it is in no cluster EINTR            a
- * signal ended a read or write, an unknown part of which was done; or the wait for a call, a lock,
- * a barrier or completions; or a request that connects, accepts, pushes or pops. Fatal signals
- * alone interrupt other requests EINVAL           a member has a value that this header does not
- * allow EIO              the RNIC or the peer rejected the operation EMSGSIZE         longer than
- * the maximum message, or than the receive buffer ENAMETOOLONG     a name without a terminating
- * zero ENOBUFS          a VQP is full: pop completions ENODEV           no such RNIC, or the RNIC
- * was removed ENOENT           no region of the name, RNIC of the index, memory of the key, or
- * submission to cancel ENOMEM           no memory at this node or another, or a limit of such
- * memory is reached ENOSPC           the table of limits is full ENOTCONN         the session is
- * not bound: KITE_IOC_BIND ENOTTY           unknown request ENXIO            the RNIC has no memory
- * keys of the length, or no atomics on the memory of the other node EOPNOTSUPP       the handle is
- * not served EPERM            needs the daemon's session, or CAP_NET_ADMIN EPROTONOSUPPORT  the ABI
- * version differs from that of the kernel ERANGE           offset and length exceed the region
- * EREMOTE          the region belongs to another node ESTALE           the region was freed
- * ETIMEDOUT        the deadline passed
+ * Meaning of each errno:
+ *  EACCES           the user lacks a right, a right was revoked, or the handle was mapped without
+ *                   it
+ *  EADDRINUSE       the port has a listener
+ *  EAGAIN           no event, completion, call or message is available; the lock is held
+ *  EBADF            the session has no such handle, call, lock, I/O queue, VQP or key
+ *  EBUSY            the session is bound, the RNIC has a daemon, the handle is served, the region
+ *                   is migrating, or a maximum per session is reached
+ *  ECANCELED        the process canceled the submission
+ *  ECONNREFUSED     the region has no server, or the port no listener
+ *  ECONNRESET       the server closed before it replied, or the other end of a VQP closed
+ *  EEXIST           the name is in use
+ *  EHOSTDOWN        a node that holds the region is not in the view
+ *  EHOSTUNREACH     this node has no view: it is in no cluster
+ *  EINTR            a signal ended a read or write, an unknown part of which was done; or the wait
+ *                   for a call, a lock, a barrier or completions; or a request that connects,
+ *                   accepts, pushes or pops. Fatal signals alone interrupt other requests
+ *  EINVAL           a member has a value that this header does not allow
+ *  EIO              the RNIC or the peer rejected the operation
+ *  EMSGSIZE         longer than the maximum message, or than the receive buffer
+ *  ENAMETOOLONG     a name without a terminating zero
+ *  ENOBUFS          a VQP is full: pop completions
+ *  ENODEV           no such RNIC, or the RNIC was removed
+ *  ENOENT           no region of the name, RNIC of the index, memory of the key, or submission to
+ *                   cancel
+ *  ENOMEM           no memory at this node or another, or a limit of such memory is reached
+ *  ENOSPC           the table of limits is full
+ *  ENOTCONN         the session is not bound: KITE_IOC_BIND
+ *  ENOTTY           unknown request
+ *  ENXIO            the RNIC has no memory keys of the length, or no atomics on the memory of the
+ *                   other node
+ *  EOPNOTSUPP       the handle is not served
+ *  EPERM            needs the daemon's session, or CAP_NET_ADMIN
+ *  EPROTONOSUPPORT  the ABI version differs from that of the kernel
+ *  ERANGE           offset and length exceed the region
+ *  EREMOTE          the region belongs to another node
+ *  ESTALE           the region was freed
+ *  ETIMEDOUT        the deadline passed
  *
  * The ioctl magic is 0xBC, which the kernel's ioctl-number.rst lists as free.
  */
@@ -51,8 +67,9 @@
 #define KITE_ABI_VERSION 2
 
 /*
- * A flag of requests that wait: the request returns at once, with EAGAIN if there is nothing to
- * return. In all requests a @timeout_ms of 0 is the default of the module.
+ * Flag of KITE_IOC_RECEIVE, KITE_IOC_REPLY_RECEIVE, KITE_IOC_ACCEPT, KITE_IOC_POP and
+ * KITE_IOC_POP_MESSAGE: the request returns at once, with EAGAIN if there is nothing to return. In
+ * all requests a @timeout_ms of 0 is the default of the module.
  */
 #define KITE_NOWAIT 1
 
@@ -1075,14 +1092,18 @@ struct kite_stats {
 	__u64 io_queues; /* gauge: I/O queues */
 };
 
+/* Maximum of @size of struct kite_get_stats in bytes. */
+#define KITE_STATS_SIZE_MAX 4096
+
 /**
  * struct kite_get_stats - reads the statistics of the RNIC of the session.
  * @stats: in: pointer to struct kite_stats.
- * @size: in: size of that structure in the caller's header; out: size in the kernel.
+ * @size: in: size of that structure in the caller's header, at most KITE_STATS_SIZE_MAX; out: size
+ *	in the kernel.
  * @reserved: zero.
  *
  * Later versions append counters. The kernel writes the first @size bytes, with zeros after its own
- * last counter. EFAULT, EINVAL.
+ * last counter. EFAULT, EINVAL (@size is more than KITE_STATS_SIZE_MAX).
  */
 struct kite_get_stats {
 	__u64 stats;
@@ -1456,8 +1477,8 @@ struct kite_pop {
  * @key: in: key of the buffer, registered by this session.
  * @len: in: bytes of the buffer; out: bytes of the message.
  * @immediate: out: immediate data, if @flags has KITE_WR_WITH_IMM.
- * @flags: in: 0 or KITE_NOWAIT; out: any of KITE_WR_WITH_IMM and KITE_RECV_PLACED (a WRITE placed
- *	the bytes).
+ * @flags: in: 0 or KITE_NOWAIT, to be set before each call; out: any of KITE_WR_WITH_IMM and
+ *	KITE_RECV_PLACED (a WRITE placed the bytes).
  * @timeout_ms: in: maximum wait in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *

@@ -4,7 +4,6 @@
 
 use crate::{bindings, region::home::Grantee};
 use kernel::{
-    page::PAGE_SIZE,
     prelude::*,
     transmute::{AsBytes, FromBytes},
     uaccess::{UserPtr, UserSlice},
@@ -117,13 +116,13 @@ pub(super) fn as_bytes<T: Abi>(value: &T) -> &[u8] {
 /// # Errors
 ///
 /// - `EFAULT`: the memory is not writable.
-/// - `EINVAL`: `size` is more than a page.
+/// - `EINVAL`: `size` is more than `KITE_STATS_SIZE_MAX`.
 /// - `ENOMEM`: out of memory.
 pub(super) fn write_extensible<T: Abi>(addr: u64, size: u32, value: &T) -> Result {
-    let size = size as usize;
-    if size > PAGE_SIZE {
+    if size > bindings::KITE_STATS_SIZE_MAX {
         return Err(EINVAL);
     }
+    let size = size as usize;
     let mut bytes = KVec::from_elem(0u8, size, GFP_KERNEL)?;
     for (to, from) in bytes.iter_mut().zip(as_bytes(value)) {
         *to = *from;
