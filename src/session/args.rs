@@ -3,8 +3,8 @@
 //! Parsers for the structures of `include/uapi/kite.h`, with the checks that all requesters share.
 //!
 //! System calls and submissions of I/O queues pass the structures of the ABI. The functions for kernel
-//! modules fill the same structures, so requests of all three pass the same checks. Each parser checks flags
-//! and reserved fields. The session checks handles, rights, offsets and lengths.
+//! modules fill the same structures. Requests that two or more of them have are parsed here. Each parser checks
+//! flags and reserved fields. The session checks handles, rights, offsets and lengths.
 
 use super::{call_args::RpcRequest, iovec::IoVec, source::Requester, uapi, Session};
 use crate::{
@@ -107,7 +107,7 @@ pub(super) fn parse_access(
         direction,
         offset: rw.offset,
         len: rw.len,
-        // Only fatal signals interrupt a kernel module.
+        // Of a kernel module, only fatal signals interrupt a read or write.
         deadline: match caller {
             Requester::KernelModule => deadline(rw.timeout_ms),
             _ => deadline(rw.timeout_ms).interruptible(),

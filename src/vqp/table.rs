@@ -146,7 +146,7 @@ impl VqpTableState {
             vqpn,
             peer_uid: message.uid,
         };
-        // The poller must not wait for memory. The sender repeats the message.
+        // The poller does not wait for memory: without it the connection is refused.
         self.pending_accepts.push(pending, GFP_ATOMIC).ok()?;
         self.by_vqpn.insert(vqpn_entry);
         self.by_peer.insert(peer_entry);

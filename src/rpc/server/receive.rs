@@ -11,7 +11,8 @@
 //!
 //! # Recovery
 //!
-//! The buffer of a server is too short or not present: the call returns to the front of its queue.
+//! The buffer of a server is too short or not present: an inline call returns to the front of its queue, a
+//! rendezvous call to the end.
 //!
 //! # Locking
 //!

@@ -11,7 +11,8 @@
 //! # Locking
 //!
 //! `offloaded` is decremented with `CompletionRing::producer` locked, so that [`IoQueue::wait_workers_done`]
-//! misses no wakeup. No job runs with `IoQueue::state` locked.
+//! misses no wakeup. If a worker fails to start, its thread decrements `offloaded` with `IoQueue::state`
+//! locked. No job runs with `IoQueue::state` locked.
 
 use super::{
     job::Job,
