@@ -449,10 +449,10 @@ struct kite_serve {
  *
  * A call is executed at most once. After ECONNRESET, EHOSTDOWN, EIO, ENODEV and ETIMEDOUT the call
  * may have been executed, or may be executed later. After EFAULT for the reply, or ENOMEM for a
- * long reply, it may have been executed. Messages of one thread are delivered in order. A message of
- * at most KITE_DATA_INLINE bytes is lost if the last server closes before one receives it. EACCES,
- * EBADF, ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, EMSGSIZE, ENODEV, ENOMEM,
- * ESTALE, ETIMEDOUT (also while the server's ring is full).
+ * long reply, it may have been executed. Messages of one thread are delivered in order. A message
+ * of at most KITE_DATA_INLINE bytes is lost if the last server closes before one receives it.
+ * EACCES, EBADF, ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, EMSGSIZE, ENODEV,
+ * ENOMEM, ESTALE, ETIMEDOUT (also while the server's ring is full).
  */
 struct kite_call {
 	__u64 handle;

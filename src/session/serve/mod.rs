@@ -328,15 +328,8 @@ impl Session {
             drop(handle.lock_rpc_state()?);
             handle.mapping.access().map(drop)
         };
-        let receive = || {
-            service.receive(
-                &*self.enter_rpc()?,
-                memory,
-                max_len,
-                wait_until,
-                check_open,
-            )
-        };
+        let receive =
+            || service.receive(&*self.enter_rpc()?, memory, max_len, wait_until, check_open);
         match receive()? {
             RpcDelivery::Received(received) => Ok(Some(self.accept_call(
                 &*self.enter_rpc()?,
