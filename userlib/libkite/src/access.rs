@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What is done with the bytes of a region.
+//! Access to the memory of regions: reads, writes, fills, copies and atomic operations.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ unsafe extern "C" fn LT_read(lh: i64, offset: u64, buffer: *mut c_void, size: u6
     let read = |region: Region| {
         let buffer: &mut [MaybeUninit<u8>] = match checked_len(buffer, size)? {
             0 => &mut [],
-            // SAFETY: it is not NULL, the length fits, and the caller vouches for the rest.
+            // SAFETY: `buffer` is not NULL and the length fits, as checked. The rest holds by the safety requirements.
             size => unsafe { slice::from_raw_parts_mut(buffer.cast(), size) },
         };
         region.read_uninit_at(buffer, offset).map(|_| 0)
@@ -30,7 +30,7 @@ unsafe extern "C" fn LT_read(lh: i64, offset: u64, buffer: *mut c_void, size: u6
 #[no_mangle]
 unsafe extern "C" fn LT_write(lh: i64, offset: u64, buffer: *const c_void, size: u64) -> c_int {
     let write = |region: Region| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: `buffer` is valid by the safety requirements.
         let buffer = unsafe { bytes_from_c(buffer, size) }?;
         region.write_at(buffer, offset).map(|()| 0)
     };
@@ -46,31 +46,31 @@ struct LtSegment {
     size: u64,
 }
 
-/// The segments at `segments`.
+/// Returns an array of segments. A `count` of 0 returns an empty array, for any `ptr`.
 ///
 /// # Safety
-/// `ptr` must point to `count` segments that no other thread writes during `'a`.
+/// `ptr` must be NULL or point to `count` segments that no other thread writes during `'a`.
 unsafe fn segments_from_c<'a>(ptr: *const LtSegment, count: u32) -> Result<&'a [LtSegment]> {
     match usize::try_from(count).map_err(|_| Error::Invalid)? {
         0 => Ok(&[]),
         _ if ptr.is_null() => Err(Error::Invalid),
-        // SAFETY: it is not NULL, and the caller vouches for the rest.
+        // SAFETY: `ptr` is not NULL. The rest holds by the safety requirements.
         count => Ok(unsafe { slice::from_raw_parts(ptr, count) }),
     }
 }
 
 /// # Safety
-/// `list` must point to `count` segments. The data of each must be writable for its size. They must not overlap, and
+/// `list` must be NULL or point to `count` segments. The data of each must be writable for its size. They must not overlap, and
 /// no other thread may access them during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_readv(lh: i64, list: *const LtSegment, count: u32) -> c_int {
     let read = |region: Region| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: `list` is valid by the safety requirements.
         let list = unsafe { segments_from_c(list, count) }?;
         let buffers: Result<Vec<_>> = list
             .iter()
             .map(|segment| {
-                // SAFETY: the caller vouches for it.
+                // SAFETY: the data of the segment are writable, and not shared, by the safety requirements.
                 let bytes = unsafe { bytes_mut_from_c(segment.data, segment.size) };
                 Ok((segment.offset, bytes?))
             })
@@ -81,17 +81,17 @@ unsafe extern "C" fn LT_readv(lh: i64, list: *const LtSegment, count: u32) -> c_
 }
 
 /// # Safety
-/// `list` must point to `count` segments. The data of each must be readable for its size. No other thread may write
+/// `list` must be NULL or point to `count` segments. The data of each must be readable for its size. No other thread may write
 /// them during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_writev(lh: i64, list: *const LtSegment, count: u32) -> c_int {
     let write = |region: Region| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: `list` is valid by the safety requirements.
         let list = unsafe { segments_from_c(list, count) }?;
         let buffers: Result<Vec<_>> = list
             .iter()
             .map(|segment| {
-                // SAFETY: the caller vouches for it.
+                // SAFETY: the data of the segment are readable by the safety requirements.
                 let bytes = unsafe { bytes_from_c(segment.data, segment.size) };
                 Ok((segment.offset, bytes?))
             })
@@ -103,7 +103,7 @@ unsafe extern "C" fn LT_writev(lh: i64, list: *const LtSegment, count: u32) -> c
 
 #[no_mangle]
 extern "C" fn LT_memset(lh: i64, offset: u64, byte: c_int, size: u64) -> c_int {
-    // As of memset.
+    // As `memset`, which converts to `unsigned char`.
     let byte = byte as u8;
     let result = process::region(lh).and_then(|region| region.fill(byte, offset, size));
     to_status(result.map(|()| 0))
@@ -124,16 +124,16 @@ extern "C" fn LT_memcpy(to: i64, to_offset: u64, from: i64, from_offset: u64, si
 }
 
 /// # Safety
-/// `value` is NULL, or points to a number that may be written.
+/// `value` must be NULL or writable.
 #[no_mangle]
 unsafe extern "C" fn LT_fetch_add(lh: i64, offset: u64, operand: u64, value: *mut u64) -> c_int {
-    let word = process::region(lh).and_then(|region| region.fetch_add(offset, operand));
-    // SAFETY: the caller vouches for it.
-    unsafe { write_result(word, value) }
+    let old_value = process::region(lh).and_then(|region| region.fetch_add(offset, operand));
+    // SAFETY: `value` is valid by the safety requirements.
+    unsafe { write_result(old_value, value) }
 }
 
 /// # Safety
-/// As of [`LT_fetch_add`].
+/// `value` must be NULL or writable.
 #[no_mangle]
 unsafe extern "C" fn LT_compare_swap(
     lh: i64,
@@ -142,18 +142,19 @@ unsafe extern "C" fn LT_compare_swap(
     new: u64,
     value: *mut u64,
 ) -> c_int {
-    let word = process::region(lh).and_then(|region| region.compare_swap(offset, expected, new));
-    // SAFETY: the caller vouches for it.
-    unsafe { write_result(word, value) }
+    let old_value =
+        process::region(lh).and_then(|region| region.compare_swap(offset, expected, new));
+    // SAFETY: `value` is valid by the safety requirements.
+    unsafe { write_result(old_value, value) }
 }
 
 /// # Safety
-/// As of [`LT_fetch_add`].
+/// `value` must be NULL or writable.
 #[no_mangle]
 unsafe extern "C" fn LT_swap(lh: i64, offset: u64, new: u64, value: *mut u64) -> c_int {
-    let word = process::region(lh).and_then(|region| region.swap(offset, new));
-    // SAFETY: the caller vouches for it.
-    unsafe { write_result(word, value) }
+    let old_value = process::region(lh).and_then(|region| region.swap(offset, new));
+    // SAFETY: `value` is valid by the safety requirements.
+    unsafe { write_result(old_value, value) }
 }
 
 #[no_mangle]
@@ -170,7 +171,7 @@ mod tests {
     #[test]
     fn access_calls_without_join_return_ebadf() {
         let bad = -libc::EBADF;
-        // SAFETY: all pointers are NULL where that is allowed.
+        // SAFETY: all pointers are NULL, with a size of 0 or where NULL is rejected.
         unsafe {
             assert_eq!(LT_read(1, 0, null_mut(), 0), bad);
             assert_eq!(LT_write(0, 0, null(), 0), bad);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The C library of kite, with LITE's names, and KRCORE's. See `kite/lite.h` and `kite/krcore.h`, which document the
-//! calls.
+//! C library of kite, with the function names of LITE and KRCORE. `kite/lite.h` and `kite/krcore.h` document the
+//! functions.
 //!
-//! The functions that C calls check their arguments, and turn results into negative errno; `process` keeps what
-//! this process has open.
+//! Each function checks its arguments, calls the crate `kite`, and returns a negative errno on failure. `process` has the
+//! objects of this process.
 
 mod access;
 mod arguments;

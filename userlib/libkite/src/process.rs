@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What this process has open: one session, regions and what is served of them by the handles that C
-//! knows, and calls that wait for their answers, and locks, by their ids.
+//! Objects of this process: one session, and tables of regions, servers, calls without a reply, locks and I/O queues.
 //!
-//! A handle or id is never used twice, so one that was closed is refused for ever.
+//! C refers to an object by its handle or ID, which is at least 1. A handle or ID is never reused, so functions reject
+//! it after it was closed.
+//!
+//! # Locking
+//!
+//! Each table has a lock, which is held only during an access. No thread sleeps while it holds the lock of a table.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
@@ -20,22 +24,27 @@ static CALLS: HandleTable<CallEntry> = HandleTable::new();
 static LOCKS: HandleTable<LockEntry> = HandleTable::new();
 static QUEUES: HandleTable<Arc<SharedQueue>> = HandleTable::new();
 
-/// Maximum sleep of a waiter before it looks whether another thread has taken the last completion.
+/// Maximum sleep of a waiter before it checks whether another thread has consumed the last completion.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A call that waits for its answer, and the handle by which it came.
+/// A call without a reply, and the handle of its server.
 struct CallEntry {
     call: PendingCall,
     lh: i64,
 }
 
-/// A lock that is held, and the handle by which it was taken.
+/// A lock that this process owns, and the handle that acquired it.
 struct LockEntry {
     lock: LockGuard,
     lh: i64,
 }
 
-/// Joins on this RNIC; returns the number of this node.
+/// Opens the session on an RNIC; an empty name is the first RNIC. Returns the number of this node.
+///
+/// # Errors
+/// - [`Error::Busy`]: the process has a session.
+/// - [`Error::NotJoined`]: this node is in no cluster.
+/// - For the others see [`Cluster::open_rnic`].
 pub(crate) fn join(rnic: &str) -> Result<i32> {
     let cluster = Cluster::open_rnic(rnic)?;
     let view = cluster.view()?;
@@ -46,15 +55,18 @@ pub(crate) fn join(rnic: &str) -> Result<i32> {
     i32::try_from(view.local_node).map_err(|_| Error::Io)
 }
 
-/// The session.
+/// Returns the session.
+///
+/// # Errors
+/// - [`Error::NotBound`]: the process has none.
 pub(crate) fn session() -> Result<&'static Cluster> {
     SESSION.get().ok_or(Error::NotBound)
 }
 
-/// The session; of a process that has not joined, on the first RNIC.
+/// Returns the session. Opens it on the first RNIC if the process has none.
 pub(crate) fn session_or_join() -> Result<&'static Cluster> {
     if SESSION.get().is_none() {
-        // Another thread may be faster.
+        // Another thread may open the session first.
         match join("") {
             Err(error) if error != Error::Busy => return Err(error),
             _ => {}
@@ -63,32 +75,33 @@ pub(crate) fn session_or_join() -> Result<&'static Cluster> {
     session()
 }
 
-/// Keeps a region; returns its handle.
+/// Stores a region. Returns its handle.
 pub(crate) fn insert_region(region: Region) -> i64 {
     REGIONS.insert(region)
 }
 
-/// The region of a handle.
+/// Returns the region of a handle.
 pub(crate) fn region(lh: i64) -> Result<Region> {
     REGIONS.get(lh).ok_or(Error::BadHandle)
 }
 
-/// Closes a handle, and ends its region by `end`.
+/// Closes a handle, and calls `finalize` with its region. Aborts calls without a reply, and abandons locks, that the
+/// handle has received or acquired.
 pub(crate) fn close(lh: i64, finalize: impl FnOnce(Region) -> Result<()>) -> Result<()> {
     let region = REGIONS.remove(lh).ok_or(Error::BadHandle)?;
     SERVICES.remove(lh);
     // Ends the calls without a reply: their callers get an error, and the handle is no longer referenced.
     drop(CALLS.remove_where(|entry| entry.lh == lh));
     let result = finalize(region);
-    // As the kernel ends those of a handle that is given back. It is not before the region is freed, or others
-    // would get them.
+    // The kernel also abandons the locks of a handle that is closed. `finalize` comes first: otherwise a waiter could
+    // acquire a lock of a region that is about to be freed.
     for entry in LOCKS.remove_where(|entry| entry.lh == lh) {
         let _ = entry.lock.abandon();
     }
     result
 }
 
-/// Serves the region of a handle.
+/// Makes this process a server of the region of a handle.
 pub(crate) fn serve(lh: i64, options: &ServeOptions) -> Result<()> {
     let service = region(lh)?.serve(options)?;
     SERVICES.insert_at(lh, service);
@@ -111,27 +124,27 @@ pub(crate) fn insert_call(lh: i64, call: PendingCall) -> u64 {
     key.unsigned_abs()
 }
 
-/// The call of an id, which can be answered once.
+/// Removes a call, to reply to it once.
 pub(crate) fn remove_call(id: u64) -> Result<PendingCall> {
     let key = i64::try_from(id).map_err(|_| Error::BadHandle)?;
     let entry = CALLS.remove(key).ok_or(Error::BadHandle)?;
     Ok(entry.call)
 }
 
-/// Keeps a lock that is held; returns its id.
+/// Stores an acquired lock. Returns its ID.
 pub(crate) fn insert_lock(lh: i64, lock: LockGuard) -> u64 {
     LOCKS.insert(LockEntry { lock, lh }).unsigned_abs()
 }
 
-/// The lock of an id, which can be given back once.
+/// Removes a lock, to release it once.
 pub(crate) fn remove_lock(id: u64) -> Result<LockGuard> {
     let key = i64::try_from(id).map_err(|_| Error::BadHandle)?;
     let entry = LOCKS.remove(key).ok_or(Error::BadHandle)?;
     Ok(entry.lock)
 }
 
-/// An I/O queue that threads share. A thread sleeps by `waiter`, without the lock, so that others can
-/// submit and cancel meanwhile.
+/// I/O queue that threads share. A thread sleeps in `waiter` without the lock, so that others can submit and cancel
+/// meanwhile.
 pub(crate) struct SharedQueue {
     queue: Mutex<IoQueue>,
     waiter: QueueWaiter,
@@ -142,7 +155,11 @@ impl SharedQueue {
         f(&mut self.queue.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Sleeps until there may be a completion.
+    /// Sleeps until there may be a completion, for at most [`RECHECK_INTERVAL`].
+    ///
+    /// # Errors
+    /// - [`Error::TimedOut`]: the deadline passed.
+    /// - For the others see [`QueueWaiter::wait`].
     fn wait_ready(&self, deadline: Option<Instant>) -> Result<()> {
         let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let slice = remaining.map_or(RECHECK_INTERVAL, |remaining| {
@@ -150,24 +167,24 @@ impl SharedQueue {
         });
         match self.waiter.wait(Some(slice)) {
             Err(Error::TimedOut) if remaining.is_none_or(|remaining| remaining > slice) => Ok(()),
-            ended => ended,
+            result => result,
         }
     }
 }
 
-/// Keeps a queue; returns its id.
+/// Stores a queue. Returns its ID.
 pub(crate) fn insert_queue(queue: IoQueue) -> i64 {
     let waiter = queue.waiter();
     let queue = Mutex::new(queue);
     QUEUES.insert(Arc::new(SharedQueue { queue, waiter }))
 }
 
-/// Calls `f` with the queue of an id, locked.
+/// Calls `f` with a queue, locked.
 pub(crate) fn with_queue<T>(id: i64, f: impl FnOnce(&mut IoQueue) -> Result<T>) -> Result<T> {
     QUEUES.get(id).ok_or(Error::BadHandle)?.with_locked(f)
 }
 
-/// Takes a completion of the queue of an id; waits for at most `timeout`, or without limit.
+/// Waits for a completion of a queue, for at most `timeout`, or without limit.
 pub(crate) fn wait_completion(id: i64, timeout: Option<Duration>) -> Result<Completion> {
     let queue = QUEUES.get(id).ok_or(Error::BadHandle)?;
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -179,7 +196,7 @@ pub(crate) fn wait_completion(id: i64, timeout: Option<Duration>) -> Result<Comp
     }
 }
 
-/// Removes the queue of an id. It ends when no thread uses it.
+/// Removes a queue. The queue is destroyed when no thread uses it any longer.
 pub(crate) fn remove_queue(id: i64) -> Result<Arc<SharedQueue>> {
     QUEUES.remove(id).ok_or(Error::BadHandle)
 }
@@ -187,7 +204,7 @@ pub(crate) fn remove_queue(id: i64) -> Result<Arc<SharedQueue>> {
 /// Table of objects that C refers to by number.
 pub(crate) struct HandleTable<T>(RwLock<Option<HandleTableState<T>>>);
 
-/// Those of a table.
+/// Entries of a table, created by the first insert.
 pub(crate) struct HandleTableState<T> {
     last_key: i64,
     entries: HashMap<i64, T>,
@@ -207,8 +224,9 @@ impl<T> HandleTable<T> {
         Self(RwLock::new(None))
     }
 
+    /// Stores a value. Returns its new key, at least 1.
     pub(crate) fn insert(&self, value: T) -> i64 {
-        // No code panics under the lock, so what it guards is whole in any case.
+        // No code panics while it holds the lock, so a poisoned table is consistent.
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let table = table.get_or_insert_with(HandleTableState::default);
         table.last_key += 1;
@@ -217,7 +235,7 @@ impl<T> HandleTable<T> {
         key
     }
 
-    /// Enters something by the key of another table.
+    /// Stores a value by a key that the caller has chosen, such as the key of another table.
     pub(crate) fn insert_at(&self, key: i64, value: T) {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let table = table.get_or_insert_with(HandleTableState::default);
@@ -232,6 +250,7 @@ impl<T> HandleTable<T> {
         table.as_ref()?.entries.get(&key).cloned()
     }
 
+    /// Removes the values for which `predicate` returns `true`.
     fn remove_where(&self, predicate: impl Fn(&T) -> bool) -> Vec<T> {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let table = table.get_or_insert_with(HandleTableState::default);

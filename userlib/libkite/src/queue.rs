@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The functions of queue pairs.
+//! I/O queues.
 //!
-//! What C gives as an address is a part of the queue's own memory, so nothing is borrowed: a wrong
-//! address is refused.
+//! Addresses of data are in the buffer of the queue. They are converted to offsets and checked, so no function accesses
+//! memory by a pointer of C. A wrong address is rejected.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -23,20 +23,20 @@ struct LtCompletion {
 }
 
 /// # Safety
-/// `memory` is NULL, which is refused, or points to a pointer that may be written.
+/// `memory` must be NULL or writable.
 #[no_mangle]
 unsafe extern "C" fn LT_queue(entries: u32, size: u64, memory: *mut *mut c_void) -> i64 {
-    let make = || {
+    let create = || {
         if memory.is_null() {
             return Err(Error::Invalid);
         }
         let size = usize::try_from(size).map_err(|_| Error::Invalid)?;
         let queue = process::session()?.create_queue(entries, size)?;
-        // SAFETY: it is not NULL, and the caller vouches for the rest.
+        // SAFETY: `memory` is not NULL, and is writable by the safety requirements.
         unsafe { memory.write(queue.as_ptr().cast()) };
         Ok(process::insert_queue(queue))
     };
-    make().unwrap_or_else(|error: Error| -i64::from(error.errno()))
+    create().unwrap_or_else(|error: Error| -i64::from(error.errno()))
 }
 
 #[no_mangle]
@@ -84,7 +84,7 @@ extern "C" fn LT_async_memset(
     size: u64,
 ) -> c_int {
     submit_for_region(queue, lh, |queue, region| {
-        // As of memset.
+        // As `memset`, which converts to `unsigned char`.
         queue.fill(tag, &region, byte as u8, offset, size)
     })
 }
@@ -183,7 +183,7 @@ extern "C" fn LT_async_recvRPC(queue: i64, tag: u64, lh: i64, to: *mut c_void, s
 }
 
 /// # Safety
-/// `call` is NULL, which is refused, or may be written.
+/// `call` must be NULL or writable.
 #[no_mangle]
 unsafe extern "C" fn LT_received(queue: i64, lh: i64, at: *const c_void, call: *mut LtCall) -> i64 {
     let parse = |queue: &mut IoQueue| {
@@ -200,7 +200,7 @@ unsafe extern "C" fn LT_received(queue: i64, lh: i64, at: *const c_void, call: *
             node: received.node,
             uid: received.uid,
         };
-        // SAFETY: it is not NULL, and the caller vouches for the rest.
+        // SAFETY: `call` is not NULL, and is writable by the safety requirements.
         unsafe { call.write(lt_call) };
         Ok(received.data.len())
     };
@@ -217,7 +217,7 @@ extern "C" fn LT_async_replyRPC(
 ) -> c_int {
     let reply = |queue: &mut IoQueue| {
         let data = buffer_range(queue, data, size)?;
-        // Then the call stays.
+        // The call remains pending, for a later reply.
         if queue.is_full() {
             return Err(Error::QueueFull);
         }
@@ -237,15 +237,15 @@ extern "C" fn LT_cancel(queue: i64, tag: u64) -> c_int {
 }
 
 /// # Safety
-/// `completion` is NULL, which is refused, or may be written.
+/// `completion` must be NULL or writable.
 #[no_mangle]
 unsafe extern "C" fn LT_wait(queue: i64, completion: *mut LtCompletion) -> c_int {
-    // SAFETY: as of `LT_wait_timeout`.
+    // SAFETY: `completion` is valid by the safety requirements.
     unsafe { LT_wait_timeout(queue, completion, -1) }
 }
 
 /// # Safety
-/// `completion` is NULL, which is refused, or may be written.
+/// `completion` must be NULL or writable.
 #[no_mangle]
 unsafe extern "C" fn LT_wait_timeout(
     queue: i64,
@@ -257,44 +257,52 @@ unsafe extern "C" fn LT_wait_timeout(
         true => Err(Error::Invalid),
         false => process::wait_completion(queue, timeout),
     };
-    // SAFETY: it is not NULL if there is one, and the caller vouches for the rest.
-    to_status(wait().map(|done| unsafe { write_completion(done, completion) }))
+    let write = |done| {
+        // SAFETY: `wait` has checked for NULL. `completion` is writable by the safety requirements.
+        unsafe { write_completion(done, completion) }
+    };
+    to_status(wait().map(write))
 }
 
 /// # Safety
-/// As of [`LT_wait`].
+/// `completion` must be NULL or writable.
 #[no_mangle]
 unsafe extern "C" fn LT_poll(queue: i64, completion: *mut LtCompletion) -> c_int {
     let poll = || match completion.is_null() {
         true => Err(Error::Invalid),
         false => process::with_queue(queue, IoQueue::try_next)?.ok_or(Error::WouldBlock),
     };
-    // SAFETY: as above.
-    to_status(poll().map(|done| unsafe { write_completion(done, completion) }))
+    let write = |done| {
+        // SAFETY: `poll` has checked for NULL. `completion` is writable by the safety requirements.
+        unsafe { write_completion(done, completion) }
+    };
+    to_status(poll().map(write))
 }
 
+/// Writes a completion to `to`. Returns 0.
+///
 /// # Safety
-/// `to` may be written.
+/// `to` must be writable.
 unsafe fn write_completion(completion: Completion, to: *mut LtCompletion) -> c_int {
     let raw = LtCompletion {
         tag: completion.tag,
         value: completion.result.unwrap_or(0),
         status: to_status(completion.result.map(|_| 0)),
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: `to` is writable by the safety requirements.
     unsafe { to.write(raw) };
     0
 }
 
-/// Submits something about a region.
+/// Submits a request for a region.
 fn submit_for_region(
     queue: i64,
     lh: i64,
     f: impl FnOnce(&mut IoQueue, Region) -> Result<()>,
 ) -> c_int {
     let region = process::region(lh);
-    let done = region.and_then(|region| process::with_queue(queue, |queue| f(queue, region)));
-    to_status(done.map(|()| 0))
+    let result = region.and_then(|region| process::with_queue(queue, |queue| f(queue, region)));
+    to_status(result.map(|()| 0))
 }
 
 /// Returns the range of the queue's buffer at `ptr`. An empty range may be at any address.
@@ -327,7 +335,7 @@ mod tests {
             value: 0,
             status: 0,
         };
-        // SAFETY: both are NULL or may be written.
+        // SAFETY: all pointers are NULL or writable.
         unsafe {
             assert_eq!(LT_wait(1, &raw mut done), -libc::EBADF);
             assert_eq!(LT_wait_timeout(1, &raw mut done, 0), -libc::EBADF);

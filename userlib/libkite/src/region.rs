@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Joining, and regions as a whole: they are made, opened, moved and freed, and rights to them granted.
+//! Session, and regions: allocate, register, map, grant, migrate and free.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -12,10 +12,10 @@ use crate::arguments::{
 use crate::process;
 
 /// # Safety
-/// `rnic` is NULL or a C string.
+/// `rnic` must be NULL or a C string.
 #[no_mangle]
 unsafe extern "C" fn LT_join(rnic: *const c_char) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: `rnic` is valid by the safety requirements.
     let rnic = unsafe { str_from_c(rnic) };
     to_status(rnic.and_then(process::join))
 }
@@ -32,7 +32,7 @@ extern "C" fn LT_set_priority(priority: u32) -> c_int {
 }
 
 /// # Safety
-/// `nodes` points to `node_count` numbers, unless that is 0; `name` is NULL or a C string.
+/// `nodes` must be NULL or point to `node_count` numbers. `name` must be NULL or a C string.
 #[no_mangle]
 unsafe extern "C" fn LT_malloc(
     nodes: *const u32,
@@ -42,9 +42,9 @@ unsafe extern "C" fn LT_malloc(
     others: u32,
 ) -> i64 {
     let options = || {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: `name` is valid by the safety requirements.
         let name = unsafe { str_from_c(name) }?;
-        // SAFETY: likewise.
+        // SAFETY: `nodes` is valid by the safety requirements.
         let nodes = unsafe { node_ids_from_c(nodes, node_count) }?;
         let others = Rights::from_bits(others).ok_or(Error::Invalid)?;
         Ok(AllocOptions::new(size)
@@ -56,8 +56,8 @@ unsafe extern "C" fn LT_malloc(
 }
 
 /// # Safety
-/// `memory` points to `size` bytes that may be read and written for as long as the region lives, and that change at
-/// any time; `name` is NULL or a C string.
+/// `memory` must be readable and writable for `size` bytes while the region exists; other nodes change them at any
+/// time. `name` must be NULL or a C string.
 #[no_mangle]
 unsafe extern "C" fn LT_register(
     memory: *mut c_void,
@@ -66,10 +66,10 @@ unsafe extern "C" fn LT_register(
     others: u32,
 ) -> i64 {
     let register = || {
-        let at = NonNull::new(memory.cast()).ok_or(Error::Fault)?;
-        // SAFETY: the caller vouches for it.
-        let memory = unsafe { Buffer::from_raw(at, checked_len(memory, size)?) };
-        // SAFETY: likewise.
+        let start = NonNull::new(memory.cast()).ok_or(Error::Fault)?;
+        // SAFETY: `memory` is valid for `size` bytes by the safety requirements, and C has no references to them.
+        let memory = unsafe { Buffer::from_raw(start, checked_len(memory, size)?) };
+        // SAFETY: `name` is valid by the safety requirements.
         let name = unsafe { str_from_c(name) }?;
         let others = Rights::from_bits(others).ok_or(Error::Invalid)?;
         process::session()?.register_region(&memory, name, others)
@@ -83,10 +83,10 @@ extern "C" fn LT_free(lh: i64) -> c_int {
 }
 
 /// # Safety
-/// `name` is NULL or a C string.
+/// `name` must be NULL or a C string.
 #[no_mangle]
 unsafe extern "C" fn LT_map(name: *const c_char, rights: u32) -> i64 {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: `name` is valid by the safety requirements.
     let name = unsafe { str_from_c(name) };
     let map = |name| {
         let rights = Rights::from_bits(rights).ok_or(Error::Invalid)?;
@@ -119,7 +119,7 @@ extern "C" fn LT_grant_others(lh: i64, rights: u32) -> c_int {
 }
 
 /// # Safety
-/// `nodes` points to `node_count` numbers, unless that is 0.
+/// `nodes` must be NULL or point to `node_count` numbers.
 #[no_mangle]
 unsafe extern "C" fn LT_move(
     lh: i64,
@@ -127,7 +127,7 @@ unsafe extern "C" fn LT_move(
     node_count: u32,
     timeout_ms: u32,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: `nodes` is valid by the safety requirements.
     let nodes = unsafe { node_ids_from_c(nodes, node_count) };
     let moved = nodes
         .and_then(|nodes| with_timeout_ms(process::region(lh)?, timeout_ms).migrate_to(&nodes));
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn region_calls_without_join_return_enotconn_or_ebadf() {
         let (unjoined, bad) = (-i64::from(libc::ENOTCONN), -libc::EBADF);
-        // SAFETY: all pointers are C strings, or NULL where that is allowed.
+        // SAFETY: all pointers are C strings, or NULL where NULL is allowed.
         unsafe {
             assert_eq!(LT_malloc(null(), 0, 1, null(), 0), unjoined);
             assert_eq!(LT_map(c"name".as_ptr(), 1), unjoined);
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn region_calls_with_invalid_arguments_return_einval() {
         let invalid = -i64::from(libc::EINVAL);
-        // SAFETY: all pointers are C strings, or NULL where that is allowed or refused.
+        // SAFETY: all pointers are C strings, or NULL where NULL is allowed or rejected.
         unsafe {
             assert_eq!(LT_malloc(null(), 1, 1, null(), 0), invalid);
             assert_eq!(LT_malloc(null(), 0, 1, null(), 8), invalid);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Calls and messages.
+//! RPC: calls, messages and servers.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
@@ -37,7 +37,7 @@ unsafe extern "C" fn LT_RPC(
     room: u64,
 ) -> i64 {
     let call = |region: Region| {
-        // SAFETY: the caller vouches for both.
+        // SAFETY: `data` and `reply` are valid by the safety requirements.
         let (data, reply) = unsafe { (bytes_from_c(data, size)?, bytes_mut_from_c(reply, room)?) };
         region.call(function, data, reply)
     };
@@ -53,9 +53,9 @@ struct LtReply {
 }
 
 /// # Safety
-/// `lhs` must point to `count` handles, `data` to `size` readable bytes, and `replies` to `count` writable replies,
-/// whose data must be writable for their `room`. No other thread may write the former two, or access the replies,
-/// during the call.
+/// `lhs` must be NULL or point to `count` handles, and `data` be readable for `size` bytes. `replies` must be NULL or
+/// point to `count` writable replies, and the data of each be writable for its `room`. No other thread may write `lhs`
+/// or `data`, or access `replies` or their data, during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_multicast_RPC(
     lhs: *const i64,
@@ -73,7 +73,7 @@ unsafe extern "C" fn LT_multicast_RPC(
         if count == 0 {
             return Ok(0);
         }
-        // SAFETY: they are not NULL, and the caller vouches for the rest.
+        // SAFETY: `lhs` and `replies` are not NULL. The rest holds by the safety requirements.
         let (lhs, replies, data) = unsafe {
             (
                 slice::from_raw_parts(lhs, count),
@@ -88,22 +88,25 @@ unsafe extern "C" fn LT_multicast_RPC(
         let results = process::session()?.multicast(&regions?, function, data, reply_max)?;
         for (reply, result) in replies.iter_mut().zip(results) {
             let copied = result.and_then(|data| {
-                // SAFETY: the caller vouches for it.
+                // SAFETY: the data of `reply` are writable by the safety requirements.
                 unsafe { copy_reply(reply, &data) }
             });
-            reply.result = self::to_count(copied);
+            reply.result = to_count(copied);
         }
         Ok(0)
     };
     to_status(call())
 }
 
-/// Copies what came to where the caller wants it.
+/// Copies a reply to the buffer of the caller. Returns its bytes.
+///
+/// # Errors
+/// - [`Error::MessageTooLong`]: the buffer is too small.
 ///
 /// # Safety
 /// The data of `reply` must be writable for its `room`.
 unsafe fn copy_reply(reply: &LtReply, data: &[u8]) -> Result<usize> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the data are writable by the safety requirements.
     let buffer = unsafe { bytes_mut_from_c(reply.data, reply.room) }?;
     let to = buffer.get_mut(..data.len()).ok_or(Error::MessageTooLong)?;
     to.copy_from_slice(data);
@@ -115,7 +118,7 @@ unsafe fn copy_reply(reply: &LtReply, data: &[u8]) -> Result<usize> {
 #[no_mangle]
 unsafe extern "C" fn LT_send(lh: i64, function: u32, data: *const c_void, size: u64) -> c_int {
     let send = |region: Region| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: `data` is valid by the safety requirements.
         let data = unsafe { bytes_from_c(data, size) }?;
         region.send(function, data).map(|()| 0)
     };
@@ -123,14 +126,14 @@ unsafe extern "C" fn LT_send(lh: i64, function: u32, data: *const c_void, size: 
 }
 
 /// # Safety
-/// `call` must be writable, and `buffer` writable for `room` bytes. No other thread may access them during the call.
+/// `call` must be NULL or writable, and `buffer` writable for `room` bytes. No other thread may access them during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_recvRPC(lh: i64, call: *mut LtCall, buffer: *mut c_void, room: u64) -> i64 {
     let receive = || {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: `buffer` is valid by the safety requirements.
         let buffer = unsafe { bytes_mut_from_c(buffer, room) }?;
         let service = process::service(lh)?;
-        // SAFETY: the caller vouches for it.
+        // SAFETY: `call` is valid by the safety requirements.
         unsafe { write_call(lh, service.receive(buffer)?, call) }
     };
     to_count(receive())
@@ -141,7 +144,7 @@ unsafe extern "C" fn LT_recvRPC(lh: i64, call: *mut LtCall, buffer: *mut c_void,
 #[no_mangle]
 unsafe extern "C" fn LT_replyRPC(id: u64, data: *const c_void, size: u64) -> c_int {
     let reply = |call: kite_rs::PendingCall| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: `data` is valid by the safety requirements.
         let data = unsafe { bytes_from_c(data, size) }?;
         call.reply(data).map(|()| 0)
     };
@@ -149,7 +152,7 @@ unsafe extern "C" fn LT_replyRPC(id: u64, data: *const c_void, size: u64) -> c_i
 }
 
 /// # Safety
-/// As of [`LT_replyRPC`] and [`LT_recvRPC`]; and `call` may be read.
+/// See [`LT_replyRPC`] and [`LT_recvRPC`]. `call` must also be readable.
 #[no_mangle]
 unsafe extern "C" fn LT_reply_recvRPC(
     lh: i64,
@@ -162,18 +165,18 @@ unsafe extern "C" fn LT_reply_recvRPC(
     if call.is_null() {
         return to_count(Err(Error::Invalid));
     }
-    // SAFETY: it is not NULL, and the caller vouches for the rest.
+    // SAFETY: `call` is not NULL, and is readable by the safety requirements.
     let id = unsafe { (*call).id };
     if id == 0 {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the safety requirements include those of `LT_recvRPC`.
         return unsafe { LT_recvRPC(lh, call, buffer, room) };
     }
     let reply_receive = |call_to_reply: kite_rs::PendingCall| {
-        // SAFETY: the caller vouches for both.
+        // SAFETY: `data` and `buffer` are valid by the safety requirements.
         let (data, buffer) =
             unsafe { (bytes_from_c(data, size)?, bytes_mut_from_c(buffer, room)?) };
         let service = process::service(lh)?;
-        // SAFETY: the caller vouches for it.
+        // SAFETY: `call` is valid by the safety requirements.
         unsafe {
             write_call(
                 lh,
@@ -185,10 +188,10 @@ unsafe extern "C" fn LT_reply_recvRPC(
     to_count(process::remove_call(id).and_then(reply_receive))
 }
 
-/// Writes what was received to where the caller wants it. Returns the bytes of its data.
+/// Writes the description of a received call or message to `to`. Returns the bytes of its data.
 ///
 /// # Safety
-/// `to` is NULL, which is refused, or may be written.
+/// `to` must be NULL or writable.
 unsafe fn write_call(lh: i64, incoming: IncomingRpc<'_>, to: *mut LtCall) -> Result<usize> {
     if to.is_null() {
         return Err(Error::Invalid);
@@ -201,7 +204,7 @@ unsafe fn write_call(lh: i64, incoming: IncomingRpc<'_>, to: *mut LtCall) -> Res
         node: incoming.node,
         uid: incoming.uid,
     };
-    // SAFETY: it is not NULL, and the caller vouches for the rest.
+    // SAFETY: `to` is not NULL, and is writable by the safety requirements.
     unsafe { to.write(call) };
     Ok(incoming.data.len())
 }
@@ -214,7 +217,7 @@ mod tests {
     #[test]
     fn rpc_calls_without_join_return_ebadf() {
         let (bad, bad_long) = (-libc::EBADF, -i64::from(libc::EBADF));
-        // SAFETY: all pointers are NULL where that is allowed.
+        // SAFETY: all pointers are NULL, with a size of 0 or where NULL is rejected, or point to one handle.
         unsafe {
             assert_eq!(LT_send(1, 0, null(), 0), bad);
             assert_eq!(LT_replyRPC(1, null(), 0), bad);

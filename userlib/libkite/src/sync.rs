@@ -14,7 +14,7 @@ const FLAG_TRY: u32 = 2;
 const FLAG_SHARED_TRY: u32 = FLAG_SHARED | FLAG_TRY;
 
 /// # Safety
-/// `id` is NULL, which is refused, or points to a number that may be written.
+/// `id` must be NULL or writable.
 #[no_mangle]
 unsafe extern "C" fn LT_lock(
     lh: i64,
@@ -36,7 +36,7 @@ unsafe extern "C" fn LT_lock(
     };
     to_status(process::region(lh).and_then(lock).map(|lock| {
         let owner_died = lock.owner_died();
-        // SAFETY: it is not NULL, and the caller vouches for the rest.
+        // SAFETY: `id` is not NULL, and is writable by the safety requirements.
         unsafe { id.write_unaligned(process::insert_lock(lh, lock)) };
         c_int::from(owner_died)
     }))
@@ -53,10 +53,10 @@ extern "C" fn LT_unlock(id: u64) -> c_int {
 
 #[no_mangle]
 extern "C" fn LT_barrier(lh: i64, number: u64, count: u32, timeout_ms: u32) -> i64 {
-    let pass = |region: Region| with_timeout_ms(region, timeout_ms).barrier(number, count);
-    let passed = process::region(lh).and_then(pass);
-    let passed = passed.map(|generation| i64::try_from(generation).unwrap_or(i64::MAX));
-    passed.unwrap_or_else(|error| -i64::from(error.errno()))
+    let wait = |region: Region| with_timeout_ms(region, timeout_ms).barrier(number, count);
+    let generation = process::region(lh).and_then(wait);
+    let generation = generation.map(|generation| i64::try_from(generation).unwrap_or(i64::MAX));
+    generation.unwrap_or_else(|error| -i64::from(error.errno()))
 }
 
 #[cfg(test)]
