@@ -4,7 +4,19 @@
 use crate::error::{Error, Result};
 use crate::sys;
 
-/// Completion of a request. [`IoQueue`](crate::IoQueue) and [`Vqp`](crate::Vqp) have examples.
+/// Completion of a request of an [`IoQueue`](crate::IoQueue) or a [`Vqp`](crate::Vqp).
+///
+/// # Examples
+/// ```no_run
+/// # let cluster = kite::Cluster::open()?;
+/// # let region = cluster.map("counter", kite::Rights::READ | kite::Rights::WRITE)?;
+/// let mut queue = cluster.create_queue(8, 4096)?;
+/// queue.fetch_add(7, &region, 0, 1)?;
+/// let completion = queue.wait()?;
+/// assert_eq!(completion.tag, 7);
+/// println!("previous value: {}", completion.result?);
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// Tag of the request.

@@ -104,7 +104,14 @@ impl From<Member> for sys::kite_member {
     }
 }
 
-/// View: the members of the cluster that this node acts on. [`Member`] has an example.
+/// View: the members of the cluster that this node acts on.
+///
+/// # Examples
+/// ```no_run
+/// let view = kite::Cluster::open()?.view()?;
+/// println!("node {} of {}, epoch {}", view.local_node, view.members.len(), view.epoch);
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct View {
@@ -116,7 +123,15 @@ pub struct View {
     pub members: Vec<Member>,
 }
 
-/// RNIC that kite uses. [`rnics`](crate::rnics) has an example.
+/// RNIC that kite uses.
+///
+/// # Examples
+/// ```no_run
+/// for rnic in kite::rnics()?.iter().filter(|rnic| rnic.active) {
+///     println!("{}: DC is {}", rnic.name, if rnic.has_dc { "available" } else { "missing" });
+/// }
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Rnic {
@@ -152,7 +167,16 @@ pub struct RegionInfo {
     pub home: u32,
 }
 
-/// Named region in a listing. [`Regions`](crate::Regions) has an example.
+/// Named region in a listing.
+///
+/// # Examples
+/// ```no_run
+/// for entry in kite::Cluster::open()?.regions(kite::NODE_SELF) {
+///     let entry = entry?;
+///     println!("{}: {} bytes, rights of others: {}", entry.name, entry.len, entry.other_rights);
+/// }
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RegionEntry {

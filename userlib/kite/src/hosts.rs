@@ -7,6 +7,17 @@ use std::net::{IpAddr, Ipv6Addr};
 use crate::cluster::Cluster;
 
 /// A node of the cluster on the management network.
+///
+/// # Examples
+/// ```no_run
+/// let cluster = kite::Cluster::open()?;
+/// let hosts = cluster.hosts();
+/// for member in cluster.view()?.members {
+///     let host = hosts.iter().find(|host| host.gid == member.address.gid);
+///     println!("node {}: {:?}", member.node, host.and_then(|host| host.ip));
+/// }
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// GID of the node's RNIC, as in [`FabricAddress::gid`](crate::FabricAddress::gid).

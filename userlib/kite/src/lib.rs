@@ -49,14 +49,12 @@ mod hosts;
 mod interrupted;
 mod lock;
 mod memory;
-mod multicast;
 mod parameters;
 mod qos;
 mod queue;
 mod region;
 mod rights;
 mod rpc;
-mod service;
 mod stats;
 mod sys;
 mod timeout;
@@ -74,7 +72,7 @@ pub use qos::{LimitSubject, LimitUsage, ParseQosPolicyError, Priority, Qos, QosP
 pub use queue::{IoQueue, QueueWaiter, ReceivedRpc};
 pub use region::{AllocOptions, Region, Regions};
 pub use rights::{ParseRightsError, Rights};
-pub use service::{IncomingRpc, PendingCall, ServeOptions, Service};
+pub use rpc::{IncomingRpc, PendingCall, ServeOptions, Service};
 pub use stats::Stats;
 pub use vqp::{Listener, Mr, PeerCred, RemoteMemory, SendWr, Vqp, VqpInfo, VqpMessage, WrOp};
 

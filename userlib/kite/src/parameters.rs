@@ -10,6 +10,14 @@ use crate::sys::{self, kite_parameters};
 macro_rules! parameters {
     ($($name:ident $doc:literal)*) => {
         /// Module parameters in effect, each limited to its range. They are set when the module is loaded.
+        ///
+        /// # Examples
+        /// ```no_run
+        /// for (name, value) in kite::parameters()?.entries() {
+        ///     println!("{name}={value}");
+        /// }
+        /// # Ok::<(), kite::Error>(())
+        /// ```
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         pub struct Parameters {
@@ -42,11 +50,12 @@ parameters! {
     default_timeout_ms "Deadline of requests that set none, in milliseconds."
 }
 
-/// Reads the parameters of the module; needs no session.
+/// Reads the parameters of the module. Needs no session.
 ///
 /// # Errors
-/// [`Error::NotLoaded`](crate::Error::NotLoaded), [`Error::OpenDenied`](crate::Error::OpenDenied),
-/// [`Error::UnknownRequest`](crate::Error::UnknownRequest) (the module is older than this request).
+/// - [`Error::NotLoaded`](crate::Error::NotLoaded): the module is not loaded.
+/// - [`Error::OpenDenied`](crate::Error::OpenDenied): no permission to open `/dev/kite`.
+/// - [`Error::UnknownRequest`](crate::Error::UnknownRequest): the module is older than this request.
 ///
 /// # Examples
 /// ```no_run

@@ -48,6 +48,11 @@ pub enum QosPolicy {
 }
 
 /// Error of a text that is not `none`, `sw` or `hw`.
+///
+/// # Examples
+/// ```
+/// assert_eq!("fast".parse::<kite::QosPolicy>(), Err(kite::ParseQosPolicyError));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a policy is \"none\", \"sw\" (by rate) or \"hw\" (by queue pairs)")]
 pub struct ParseQosPolicyError;
@@ -94,7 +99,16 @@ pub enum LimitSubject {
     Cgroup(u64),
 }
 
-/// Maximum rate of a subject at an RNIC. [`LimitSubject`] has an example.
+/// Maximum rate of a subject at an RNIC. The default has no limit.
+///
+/// # Examples
+/// ```no_run
+/// use kite::{Cluster, LimitSubject, RateLimit};
+///
+/// // Removes the limit of a user.
+/// Cluster::open()?.set_limit(LimitSubject::User(1000), RateLimit::default())?;
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RateLimit {

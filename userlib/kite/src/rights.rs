@@ -45,6 +45,11 @@ impl fmt::Display for Rights {
 }
 
 /// Error of a text with other letters than `r`, `w` and `m`.
+///
+/// # Examples
+/// ```
+/// assert_eq!("rx".parse::<kite::Rights>(), Err(kite::ParseRightsError));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("rights are letters of \"rwm\" (read, write, master), or \"-\" for none")]
 pub struct ParseRightsError;

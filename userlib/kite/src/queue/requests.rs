@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::IoQueue;
 use crate::error::{Error, Result};
 use crate::region::Region;
-use crate::service::{PendingCall, Service};
+use crate::rpc::{PendingCall, Service};
 use crate::sys;
 use crate::vqp::{SendWr, Vqp};
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Open regions: handle, attributes, rights, migration and free.
 //!
-//! The other operations are in a file per subject: `access` has reads, writes, fills and copies, `atomic` atomic
-//! operations, `rpc` calls, `service` servers, `lock` locks and barriers.
+//! Each other subject has a file: `access` has reads, writes, fills and copies, `atomic` atomic
+//! operations, `crate::rpc` calls and servers, `crate::lock` locks and barriers.
 
 mod access;
 mod alloc;

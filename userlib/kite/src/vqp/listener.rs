@@ -27,7 +27,17 @@ pub struct Listener {
     id: u64,
 }
 
-/// Node and user of the other end of an accepted virtual queue pair. [`Listener`] has an example.
+/// Node and user of the other end of an accepted virtual queue pair.
+///
+/// # Examples
+/// ```no_run
+/// let listener = kite::Cluster::open()?.listen(7)?;
+/// let (vqp, peer) = listener.accept(Some(std::time::Duration::from_secs(60)))?;
+/// if peer.uid != 0 {
+///     drop(vqp); // accepts root only
+/// }
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCred {
     /// Node.

@@ -10,7 +10,18 @@ use crate::rights::Rights;
 use crate::sys;
 
 /// Memory region (MR) of this session, for work requests of this node and of others. Dropping it deregisters the
-/// memory. [`Vqp`](crate::Vqp) has an example.
+/// memory.
+///
+/// # Examples
+/// ```no_run
+/// use kite::{Buffer, Cluster, Rights};
+///
+/// let mr = Cluster::open()?.reg_mr(Buffer::new(4096)?, Rights::READ)?;
+/// mr.buffer().store(0, b"hello")?;
+/// let remote = mr.remote_memory();
+/// println!("address {:#x}, key {}", remote.addr, remote.rkey); // for other nodes
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Mr {
     cluster: Cluster,

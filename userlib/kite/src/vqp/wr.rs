@@ -33,7 +33,30 @@ pub enum WrOp {
     Send,
 }
 
-/// Work request. [`Vqp`](crate::Vqp) has an example.
+/// Work request.
+///
+/// # Examples
+/// ```no_run
+/// # let cluster = kite::Cluster::open()?;
+/// # let local = cluster.reg_mr(kite::Buffer::new(4096)?, kite::Rights::empty())?;
+/// # let vqp = cluster.connect_to(2, 7)?;
+/// use kite::{RemoteMemory, SendWr, WrOp};
+///
+/// let message = SendWr {
+///     tag: 1,
+///     op: WrOp::Send,
+///     local: &local,
+///     local_offset: 0,
+///     len: 5,
+///     remote: RemoteMemory::default(),
+///     remote_offset: 0,
+///     immediate: Some(42),
+///     signaled: true,
+///     fence: false,
+/// };
+/// vqp.push(&[message])?;
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {
     /// Copied to the completion.

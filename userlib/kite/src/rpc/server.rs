@@ -79,7 +79,17 @@ pub struct Service {
     timeout_ms: u32,
 }
 
-/// A received call or message. [`Service`] has an example.
+/// A received call or message.
+///
+/// # Examples
+/// ```no_run
+/// # let region = kite::Cluster::open()?.alloc(&kite::AllocOptions::new(1).name("service"))?;
+/// # let service = region.serve(&kite::ServeOptions::new())?;
+/// let mut buffer = [0; 4096];
+/// let rpc = service.receive(&mut buffer)?;
+/// println!("{} bytes for function {} from node {}", rpc.data.len(), rpc.function, rpc.node);
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct IncomingRpc<'a> {
     /// Data of the caller.
@@ -95,7 +105,20 @@ pub struct IncomingRpc<'a> {
 }
 
 /// A call without a reply. If it is dropped, the caller receives
-/// [`Error::ConnectionReset`](crate::Error::ConnectionReset). [`Service`] has an example.
+/// [`Error::ConnectionReset`](crate::Error::ConnectionReset).
+///
+/// # Examples
+/// ```no_run
+/// # let region = kite::Cluster::open()?.alloc(&kite::AllocOptions::new(1).name("service"))?;
+/// # let service = region.serve(&kite::ServeOptions::new())?;
+/// let mut buffer = [0; 4096];
+/// match service.receive(&mut buffer)?.call {
+///     // Another thread may reply, at any time.
+///     Some(call) => std::thread::spawn(|| call.reply(b"done")).join().unwrap()?,
+///     None => println!("a message has no reply"),
+/// }
+/// # Ok::<(), kite::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct PendingCall {
     region: Region,
