@@ -224,7 +224,7 @@ fn race_table_survives_too_many_clients() -> Result<()> {
     let path = address.replace(':', "/");
     let hold = format!("for i in $(seq 40); do exec {{fd}}<>/dev/tcp/{path}; done; sleep 1000");
     let mut holder = trio.node(1).spawn(&format!("bash -c '{hold}'"))?;
-    server.read_until("has to wait", SOON)?;
+    server.read_until("cannot accept a connection", SOON)?;
     holder.kill()?;
     let mut worker = start(&trio, 2, "work", "--keys 20 --operations 20")?;
     let left = outputs(std::slice::from_mut(&mut worker), LONG)?;

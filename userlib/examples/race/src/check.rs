@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Looks at the whole table, while no worker changes it, and prints what is there, of each worker and of all.
+//! Check of the whole table, which no worker may change meanwhile. Prints a summary for each owner of keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,38 +7,39 @@ use anyhow::{ensure, Result};
 use serde::Serialize;
 
 use crate::block::Block;
-use crate::load::{Key, Sum};
-use crate::place::Place;
+use crate::member::TableArgs;
 use crate::table::Report;
+use crate::workload::{Digest, Key};
 
 /// Options of `kite-race check`.
 #[derive(clap::Args)]
-pub(crate) struct Check {
+pub(crate) struct CheckArgs {
     #[command(flatten)]
-    place: Place,
+    table: TableArgs,
 }
 
+/// Printed result.
 #[derive(Serialize)]
-struct Checked {
+struct Output {
     #[serde(flatten)]
     report: Report,
-    /// By their owners; 0 is all together.
-    owners: BTreeMap<u32, Owned>,
+    /// Keys by owner; 0 is the owner of shared keys.
+    owners: BTreeMap<u32, OwnerReport>,
 }
 
 /// Keys of an owner.
 #[derive(Default, Serialize)]
-struct Owned {
+struct OwnerReport {
     #[serde(flatten)]
-    sum: Sum,
-    /// Consecutive keys from number 0 on.
+    sum: Digest,
+    /// Number of consecutive keys from number 0 on.
     unbroken: u32,
-    /// Those that come after one that is missing so far.
+    /// Found keys behind the first missing one.
     #[serde(skip)]
     numbers: BTreeSet<u32>,
 }
 
-impl Owned {
+impl OwnerReport {
     fn add(&mut self, number: u32, block: &Block) {
         self.sum.add(&block.key, &block.value);
         self.numbers.insert(number);
@@ -48,23 +49,20 @@ impl Owned {
     }
 }
 
-/// Checks all.
+/// Checks the table, and prints the result.
 ///
 /// # Errors
-/// Describes the first inconsistency.
-pub(crate) fn run(check: &Check) -> Result<()> {
-    let mut owners: BTreeMap<u32, Owned> = BTreeMap::new();
+/// The table is inconsistent, or cannot be reached.
+pub(crate) fn run(check: &CheckArgs) -> Result<()> {
+    let mut owners: BTreeMap<u32, OwnerReport> = BTreeMap::new();
     let mut foreign = 0;
-    let report = check.place.open()?.check(|block| {
-        match Key::of_bytes(&block.key).filter(|key| key.has(&block.value)) {
+    let report = check.table.open()?.check(|block| {
+        match Key::from_bytes(&block.key).filter(|key| key.has_value(&block.value)) {
             Some(key) => owners.entry(key.owner).or_default().add(key.number, block),
             None => foreign += 1,
         }
     })?;
-    ensure!(
-        foreign == 0,
-        "{foreign} keys have a value that is not theirs"
-    );
-    println!("{}", serde_json::to_string(&Checked { report, owners })?);
+    ensure!(foreign == 0, "{foreign} keys have a value of another key");
+    println!("{}", serde_json::to_string(&Output { report, owners })?);
     Ok(())
 }

@@ -1,43 +1,43 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What can go wrong with a table.
+//! Errors of a table.
 
-/// Why the memory of the table cannot be reached: its node died, or it is not there any more.
+/// Error of the transport: a memory node died, or its memory is no longer registered.
 #[derive(Debug, thiserror::Error)]
-#[error("the memory of the table cannot be reached: {why}")]
-pub(crate) struct Lost {
-    /// Error of the transport.
-    pub(crate) why: String,
+#[error("the memory of the table cannot be reached: {reason}")]
+pub(crate) struct TransportError {
+    /// Error of kite, libibverbs or TCP.
+    pub(crate) reason: String,
 }
 
-impl Lost {
-    pub(crate) fn because(why: impl std::fmt::Display) -> Self {
+impl TransportError {
+    pub(crate) fn new(reason: impl std::fmt::Display) -> Self {
         Self {
-            why: why.to_string(),
+            reason: reason.to_string(),
         }
     }
 }
 
-/// Why an operation was not done.
+/// Error of an operation.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// It is in the table already.
+    /// The key is in the table already.
     #[error("the key exists")]
     Exists,
-    /// It is not in the table.
-    #[error("there is no such key")]
+    /// The key is not in the table.
+    #[error("the key does not exist")]
     NotFound,
-    /// A key and its value are longer than any block.
-    #[error("a key and its value have more than {} bytes", crate::block::PAIR_MAX)]
+    /// Key and value exceed the maximum of a block.
+    #[error("key and value exceed {} bytes", crate::block::PAYLOAD_MAX_BYTES)]
     TooLong,
-    /// There is no memory left for blocks or segments.
-    #[error("the memory of the table is full: serve one with more")]
+    /// No memory for blocks or segments, or the directory has its maximum depth.
+    #[error("the table is full: serve a table with more memory")]
     Full,
-    /// Something is in the memory that no worker puts there.
+    /// The memory has content that no worker writes.
     #[error("the table is damaged: {0}; serve a new one")]
     Damaged(String),
-    /// The operation may have been done or not.
+    /// The memory cannot be reached. The operation may have been executed.
     #[error(transparent)]
-    Lost(#[from] Lost),
+    Transport(#[from] TransportError),
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Position of a key: the parts of its hash for the directory, for a slot, and within a segment.
+//! Hash of a key. Different bits select the segment, the fingerprint in the slot, and the buckets in the segment.
 //!
-//! These are different bits. So a key has the same two places in every segment, and those of a segment that splits stay
-//! where they are in its halves.
+//! So a key has the same two bucket pairs in every segment, and keeps its slot when its segment is split.
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::layout::{low, BUCKET, GROUP_BUCKETS};
+use crate::layout::{low, BUCKET_BYTES, GROUP_BUCKETS};
 
-/// The hash of a key.
+/// Hash of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hash {
-    /// Part in blocks: the lowest bits are for the directory, the highest for slots.
+    /// Part that blocks contain. The lowest bits are for the directory, the highest eight for slots.
     pub(crate) bits: u64,
     /// Part that selects the buckets.
-    choice: u64,
+    bucket_bits: u64,
 }
 
 impl Hash {
@@ -22,11 +21,11 @@ impl Hash {
         let hash = xxh3_128(key);
         Self {
             bits: hash as u64,
-            choice: (hash >> 64) as u64,
+            bucket_bits: (hash >> 64) as u64,
         }
     }
 
-    /// The bits that the directory looks at.
+    /// Returns the bits that a directory of this depth uses.
     pub(crate) fn suffix(self, depth: u32) -> u64 {
         low(self.bits, depth)
     }
@@ -35,29 +34,32 @@ impl Hash {
         (self.bits >> 56) as u8
     }
 
-    /// Its two pairs of a main bucket and an overflow, which are different.
-    pub(crate) fn pairs(self, groups: u32) -> [Pair; 2] {
+    /// Returns the two bucket pairs of the key, which are different.
+    pub(crate) fn pairs(self, groups: u32) -> [BucketPair; 2] {
         let count = groups * 2;
-        let first = (self.choice as u32) % count;
-        let others = ((self.choice >> 32) as u32) % (count - 1);
-        [Pair(first), Pair((first + 1 + others) % count)]
+        let first = (self.bucket_bits as u32) % count;
+        let distance = ((self.bucket_bits >> 32) as u32) % (count - 1);
+        [
+            BucketPair(first),
+            BucketPair((first + 1 + distance) % count),
+        ]
     }
 }
 
-/// A main bucket and the overflow beside it. Of a group, the main bucket of even pairs is before, that of odd ones
-/// behind.
+/// Bucket pair: a main bucket and the adjacent overflow bucket. The main bucket is the first one of even pairs, and the
+/// second one of odd pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pair(u32);
+pub(crate) struct BucketPair(u32);
 
-impl Pair {
-    /// Where it begins in its segment.
+impl BucketPair {
+    /// Returns the offset in the segment.
     pub(crate) fn offset(self) -> u64 {
         let bucket = self.0 / 2 * GROUP_BUCKETS + self.0 % 2;
-        u64::from(bucket) * BUCKET
+        u64::from(bucket) * BUCKET_BYTES
     }
 
     /// Returns `true` if the second bucket is the main one.
-    pub(crate) fn is_turned(self) -> bool {
+    pub(crate) fn is_main_second(self) -> bool {
         self.0 % 2 == 1
     }
 }
@@ -70,19 +72,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_key_has_two_pairs_in_its_segment(key: Vec<u8>, groups in 1u32..40) {
+        fn key_has_two_different_pairs_with_an_overflow_bucket(key: Vec<u8>, groups in 1u32..40) {
             let [one, two] = Hash::of(&key).pairs(groups);
             prop_assert_ne!(one, two);
             for pair in [one, two] {
-                prop_assert!(pair.offset() + 2 * BUCKET <= segment_size(groups));
-                let overflow = pair.offset() + if pair.is_turned() { 0 } else { BUCKET };
-                prop_assert_eq!(overflow / BUCKET % 3, 1);
+                prop_assert!(pair.offset() + 2 * BUCKET_BYTES <= segment_size(groups));
+                let overflow = pair.offset() + if pair.is_main_second() { 0 } else { BUCKET_BYTES };
+                prop_assert_eq!(overflow / BUCKET_BYTES % 3, 1);
             }
         }
     }
 
     #[test]
-    fn keys_are_spread_over_all_pairs() {
+    fn keys_are_spread_evenly_over_all_pairs() {
         let mut counts = [0; 8];
         for key in 0..8000u32 {
             for pair in Hash::of(&key.to_le_bytes()).pairs(4) {

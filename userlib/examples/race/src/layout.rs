@@ -1,72 +1,74 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What is where in the memories of the table, and what its words of eight bytes mean.
+//! Layout of the table in its memories, and format of its 8-byte words.
 //!
-//! A place is the number of a memory and a byte's distance from its start. The root comes first, then the directory, and
-//! then what workers allocate: segments and blocks. All memories begin alike, so that each may be a table of its own; of
-//! one that is added to another's table only its size counts, and how far it is allocated. A segment has groups of three buckets: a main one, one for the overflow of
-//! both, and another main one. So a main bucket and the overflow are always neighbours, and read by one READ (RACE,
-//! section 3.2). A bucket is a header and seven slots, together a cache line of 64 bytes.
+//! An address is the number of a memory and an offset in it. A memory has the root, then the directory, then allocated
+//! segments and blocks. All memories have the same format. Of a memory that is added to the table of another one, only
+//! size and allocation offset of the root are used.
+//!
+//! A segment has groups of three buckets: two main buckets, and between them the overflow bucket of both. A main bucket
+//! and its overflow bucket are adjacent, so one READ reads both (RACE, section 3.2). A bucket has a header and seven
+//! slots: 64 bytes, a cache line.
 
-/// Bytes of a word, which is what verbs change in one step.
-pub(crate) const WORD: usize = 8;
+/// Bytes of a word, the unit of atomic operations.
+pub(crate) const WORD_BYTES: usize = 8;
 
-/// Words of a bucket: its header, and its slots.
+/// Words of a bucket: a header and seven slots.
 pub(crate) const BUCKET_WORDS: usize = 8;
 
 /// Bytes of a bucket.
-pub(crate) const BUCKET: u64 = (BUCKET_WORDS * WORD) as u64;
+pub(crate) const BUCKET_BYTES: u64 = (BUCKET_WORDS * WORD_BYTES) as u64;
 
 /// Buckets of a group.
 pub(crate) const GROUP_BUCKETS: u32 = 3;
 
-/// Groups of a segment of a new table: 3 KiB, 336 slots. A split of a segment delays all changes of it, so it is
-/// small. The directory is larger in return, and each worker has a copy of it.
+/// Groups of a segment of a new table: 3 KiB, 336 slots. A segment is small, since a split delays all changes of its
+/// keys. The cost is a larger directory, of which each worker has a copy.
 pub(crate) const GROUPS: u32 = 16;
 
-/// Most bits of a hash that the directory looks at. There is room for so large a directory from the start.
+/// Maximum depth of the directory: the number of hash bits that it uses. A memory has space for 2¹⁴ entries.
 pub(crate) const DEPTH_MAX: u32 = 14;
 
-/// Blocks begin at multiples of this, and have so many bytes for each of their units.
-pub(crate) const UNIT: u64 = 64;
+/// Alignment of blocks, and unit of their length, in bytes.
+pub(crate) const UNIT_BYTES: u64 = 64;
 
 /// First word of the root: "kiteRACE".
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"kiteRACE");
 
-/// Places of the root's words: what it begins with, the groups of a segment, the bytes of the whole memory, how many
-/// bits the directory looks at, and where nothing was allocated yet.
+/// Offsets of the words of the root: magic number, groups of a segment, bytes of the memory, depth of the directory, and
+/// offset of the first byte that is not allocated.
 pub(crate) const ROOT_MAGIC: u64 = 0;
 pub(crate) const ROOT_GROUPS: u64 = 8;
 pub(crate) const ROOT_SIZE: u64 = 16;
 pub(crate) const ROOT_DEPTH: u64 = 24;
-pub(crate) const ROOT_NEXT: u64 = 32;
+pub(crate) const ROOT_ALLOC_NEXT: u64 = 32;
 
 /// Bytes of the root.
-pub(crate) const ROOT: usize = 64;
+pub(crate) const ROOT_BYTES: usize = 64;
 
-/// Where the directory is.
-pub(crate) const DIRECTORY: u64 = ROOT as u64;
+/// Offset of the directory.
+pub(crate) const DIRECTORY_OFFSET: u64 = ROOT_BYTES as u64;
 
-/// Where what is allocated begins.
-pub(crate) const ALLOCATED: u64 = DIRECTORY + ((WORD as u64) << DEPTH_MAX);
+/// Offset of the first byte that can be allocated.
+pub(crate) const ALLOC_START: u64 = DIRECTORY_OFFSET + ((WORD_BYTES as u64) << DEPTH_MAX);
 
-/// In a slot: its key is not in the table yet, since its worker has to see first whether another has it, too.
+/// Bit of a slot: the insert is not complete, since its worker has not checked for another slot of the key.
 const TENTATIVE: u64 = 1 << 0;
 
-/// In a slot or header: it does not change any more, because its segment is or was split.
+/// Bit of a slot or header: the word is final, because its segment is being split or was split.
 const FROZEN: u64 = 1 << 1;
 
-/// Bits of a place that are within a memory; above is its number.
-const WITHIN: u32 = 40;
+/// Low bits of an address that are the offset. The bits above are the number of the memory.
+const OFFSET_BITS: u32 = 40;
 
-/// Most memories of a table: a worker has a virtual queue pair to each, and no more.
+/// Maximum memories of a table. A worker has a virtual queue pair for each.
 pub(crate) const MEMORIES_MAX: usize = 64;
 
-const _: () = assert!(MEMORIES_MAX <= kite::VQPS_MAX && MEMORIES_MAX <= 1 << (48 - WITHIN));
+const _: () = assert!(MEMORIES_MAX <= kite::VQPS_MAX && MEMORIES_MAX <= 1 << (48 - OFFSET_BITS));
 
-/// Bits of a word for a position.
-const PLACE: u64 = ((1 << 48) - 1) & !(UNIT - 1);
+/// Bits of a word that are an address.
+const ADDR_MASK: u64 = ((1 << 48) - 1) & !(UNIT_BYTES - 1);
 
-/// A slot: eight bits of the hash, the units of the block, and its place. Zero is a vacancy.
+/// Slot: fingerprint (8 bits of the hash), length of the block in units, and its address. Zero is a vacant slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot(pub(crate) u64);
 
@@ -74,7 +76,7 @@ impl Slot {
     pub(crate) const VACANT: Slot = Slot(0);
 
     pub(crate) fn new(fingerprint: u8, units: u8, block: u64) -> Self {
-        debug_assert_eq!(block & !PLACE, 0);
+        debug_assert_eq!(block & !ADDR_MASK, 0);
         Slot((u64::from(fingerprint) << 56) | (u64::from(units) << 48) | block)
     }
 
@@ -92,14 +94,14 @@ impl Slot {
 
     /// Returns `true` if the slot is of a key in the table.
     pub(crate) fn is_taken(self) -> bool {
-        self.block() != 0 && !self.is_tentative()
+        self.block_addr() != 0 && !self.is_tentative()
     }
 
     pub(crate) fn is_frozen(self) -> bool {
         self.0 & FROZEN != 0
     }
 
-    /// Returns the frozen word. A tentative insert is dropped, and its worker inserts again elsewhere.
+    /// Returns the frozen word. A tentative insert is dropped, and its worker retries in the new segment.
     pub(crate) fn frozen(self) -> Self {
         match self.is_taken() {
             true => Slot(self.0 | FROZEN),
@@ -120,12 +122,12 @@ impl Slot {
         (self.0 >> 48) as u8
     }
 
-    pub(crate) fn block(self) -> u64 {
-        self.0 & PLACE
+    pub(crate) fn block_addr(self) -> u64 {
+        self.0 & ADDR_MASK
     }
 }
 
-/// The header of a bucket: how many bits of a hash lead to its segment, and which.
+/// Header of a bucket: the depth of its segment, and the hash suffix of its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header(pub(crate) u64);
 
@@ -147,7 +149,7 @@ impl Header {
     }
 }
 
-/// An entry of the directory: the place of a segment, and how many bits of a hash lead there. Zero is none.
+/// Directory entry: depth and address of a segment. Zero is no entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry(pub(crate) u64);
 
@@ -155,7 +157,7 @@ impl Entry {
     pub(crate) const NONE: Entry = Entry(0);
 
     pub(crate) fn new(depth: u32, segment: u64) -> Self {
-        debug_assert_eq!(segment & !PLACE, 0);
+        debug_assert_eq!(segment & !ADDR_MASK, 0);
         Entry((u64::from(depth) << 56) | segment)
     }
 
@@ -163,55 +165,55 @@ impl Entry {
         (self.0 >> 56) as u32
     }
 
-    pub(crate) fn segment(self) -> u64 {
-        self.0 & PLACE
+    pub(crate) fn addr(self) -> u64 {
+        self.0 & ADDR_MASK
     }
 }
 
-/// Where a memory begins.
-pub(crate) fn start(memory: usize) -> u64 {
-    (memory as u64) << WITHIN
+/// Returns the address of the first byte of a memory.
+pub(crate) fn memory_base(memory: usize) -> u64 {
+    (memory as u64) << OFFSET_BITS
 }
 
-/// The number of the memory where a place is.
-pub(crate) fn memory(place: u64) -> usize {
-    (place >> WITHIN) as usize
+/// Returns the number of the memory of an address.
+pub(crate) fn memory_of(addr: u64) -> usize {
+    (addr >> OFFSET_BITS) as usize
 }
 
-/// Where in its memory a place is.
-pub(crate) fn within(place: u64) -> u64 {
-    low(place, WITHIN)
+/// Returns the offset of an address in its memory.
+pub(crate) fn offset_in_memory(addr: u64) -> u64 {
+    low(addr, OFFSET_BITS)
 }
 
-/// Where the entry of this number is.
-pub(crate) fn entry_place(index: u64) -> u64 {
-    DIRECTORY + index * WORD as u64
+/// Returns the address of a directory entry, in the first memory.
+pub(crate) fn entry_addr(index: u64) -> u64 {
+    DIRECTORY_OFFSET + index * WORD_BYTES as u64
 }
 
-/// Bytes of a segment.
+/// Returns the bytes of a segment.
 pub(crate) fn segment_size(groups: u32) -> u64 {
-    u64::from(groups * GROUP_BUCKETS) * BUCKET
+    u64::from(groups * GROUP_BUCKETS) * BUCKET_BYTES
 }
 
-/// The lowest bits.
+/// Returns the lowest `count` bits.
 pub(crate) fn low(bits: u64, count: u32) -> u64 {
     bits & ((1 << count) - 1)
 }
 
-/// Words of bytes that were read.
+/// Decodes words from bytes.
 pub(crate) fn words(bytes: &[u8]) -> Vec<u64> {
-    let words = bytes.chunks_exact(WORD);
+    let words = bytes.chunks_exact(WORD_BYTES);
     words
         .map(|word| u64::from_le_bytes(word.try_into().expect("a chunk is a word")))
         .collect()
 }
 
-/// Bytes of words that are to be written.
+/// Encodes words as bytes.
 pub(crate) fn bytes(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The words of a segment without keys.
+/// Returns the words of a segment without keys.
 pub(crate) fn empty_segment(groups: u32, depth: u32, suffix: u64) -> Vec<u64> {
     let mut bucket = [0; BUCKET_WORDS];
     bucket[0] = Header::new(depth, suffix).0;
@@ -220,13 +222,13 @@ pub(crate) fn empty_segment(groups: u32, depth: u32, suffix: u64) -> Vec<u64> {
 
 /// Returns the first bytes of a memory of `size` bytes with a new table. The rest may be arbitrary.
 pub(crate) fn new_table(size: u64, groups: u32) -> Vec<u8> {
-    let mut words = vec![0; ALLOCATED as usize / WORD];
-    let mut set = |place: u64, word| words[place as usize / WORD] = word;
+    let mut words = vec![0; ALLOC_START as usize / WORD_BYTES];
+    let mut set = |addr: u64, word| words[addr as usize / WORD_BYTES] = word;
     set(ROOT_MAGIC, MAGIC);
     set(ROOT_GROUPS, groups.into());
     set(ROOT_SIZE, size);
-    set(ROOT_NEXT, ALLOCATED + segment_size(groups));
-    set(entry_place(0), Entry::new(0, ALLOCATED).0);
+    set(ROOT_ALLOC_NEXT, ALLOC_START + segment_size(groups));
+    set(entry_addr(0), Entry::new(0, ALLOC_START).0);
     words.extend(empty_segment(groups, 0, 0));
     bytes(&words)
 }
@@ -238,11 +240,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slots_keep_what_they_are_made_of(fingerprint: u8, units in 1u8.., block in 1..1u64 << 42) {
-            let block = block * UNIT;
+        fn slot_fields_survive_freezing_and_the_tentative_bit(fingerprint: u8, units in 1u8.., block in 1..1u64 << 42) {
+            let block = block * UNIT_BYTES;
             let slot = Slot::new(fingerprint, units, block);
             for slot in [slot, slot.frozen(), slot.frozen().thawed(), slot.tentative()] {
-                prop_assert_eq!((slot.fingerprint(), slot.units(), slot.block()), (fingerprint, units, block));
+                prop_assert_eq!((slot.fingerprint(), slot.units(), slot.block_addr()), (fingerprint, units, block));
             }
             prop_assert!(slot.is_taken() && slot.frozen().is_taken());
             prop_assert!(!slot.tentative().is_taken());
@@ -252,14 +254,14 @@ mod tests {
         }
 
         #[test]
-        fn entries_keep_what_they_are_made_of(depth in 0..=DEPTH_MAX, segment in 1..1u64 << 42) {
-            let entry = Entry::new(depth, segment * UNIT);
-            prop_assert_eq!((entry.depth(), entry.segment()), (depth, segment * UNIT));
+        fn entry_encoded_and_decoded_is_unchanged(depth in 0..=DEPTH_MAX, segment in 1..1u64 << 42) {
+            let entry = Entry::new(depth, segment * UNIT_BYTES);
+            prop_assert_eq!((entry.depth(), entry.addr()), (depth, segment * UNIT_BYTES));
             prop_assert_ne!(entry, Entry::NONE);
         }
 
         #[test]
-        fn headers_freeze_and_thaw(depth in 0..=DEPTH_MAX, bits: u64) {
+        fn header_frozen_and_thawed_is_unchanged(depth in 0..=DEPTH_MAX, bits: u64) {
             let header = Header::new(depth, low(bits, depth));
             prop_assert!(header.frozen().is_frozen() && !header.is_frozen());
             prop_assert_eq!(header.frozen().thawed(), header);
@@ -267,24 +269,27 @@ mod tests {
     }
 
     #[test]
-    fn words_have_places_in_all_memories() {
+    fn addresses_in_all_memories_fit_into_words() {
         for number in [0, 1, MEMORIES_MAX - 1] {
-            let place = start(number) + 3 * UNIT;
-            assert_eq!((memory(place), within(place)), (number, 3 * UNIT));
-            assert_eq!(Slot::new(255, 255, place).block(), place);
-            assert_eq!(Entry::new(DEPTH_MAX, place).segment(), place);
+            let addr = memory_base(number) + 3 * UNIT_BYTES;
+            assert_eq!(
+                (memory_of(addr), offset_in_memory(addr)),
+                (number, 3 * UNIT_BYTES)
+            );
+            assert_eq!(Slot::new(255, 255, addr).block_addr(), addr);
+            assert_eq!(Entry::new(DEPTH_MAX, addr).addr(), addr);
         }
     }
 
     #[test]
-    fn a_vacancy_freezes_to_a_vacancy() {
+    fn vacant_slot_frozen_and_thawed_is_vacant() {
         assert!(Slot::VACANT.frozen().is_frozen());
         assert!(Slot::VACANT.frozen().thawed().is_vacant());
     }
 
     #[test]
-    fn what_is_allocated_is_aligned() {
-        assert_eq!(ALLOCATED % UNIT, 0);
+    fn allocations_are_aligned_to_units() {
+        assert_eq!(ALLOC_START % UNIT_BYTES, 0);
         assert_eq!(segment_size(GROUPS), 3072);
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! RACE hashing: a hash table in the memory of some nodes, which workers search and change by one-sided verbs alone
-//! (Zuo et al., USENIX ATC 2021). KRCORE (figure 14) starts workers when there is much to do: over kite's virtual
-//! queue pairs these are connected as soon as they run.
+//! RACE hashing: a hash table in the memory of other nodes, which workers access by one-sided verbs only (Zuo et al.,
+//! USENIX ATC 2021). KRCORE (figure 14) starts workers at a load spike. Over virtual queue pairs of kite a worker sends
+//! its first request without connection setup.
 //!
 //! `README.md` describes its commands.
 
@@ -9,20 +9,20 @@ mod block;
 mod check;
 mod directory;
 mod error;
-mod figures;
 mod hash;
-mod hit;
 mod layout;
 mod link;
-mod load;
+mod member;
 #[cfg(test)]
 mod model;
-mod place;
 mod serve;
 mod spike;
+mod spike_worker;
+mod statistics;
 mod table;
 mod transport;
 mod work;
+mod workload;
 
 use std::process::ExitCode;
 
@@ -31,7 +31,7 @@ use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
 #[command(
-    about = "A hash table in other nodes' memory, by one-sided verbs",
+    about = "Hash table in the memory of other nodes, accessed by one-sided verbs",
     version
 )]
 struct Args {
@@ -41,16 +41,16 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Lend memory with an empty table, until killed
-    Serve(serve::Serve),
-    /// Insert, search, update and delete, and check the results
-    Work(work::Work),
-    /// Start many workers at a moment, and measure how soon they work
-    Spike(spike::Spike),
-    /// Be one of these
-    Hit(hit::Hit),
-    /// Check the whole table, while no worker changes it
-    Check(check::Check),
+    /// Register memory with an empty table, and serve it until killed
+    Serve(serve::ServeArgs),
+    /// Insert, search, update and delete keys, and check the results
+    Work(work::WorkArgs),
+    /// Start many workers at one time, and measure when they complete operations
+    Spike(spike::SpikeArgs),
+    /// Run as a worker of `spike`
+    Hit(spike_worker::SpikeWorkerArgs),
+    /// Check the whole table, which no worker may change meanwhile
+    Check(check::CheckArgs),
 }
 
 fn run() -> Result<()> {
@@ -58,7 +58,7 @@ fn run() -> Result<()> {
         Command::Serve(serve) => serve::run(serve),
         Command::Work(work) => work::run(work),
         Command::Spike(spike) => spike::run(spike),
-        Command::Hit(hit) => hit::run(hit),
+        Command::Hit(hit) => spike_worker::run(hit),
         Command::Check(check) => check::run(check),
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A memory node: creates an empty table and registers its memory. It then only sends the addresses of the table's
-//! memories to workers that connect.
+//! Memory node: creates an empty table and registers its memory. Then it only sends the addresses of the memories of the
+//! table to workers that connect.
 
 use std::io;
 use std::iter;
@@ -16,108 +16,108 @@ use plain_verbs::{Access, Device, Pair, Spot};
 
 use crate::layout::{new_table, GROUPS, MEMORIES_MAX};
 use crate::link::{Hello, Link};
-use crate::place::{Member, Name};
+use crate::member::{Member, MrName};
 
-/// Pause after a connection could not be accepted, for example for lack of descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Delay after a connection could not be accepted, for example for lack of descriptors.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Options of `kite-race serve`.
 #[derive(clap::Args)]
-pub(crate) struct Serve {
-    /// Where to listen, ADDRESS:PORT
+pub(crate) struct ServeArgs {
+    /// TCP address to listen at, ADDRESS:PORT
     address: SocketAddr,
-    /// MiB of memory to lend
+    /// Size of the memory in MiB
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=256))]
     memory: u64,
-    /// Address of another kite-race serve whose memory is part of the table, ADDRESS:PORT; may be repeated
+    /// TCP address of another kite-race serve whose memory becomes part of the table, ADDRESS:PORT; may be repeated
     #[arg(long, value_name = "SERVER")]
     with: Vec<SocketAddr>,
 }
 
-/// The registered memory, and its devices. It stays registered until the process ends.
-struct Lent {
+/// Memory registered with kite and with user-space verbs, until the process ends.
+struct LentMemory {
     memory: Mr,
     device: Arc<Device>,
 }
 
-/// Replies to workers.
+/// Content of the replies to workers.
 #[derive(Clone)]
-struct Told {
+struct TableInfo {
     name: String,
     members: Arc<[String]>,
     device: &'static Arc<Device>,
     spot: Spot,
 }
 
-/// Serves until it is killed.
+/// Serves until the process is killed.
 ///
 /// # Errors
-/// If the memory cannot be registered, or another memory node does not reply.
-pub(crate) fn run(serve: &Serve) -> Result<()> {
+/// The memory cannot be registered, or another memory node does not reply.
+pub(crate) fn run(serve: &ServeArgs) -> Result<()> {
     ensure!(
         serve.with.len() < MEMORIES_MAX,
         "a table has at most {MEMORIES_MAX} memories"
     );
     ensure!(
         !serve.with.contains(&serve.address),
-        "{} is the table's own memory: leave out --with it",
+        "{} is this server: remove it from --with",
         serve.address
     );
     let listener = TcpListener::bind(serve.address);
     let listener = listener.with_context(|| format!("listening at {}", serve.address))?;
-    let told = lend(serve)?;
-    println!("ready {}", told.name);
+    let info = create_table(serve)?;
+    println!("ready {}", info.name);
     for stream in listener.incoming() {
         // A failed connection of a worker does not end the table.
-        if let Err(error) = stream.and_then(|stream| greet(stream, told.clone())) {
-            eprintln!("kite-race: somebody cannot be heard now, and has to wait: {error}");
-            thread::sleep(PAUSE);
+        if let Err(error) = stream.and_then(|stream| reply_in_thread(stream, info.clone())) {
+            eprintln!("kite-race: cannot accept a connection: {error} (retry in 100 ms)");
+            thread::sleep(ACCEPT_RETRY_DELAY);
         }
     }
     Ok(())
 }
 
 /// Replies to a worker in a thread of its own.
-fn greet(stream: TcpStream, told: Told) -> io::Result<()> {
-    let tell = move || {
-        if let Err(error) = tell(stream, &told) {
+fn reply_in_thread(stream: TcpStream, info: TableInfo) -> io::Result<()> {
+    let run = move || {
+        if let Err(error) = reply(stream, &info) {
             eprintln!("kite-race: {error:#}");
         }
     };
-    thread::Builder::new().spawn(tell).map(drop)
+    thread::Builder::new().spawn(run).map(drop)
 }
 
-/// Makes a table, and lends its memory.
-fn lend(serve: &Serve) -> Result<Told> {
+/// Creates a table, and registers its memory.
+fn create_table(serve: &ServeArgs) -> Result<TableInfo> {
     let size = serve.memory << 20;
     let memory = Buffer::new(size as usize)?;
     memory.store(0, &new_table(size, GROUPS))?;
     let cluster = Cluster::open()?;
-    // The RNIC of kite: atomic operations by two are not atomic to each other.
+    // Use the RNIC of kite: atomic operations of two RNICs are not atomic to each other.
     let device = Device::open(cluster.rnic_name(), Access::Atomic)?;
-    let lent: &'static Lent = Box::leak(Box::new(Lent {
+    let lent: &'static LentMemory = Box::leak(Box::new(LentMemory {
         memory: cluster.reg_mr(memory, Rights::empty())?,
         device,
     }));
-    let name = Name {
+    let name = MrName {
         node: cluster.view()?.local_node,
         memory: lent.memory.remote_memory(),
     };
-    Ok(Told {
+    Ok(TableInfo {
         name: name.to_string(),
         members: members(serve, name)?,
         device: &lent.device,
-        spot: share(lent)?,
+        spot: register_for_verbs(lent)?,
     })
 }
 
-/// All memories of the table, the own one first.
-fn members(serve: &Serve, own: Name) -> Result<Arc<[String]>> {
+/// Returns all memories of the table, the own one first.
+fn members(serve: &ServeArgs, own: MrName) -> Result<Arc<[String]>> {
     let server = serve.address;
     let own = iter::once(Ok(Member { server, name: own }));
     let others = serve.with.iter().map(|&server| {
-        let name = ask_for_memory(server);
-        let name = name.with_context(|| format!("asking {server} for its memory"))?;
+        let name = request_mr_name(server);
+        let name = name.with_context(|| format!("requesting the memory of {server}"))?;
         Ok(Member { server, name })
     });
     let members = own.chain(others);
@@ -126,32 +126,33 @@ fn members(serve: &Serve, own: Name) -> Result<Arc<[String]>> {
         .collect()
 }
 
-fn ask_for_memory(server: SocketAddr) -> Result<Name> {
+/// Requests the name of the memory of another memory node.
+fn request_mr_name(server: SocketAddr) -> Result<MrName> {
     let mut link = Link::to(server, &Hello::Memory)?;
-    link.hear::<String>()?.parse()
+    link.receive::<String>()?.parse()
 }
 
-/// Lends it by user-space verbs, too.
-fn share(lent: &'static Lent) -> Result<Spot> {
+/// Registers the memory with user-space verbs. Returns its address and key.
+fn register_for_verbs(lent: &'static LentMemory) -> Result<Spot> {
     let memory = lent.memory.buffer();
-    // SAFETY: the memory stays until the process ends, and is only copied in and out.
+    // SAFETY: the memory stays valid until the process ends, and there are no references to it.
     let shared = unsafe { lent.device.share(memory.as_ptr(), memory.len()) }?;
     let spot = shared.spot();
     mem::forget(shared);
     Ok(spot)
 }
 
-/// Replies to a worker. For a worker by verbs keeps the other end of its connection until the worker closes it.
-fn tell(stream: TcpStream, told: &Told) -> Result<()> {
-    let mut link = Link::of(stream)?;
-    match link.hear()? {
-        Hello::Table => link.say(&&*told.members),
-        Hello::Memory => link.say(&told.name),
+/// Replies to a worker. For a worker with verbs, keeps the QP until the worker closes the connection.
+fn reply(stream: TcpStream, info: &TableInfo) -> Result<()> {
+    let mut link = Link::from_stream(stream)?;
+    match link.receive()? {
+        Hello::Table => link.send(&&*info.members),
+        Hello::Memory => link.send(&info.name),
         Hello::Verbs(end) => {
-            let pair = Pair::on(told.device, 1)?;
+            let pair = Pair::on(info.device, 1)?;
             pair.connect(&end)?;
-            link.say(&(pair.end(), told.spot, &told.name))?;
-            link.outlive()
+            link.send(&(pair.end(), info.spot, &info.name))?;
+            link.wait_closed()
         }
     }
 }

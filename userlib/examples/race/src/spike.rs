@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A spike of load: workers are started, all at one moment, as processes of their own, and it is measured how soon they
-//! work (KRCORE, figure 14).
+//! Load spike: starts workers as processes at one time, and measures when they complete operations (KRCORE, figure 14).
 
 use std::collections::BTreeMap;
 use std::env;
@@ -13,19 +12,19 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::figures::{plateau, Plateau, Times};
-use crate::hit::{now, Log, TICK};
-use crate::load::Key;
-use crate::place::{ask, Member, Over, Place};
+use crate::member::{request_members, Member, TableArgs, TransportKind};
+use crate::spike_worker::{now, WorkerLog, TICK_NS};
+use crate::statistics::{plateau, Percentiles, Plateau};
+use crate::workload::Key;
 
 /// Options of `kite-race spike`.
 #[derive(clap::Args)]
-pub(crate) struct Spike {
-    /// Where kite-race serve listens that has the table, ADDRESS:PORT
+pub(crate) struct SpikeArgs {
+    /// TCP address of the kite-race serve with the table, ADDRESS:PORT
     server: SocketAddr,
     /// Transport to the memories
     #[arg(long, default_value = "both")]
-    over: Ways,
+    over: TransportKinds,
     /// Number of workers
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     workers: u32,
@@ -35,19 +34,19 @@ pub(crate) struct Spike {
     /// Duration in milliseconds
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=600_000))]
     ms: u32,
-    /// Print JSON, which also has what was done in each millisecond
+    /// Print JSON, which includes the operations of each millisecond
     #[arg(long)]
     json: bool,
 }
 
 /// Transports to the memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Ways {
-    /// By virtual queue pairs of kite
+enum TransportKinds {
+    /// Virtual queue pairs of kite
     Kite,
-    /// By queue pairs of user-space verbs
+    /// Queue pairs of user-space verbs
     Verbs,
-    /// One after the other
+    /// Both, one after the other
     Both,
 }
 
@@ -55,49 +54,54 @@ enum Ways {
 #[derive(Serialize)]
 struct Report {
     workers: usize,
-    /// From the start of a process until it runs and has read its arguments.
-    running: Times,
-    /// From there until it is connected.
-    connecting: Times,
-    /// From the start of a process until it has the result of its first operation.
-    first_operation: Times,
-    /// Plateau of all workers together, from the start of the first process on.
+    /// From the start of a process to the start of its `main`, arguments parsed.
+    running: Percentiles,
+    /// From then until the worker is connected.
+    connecting: Percentiles,
+    /// From the start of a process to the result of its first operation.
+    first_operation: Percentiles,
+    /// Plateau of all workers together. Tick 0 is the start of the first process.
     plateau: Option<Plateau>,
     /// Operations in each millisecond.
     ticks: Vec<u64>,
 }
 
-/// Runs spikes, and prints their results.
+/// Runs a spike for each transport, and prints the results.
 ///
 /// # Errors
-/// If a worker fails.
-pub(crate) fn run(spike: &Spike) -> Result<()> {
-    let ways: &[(&str, Over)] = match spike.over {
-        Ways::Kite => &[("kite", Over::Kite)],
-        Ways::Verbs => &[("verbs", Over::Verbs)],
-        Ways::Both => &[("kite", Over::Kite), ("verbs", Over::Verbs)],
+/// A worker fails.
+pub(crate) fn run(spike: &SpikeArgs) -> Result<()> {
+    let kinds: &[(&str, TransportKind)] = match spike.over {
+        TransportKinds::Kite => &[("kite", TransportKind::Kite)],
+        TransportKinds::Verbs => &[("verbs", TransportKind::Verbs)],
+        TransportKinds::Both => &[
+            ("kite", TransportKind::Kite),
+            ("verbs", TransportKind::Verbs),
+        ],
     };
-    let members = ask(spike.server)?;
-    spike.fill(Place {
+    let members = request_members(spike.server)?;
+    spike.insert_keys(TableArgs {
         server: spike.server,
-        over: ways[0].1,
+        over: kinds[0].1,
         members: members.clone(),
     })?;
     let mut reports = BTreeMap::new();
-    for (way, _) in ways {
-        reports.insert(*way, spike.hit(way, &members)?);
+    for (kind, _) in kinds {
+        reports.insert(*kind, spike.run_workers(kind, &members)?);
     }
     match spike.json {
         true => println!("{}", serde_json::to_string(&reports)?),
-        false => reports.iter().for_each(|(way, report)| show(way, report)),
+        false => reports
+            .iter()
+            .for_each(|(kind, report)| print_report(kind, report)),
     }
     Ok(())
 }
 
-impl Spike {
-    /// Sees that all keys are there.
-    fn fill(&self, place: Place) -> Result<()> {
-        let mut table = place.open()?;
+impl SpikeArgs {
+    /// Inserts all keys that are not in the table.
+    fn insert_keys(&self, table: TableArgs) -> Result<()> {
+        let mut table = table.open()?;
         for number in 0..self.keys {
             let key = Key { owner: 0, number };
             match table.insert(&key.bytes(), &key.value(0)) {
@@ -109,21 +113,22 @@ impl Spike {
     }
 
     /// Starts all workers, and waits for their end.
-    fn hit(&self, way: &str, members: &[Member]) -> Result<Report> {
+    fn run_workers(&self, kind: &str, members: &[Member]) -> Result<Report> {
         let began = now();
-        let start = |_| Ok((now(), self.start(way, members, began)?));
+        let start = |_| Ok((now(), self.start_worker(kind, members, began)?));
         let started = (0..self.workers).map(start).collect::<Result<Vec<_>>>()?;
         let logs = started
             .into_iter()
-            .map(|(start, worker)| Ok((start, end(worker)?)));
-        let logs: Vec<(u64, Log)> = logs.collect::<Result<_>>()?;
-        Report::of(&logs).context("no worker was started")
+            .map(|(start, worker)| Ok((start, wait_worker(worker)?)));
+        let logs: Vec<(u64, WorkerLog)> = logs.collect::<Result<_>>()?;
+        Report::new(&logs).context("no worker was started")
     }
 
-    fn start(&self, way: &str, members: &[Member], began: u64) -> Result<Child> {
+    /// Starts a worker. `began` is the start of the spike.
+    fn start_worker(&self, kind: &str, members: &[Member], began: u64) -> Result<Child> {
         let mut command = Command::new(env::current_exe()?);
         command
-            .args(["hit", &self.server.to_string(), "--over", way])
+            .args(["hit", &self.server.to_string(), "--over", kind])
             .args(["--keys", &self.keys.to_string()])
             .args([
                 "--began",
@@ -141,8 +146,8 @@ impl Spike {
     }
 }
 
-/// Waits for the end of a worker, which prints its own errors.
-fn end(mut worker: Child) -> Result<Log> {
+/// Waits for the end of a worker. Returns its log. The worker prints its own errors.
+fn wait_worker(mut worker: Child) -> Result<WorkerLog> {
     let mut log = String::new();
     worker
         .stdout
@@ -154,41 +159,42 @@ fn end(mut worker: Child) -> Result<Log> {
 }
 
 impl Report {
-    /// Returns the times since the start of the processes, from their logs.
-    fn of(logs: &[(u64, Log)]) -> Option<Self> {
-        let times = |time: fn(&(u64, Log)) -> u64| Times::of(logs.iter().map(time).collect());
+    /// Returns the report of the logs, each with the start of its process. Returns `None` without logs.
+    fn new(logs: &[(u64, WorkerLog)]) -> Option<Self> {
+        let times =
+            |time: fn(&(u64, WorkerLog)) -> u64| Percentiles::of(logs.iter().map(time).collect());
         let len = logs.iter().map(|(_, log)| log.ticks.len()).max()?;
-        let all = |tick: usize| logs.iter().filter_map(|(_, log)| log.ticks.get(tick)).sum();
-        let ticks: Vec<u64> = (0..len).map(all).collect();
+        let sum = |tick: usize| logs.iter().filter_map(|(_, log)| log.ticks.get(tick)).sum();
+        let ticks: Vec<u64> = (0..len).map(sum).collect();
         Some(Self {
             workers: logs.len(),
             running: times(|(start, log)| log.began - start)?,
             connecting: times(|(_, log)| log.connected - log.began)?,
-            first_operation: times(|(start, log)| log.first - start)?,
+            first_operation: times(|(start, log)| log.first_result - start)?,
             plateau: plateau(&ticks),
             ticks,
         })
     }
 }
 
-fn show(way: &str, report: &Report) {
+fn print_report(kind: &str, report: &Report) {
     println!(
-        "{way}, {} workers (ms)      min   median      p99",
+        "{kind}, {} workers (ms)      min   median      p99",
         report.workers
     );
-    for (what, times) in [
+    for (name, times) in [
         ("start to running", report.running),
         ("running to connected", report.connecting),
         ("start to first result", report.first_operation),
     ] {
-        let Times { min, median, p99 } = times;
-        println!("  {what:21} {min:8.3} {median:8.3} {p99:8.3}");
+        let Percentiles { min, median, p99 } = times;
+        println!("  {name:21} {min:8.3} {median:8.3} {p99:8.3}");
     }
     match report.plateau {
         Some(Plateau { tick, rate }) => {
-            let rate = rate * 1e9 / TICK as f64;
+            let rate = rate * 1e9 / TICK_NS as f64;
             println!("  all: {rate:.0} searches in a second, from {tick} ms on");
         }
-        None => println!("  all: too short for a plateau; see --ms"),
+        None => println!("  all: no plateau; increase --ms"),
     }
 }

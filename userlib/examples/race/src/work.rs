@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! One compute worker: it inserts keys of its own, and then searches, updates, deletes and inserts, those and keys that
-//! all workers share.
+//! Worker: inserts own keys, then searches, updates, deletes and inserts own keys and keys that all workers share.
 //!
-//! Of its own keys it knows what the table must say, each time. Of a shared key it knows only that a value is one of this
-//! key.
+//! It checks each result for its own keys, which no other worker changes. For a shared key it checks only that a value
+//! belongs to the key.
 
 use std::collections::HashMap;
 
@@ -11,127 +10,130 @@ use anyhow::{bail, ensure, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::load::{Chooser, Key, Sum};
-use crate::place::Place;
+use crate::member::TableArgs;
 use crate::table::Table;
 use crate::transport::Transport;
+use crate::workload::{Digest, Key, KeyChooser};
 
 /// Inserted keys between two progress reports.
-const STRIDE: u32 = 16;
+const PROGRESS_INTERVAL: u32 = 16;
 
 /// Options of `kite-race work`.
 #[derive(clap::Args)]
-pub(crate) struct Work {
+pub(crate) struct WorkArgs {
     #[command(flatten)]
-    place: Place,
-    /// Number of this worker, which no other has
+    table: TableArgs,
+    /// Number of this worker, unique among all workers
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     worker: u32,
-    /// Keys of its own that it inserts first
+    /// Own keys, inserted first
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     keys: u32,
     /// Keys that all workers share
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     shared: u32,
-    /// Operations afterwards
+    /// Operations after the inserts
     #[arg(long, default_value_t = 1000)]
     operations: u64,
-    /// Percent of these that search; of the others half update, and the rest deletes or inserts
+    /// Percent of the operations that are searches; half of the others are updates, the rest deletes or inserts
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=100))]
     searches: u32,
-    /// Percent of these that are on shared keys
+    /// Percent of the operations that use shared keys
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=100))]
     sharing: u32,
 }
 
-/// Result of a worker: its own keys.
+/// Result of a worker: the digest of its own keys.
 #[derive(Debug, Serialize, Deserialize)]
-struct Left {
+struct Summary {
     worker: u32,
     #[serde(flatten)]
-    own: Sum,
+    own: Digest,
 }
 
-/// Operation on a key.
+/// Operation on a key. `Toggle` deletes a key that is in the table, and inserts another one.
 #[derive(Clone, Copy, Debug)]
-enum Act {
+enum Op {
     Search,
     Update,
     Toggle,
 }
 
+/// State of the worker.
 struct Worker<'a> {
-    work: &'a Work,
+    args: &'a WorkArgs,
     table: Table<Box<dyn Transport>>,
+    /// Expected values of the own keys that are in the table.
     own: HashMap<u32, Vec<u8>>,
-    /// The latest version of a value; all workers have different ones.
+    /// Version of the last value: unique among all workers.
     version: u64,
 }
 
-/// Does all, and prints what the table has of its own keys in the end.
+/// Runs the worker, and prints the digest of its own keys.
 ///
 /// # Errors
-/// If the table does not say what it must, or cannot be reached any more.
-pub(crate) fn run(work: &Work) -> Result<()> {
+/// A result is wrong, or the table cannot be reached.
+pub(crate) fn run(args: &WorkArgs) -> Result<()> {
     let mut worker = Worker {
-        work,
-        table: work.place.open()?,
+        args,
+        table: args.table.open()?,
         own: HashMap::new(),
-        version: u64::from(work.worker) << 32,
+        version: u64::from(args.worker) << 32,
     };
     println!("begun");
-    worker.load()?;
+    worker.insert_own_keys()?;
     println!("loaded");
-    worker.mix()?;
-    let (worker, own) = (work.worker, worker.look()?);
-    println!("{}", serde_json::to_string(&Left { worker, own })?);
+    worker.run_mix()?;
+    let (worker, own) = (args.worker, worker.search_own_keys()?);
+    println!("{}", serde_json::to_string(&Summary { worker, own })?);
     Ok(())
 }
 
 impl Worker<'_> {
-    /// Inserts all its own keys in order, and prints its progress.
-    fn load(&mut self) -> Result<()> {
-        for number in 0..self.work.keys {
-            self.act_on_own(number, Act::Toggle)?;
-            if (number + 1) % STRIDE == 0 {
+    /// Inserts all own keys in order, and prints the progress.
+    fn insert_own_keys(&mut self) -> Result<()> {
+        for number in 0..self.args.keys {
+            self.run_on_own_key(number, Op::Toggle)?;
+            if (number + 1) % PROGRESS_INTERVAL == 0 {
                 println!("inserted {}", number + 1);
             }
         }
         Ok(())
     }
 
-    /// Searches for all keys of its own, and sums up those that are there.
-    fn look(&mut self) -> Result<Sum> {
-        let mut sum = Sum::default();
-        for number in 0..self.work.keys {
-            self.act_on_own(number, Act::Search)?;
+    /// Searches for all own keys. Returns the digest of those in the table.
+    fn search_own_keys(&mut self) -> Result<Digest> {
+        let mut digest = Digest::default();
+        for number in 0..self.args.keys {
+            self.run_on_own_key(number, Op::Search)?;
             if let Some(value) = self.own.get(&number) {
-                sum.add(&self.own_key(number).bytes(), value);
+                digest.add(&self.own_key(number).bytes(), value);
             }
         }
-        Ok(sum)
+        Ok(digest)
     }
 
-    fn mix(&mut self) -> Result<()> {
-        let seed = self.work.worker.into();
-        let mut own = Chooser::new(self.work.keys, seed);
-        let mut shared = Chooser::new(self.work.shared, seed);
-        for _ in 0..self.work.operations {
-            let act = match () {
-                () if own.percent(self.work.searches) => Act::Search,
-                () if own.percent(50) => Act::Update,
-                () => Act::Toggle,
+    /// Runs the mix of operations.
+    fn run_mix(&mut self) -> Result<()> {
+        let seed = self.args.worker.into();
+        let mut own = KeyChooser::new(self.args.keys, seed);
+        let mut shared = KeyChooser::new(self.args.shared, seed);
+        for _ in 0..self.args.operations {
+            let op = match () {
+                () if own.chance(self.args.searches) => Op::Search,
+                () if own.chance(50) => Op::Update,
+                () => Op::Toggle,
             };
-            match own.percent(self.work.sharing) {
-                true => self.act_on_shared(shared.key(), act)?,
-                false => self.act_on_own(own.key(), act)?,
+            match own.chance(self.args.sharing) {
+                true => self.run_on_shared_key(shared.next_key(), op)?,
+                false => self.run_on_own_key(own.next_key(), op)?,
             }
         }
         Ok(())
     }
 
     fn own_key(&self, number: u32) -> Key {
-        let owner = self.work.worker;
+        let owner = self.args.worker;
         Key { owner, number }
     }
 
@@ -140,13 +142,14 @@ impl Worker<'_> {
         key.value(self.version)
     }
 
-    /// No other worker changes the key, so the result is known.
-    fn act_on_own(&mut self, number: u32, act: Act) -> Result<()> {
+    /// Runs an operation on an own key. No other worker changes the key, so the result is known. An update of a key that
+    /// is not in the table inserts it.
+    fn run_on_own_key(&mut self, number: u32, op: Op) -> Result<()> {
         let key = self.own_key(number);
         let (bytes, value) = (key.bytes(), self.next_value(key));
-        let is_there = self.own.contains_key(&number);
-        match (act, is_there) {
-            (Act::Search, _) => {
+        let exists = self.own.contains_key(&number);
+        match (op, exists) {
+            (Op::Search, _) => {
                 let found = self.table.search(&bytes)?;
                 ensure!(
                     found.as_ref() == self.own.get(&number),
@@ -154,32 +157,32 @@ impl Worker<'_> {
                 );
                 return Ok(());
             }
-            (Act::Update, true) => self.table.update(&bytes, &value)?,
-            (Act::Toggle, true) => self.table.delete(&bytes)?,
-            (Act::Update | Act::Toggle, false) => self.table.insert(&bytes, &value)?,
+            (Op::Update, true) => self.table.update(&bytes, &value)?,
+            (Op::Toggle, true) => self.table.delete(&bytes)?,
+            (Op::Update | Op::Toggle, false) => self.table.insert(&bytes, &value)?,
         }
-        match (act, is_there) {
-            (Act::Toggle, true) => self.own.remove(&number),
+        match (op, exists) {
+            (Op::Toggle, true) => self.own.remove(&number),
             _ => self.own.insert(number, value),
         };
         Ok(())
     }
 
-    /// Others change it at the same time, so an update may find it, or not.
-    fn act_on_shared(&mut self, number: u32, act: Act) -> Result<()> {
+    /// Runs an operation on a shared key. Other workers change it concurrently, so the operation may fail.
+    fn run_on_shared_key(&mut self, number: u32, op: Op) -> Result<()> {
         let key = Key { owner: 0, number };
         let (bytes, value) = (key.bytes(), self.next_value(key));
         let found = self.table.search(&bytes)?;
         if let Some(found) = &found {
-            ensure!(key.has(found), "{key:?} has {found:?}");
+            ensure!(key.has_value(found), "{key:?} has {found:?}");
         }
-        let done = match (act, found) {
-            (Act::Search, _) => Ok(()),
-            (Act::Update, _) => self.table.update(&bytes, &value),
-            (Act::Toggle, Some(_)) => self.table.delete(&bytes),
-            (Act::Toggle, None) => self.table.insert(&bytes, &value),
+        let result = match (op, found) {
+            (Op::Search, _) => Ok(()),
+            (Op::Update, _) => self.table.update(&bytes, &value),
+            (Op::Toggle, Some(_)) => self.table.delete(&bytes),
+            (Op::Toggle, None) => self.table.insert(&bytes, &value),
         };
-        match done {
+        match result {
             Ok(()) | Err(Error::Exists | Error::NotFound) => Ok(()),
             Err(error) => bail!(error),
         }

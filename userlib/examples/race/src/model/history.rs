@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Whether what workers saw is possible: whether there is an order of all operations of a key, each between its
-//! beginning and its end, in which a plain variable gives the same answers (linearisability, by the search of Wing and
-//! Gong).
+//! Check of a history for linearizability (algorithm of Wing and Gong).
+//!
+//! A history is linearizable if the operations of each key have an order in which a plain variable returns the same
+//! results. An operation is ordered at some time between its start and its end.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -18,17 +19,17 @@ pub(super) enum Call {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Done,
-    /// The key exists, or does not.
-    Refused,
+    /// `Exists` or `NotFound`.
+    Rejected,
     Value(Option<u8>),
 }
 
-/// An operation.
+/// Operation with its result and its time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Event {
     pub(super) key: u8,
     pub(super) call: Call,
-    /// Nothing if its worker was killed: then it was done, or will be at any time, or never.
+    /// `None` if its worker was killed: the operation then takes effect at any later time, or never.
     pub(super) outcome: Option<Outcome>,
     pub(super) start: u64,
     pub(super) end: u64,
@@ -40,48 +41,54 @@ fn step(value: Option<u8>, call: Call) -> (Outcome, Option<u8>) {
         (Call::Search, _) => (Outcome::Value(value), value),
         (Call::Insert(new), None) | (Call::Update(new), Some(_)) => (Outcome::Done, Some(new)),
         (Call::Delete, Some(_)) => (Outcome::Done, None),
-        _ => (Outcome::Refused, value),
+        _ => (Outcome::Rejected, value),
     }
 }
 
-/// Returns a history that is not linearizable.
+/// Checks a history.
+///
+/// # Errors
+/// Describes the operations of a key that have no order.
 pub(super) fn check(events: &[Event]) -> Result<(), String> {
     let mut keys: BTreeMap<u8, Vec<Event>> = BTreeMap::new();
     for event in events {
         keys.entry(event.key).or_default().push(*event);
     }
     for events in keys.values() {
-        if !is_possible(events, 0, None, &mut HashSet::new()) {
-            return Err(format!("no order of these is possible: {events:#?}"));
+        if !is_linearizable(events, 0, None, &mut HashSet::new()) {
+            return Err(format!("not linearizable: {events:#?}"));
         }
     }
     Ok(())
 }
 
-/// Returns `true` if there is an order of the events that are not in `done`.
-fn is_possible(
+/// Returns `true` if the events that are not in the bit set `done` have an order that starts at `value`. `visited` has
+/// the states without an order.
+fn is_linearizable(
     events: &[Event],
     done: u64,
     value: Option<u8>,
-    dead: &mut HashSet<(u64, Option<u8>)>,
+    visited: &mut HashSet<(u64, Option<u8>)>,
 ) -> bool {
-    let left = || (0..events.len()).filter(|i| done & (1 << i) == 0);
-    if left().all(|i| events[i].outcome.is_none()) {
+    let remaining = || (0..events.len()).filter(|i| done & (1 << i) == 0);
+    if remaining().all(|i| events[i].outcome.is_none()) {
         return true;
     }
-    if !dead.insert((done, value)) {
+    if !visited.insert((done, value)) {
         return false;
     }
-    let ends = left()
+    let ends = remaining()
         .filter(|&i| events[i].outcome.is_some())
         .map(|i| events[i].end);
     let first_end = ends.min().unwrap_or(u64::MAX);
-    // An event that starts in the turn in which another ends acts in the next turn at the earliest.
-    left().filter(|&i| events[i].start < first_end).any(|i| {
-        let (answer, next) = step(value, events[i].call);
-        let fits = events[i].outcome.is_none_or(|outcome| outcome == answer);
-        fits && is_possible(events, done | (1 << i), next, dead)
-    })
+    // An event that starts at the step at which another one ends takes effect one step later at the earliest.
+    remaining()
+        .filter(|&i| events[i].start < first_end)
+        .any(|i| {
+            let (result, next) = step(value, events[i].call);
+            let fits = events[i].outcome.is_none_or(|outcome| outcome == result);
+            fits && is_linearizable(events, done | (1 << i), next, visited)
+        })
 }
 
 #[cfg(test)]
@@ -99,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn two_cannot_both_insert() {
+    fn two_inserts_without_a_delete_are_rejected() {
         let insert = |start, end| event(Call::Insert(1), Some(Outcome::Done), start, end);
         assert!(check(&[insert(0, 5)]).is_ok());
         assert!(check(&[insert(0, 5), insert(3, 9)]).is_err());
@@ -108,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_stays_done() {
+    fn search_after_an_insert_must_find_its_value() {
         let insert = event(Call::Insert(1), Some(Outcome::Done), 0, 5);
         let search = |start, value| event(Call::Search, Some(Outcome::Value(value)), start, 9);
         assert!(check(&[insert, search(4, None)]).is_ok());
@@ -118,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_replaced_is_gone() {
+    fn search_after_an_update_must_not_find_the_old_value() {
         let insert = event(Call::Insert(1), Some(Outcome::Done), 0, 3);
         let update = event(Call::Update(2), Some(Outcome::Done), 3, 5);
         let search = |start| event(Call::Search, Some(Outcome::Value(Some(1))), start, 9);
@@ -127,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_killed_may_have_done_it_or_not() {
+    fn unfinished_insert_may_take_effect_or_not() {
         let insert = event(Call::Insert(1), None, 0, 5);
         for value in [None, Some(1)] {
             let search = event(Call::Search, Some(Outcome::Value(value)), 6, 9);

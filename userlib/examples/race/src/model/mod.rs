@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The table without machines: workers take turns for each word, in an order that a seed determines, and may be killed
-//! in each turn. The results must be linearizable.
+//! Model test of the table in simulated memories. A seed determines the order of all accesses to words. Workers may be
+//! killed at any access. The results must be linearizable.
 
 mod history;
-mod memory;
+mod scheduler;
 
 use std::sync::Arc;
 use std::thread;
@@ -12,16 +12,16 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use crate::error::Error;
-use crate::layout::{entry_place, Entry, ALLOCATED};
+use crate::layout::{entry_addr, Entry, ALLOC_START};
 use crate::table::{Report, Table};
 use crate::transport::{Request, Transport};
 use history::{Call, Event, Outcome};
-use memory::{Turns, World};
+use scheduler::{Scheduler, StepTransport};
 
-/// One group: two pairs, and 21 slots in all.
+/// Groups of a segment. One group has two bucket pairs and 21 slots.
 const GROUPS: u32 = 1;
 
-/// Bytes of the memories.
+/// Bytes of each memory.
 const SIZES: [u64; 2] = [2 << 20; 2];
 
 /// Operations of a worker.
@@ -32,14 +32,14 @@ fn key(number: u8) -> Vec<u8> {
 }
 
 /// Executes an operation. Returns its result, or `None` if the worker was killed meanwhile.
-fn act(table: &mut Table<Turns>, call: Call, number: u8) -> Option<Outcome> {
+fn execute(table: &mut Table<StepTransport>, call: Call, number: u8) -> Option<Outcome> {
     let key = key(number);
-    let done = match call {
+    let result = match call {
         Call::Search => {
             let value = table.search(&key);
             return match value {
                 Ok(value) => Some(Outcome::Value(value.map(|value| value[0]))),
-                Err(Error::Lost(_)) => None,
+                Err(Error::Transport(_)) => None,
                 Err(other) => panic!("{other}"),
             };
         }
@@ -47,30 +47,30 @@ fn act(table: &mut Table<Turns>, call: Call, number: u8) -> Option<Outcome> {
         Call::Update(value) => table.update(&key, &[value]),
         Call::Delete => table.delete(&key),
     };
-    match done {
+    match result {
         Ok(()) => Some(Outcome::Done),
-        Err(Error::Exists | Error::NotFound) => Some(Outcome::Refused),
-        Err(Error::Lost(_)) => None,
+        Err(Error::Exists | Error::NotFound) => Some(Outcome::Rejected),
+        Err(Error::Transport(_)) => None,
         Err(other) => panic!("{other}"),
     }
 }
 
-/// Does a script, unless the worker is killed before its end.
-fn work(mut turns: Turns, script: Script, world: &World) -> Vec<Event> {
-    turns.begin();
-    let Ok(mut table) = Table::open(turns) else {
+/// Executes a script until its end, or until the worker is killed.
+fn run_script(mut transport: StepTransport, script: Script, scheduler: &Scheduler) -> Vec<Event> {
+    transport.start();
+    let Ok(mut table) = Table::open(transport) else {
         return Vec::new();
     };
     let mut events = Vec::new();
     for (call, key) in script {
-        let start = world.now();
-        let outcome = act(&mut table, call, key);
+        let start = scheduler.now();
+        let outcome = execute(&mut table, call, key);
         events.push(Event {
             key,
             call,
             outcome,
             start,
-            end: world.now(),
+            end: scheduler.now(),
         });
         if outcome.is_none() {
             break;
@@ -79,47 +79,55 @@ fn work(mut turns: Turns, script: Script, world: &World) -> Vec<Event> {
     events
 }
 
-/// Runs scripts beside each other on a table that has some keys; each worker is killed after so many steps, if any.
-fn run(seed: u64, kept: u8, scripts: &[Script], kills: &[Option<u64>]) -> (Vec<Event>, Report) {
-    let world = World::new(&SIZES, GROUPS, seed);
-    let mut table = Table::open(Turns::alone(&world)).unwrap();
-    for number in 0..kept {
+/// Runs scripts concurrently on a table with `initial` keys, which must remain. The worker of a script is killed after a
+/// number of steps, or never.
+fn run(seed: u64, initial: u8, scripts: &[Script], kills: &[Option<u64>]) -> (Vec<Event>, Report) {
+    let scheduler = Scheduler::new(&SIZES, GROUPS, seed);
+    let mut table = Table::open(StepTransport::alone(&scheduler)).unwrap();
+    for number in 0..initial {
         table.insert(&key(100 + number), &[number]).unwrap();
     }
-    world.expect(scripts.len());
+    scheduler.expect(scripts.len());
     let workers: Vec<_> = (0..)
         .zip(scripts.iter().cloned().zip(kills))
         .map(|(id, (script, kill))| {
-            let (turns, world) = (Turns::new(&world, id, *kill), Arc::clone(&world));
-            thread::spawn(move || work(turns, script, &world))
+            let (transport, scheduler) = (
+                StepTransport::new(&scheduler, id, *kill),
+                Arc::clone(&scheduler),
+            );
+            thread::spawn(move || run_script(transport, script, &scheduler))
         })
         .collect();
     let events = workers
         .into_iter()
         .flat_map(|worker| worker.join().unwrap())
         .collect();
-    let mut table = Table::open(Turns::alone(&world)).unwrap();
-    for number in 0..kept {
+    let mut table = Table::open(StepTransport::alone(&scheduler)).unwrap();
+    for number in 0..initial {
         assert_eq!(
             table.search(&key(100 + number)).unwrap(),
             Some(vec![number])
         );
     }
     (
-        look_at_the_end(&mut table, &world, events),
+        search_all_keys(&mut table, &scheduler, events),
         table.check(|_| ()).unwrap(),
     )
 }
 
 /// Appends a search of each key: the final content of the table must match the history.
-fn look_at_the_end(table: &mut Table<Turns>, world: &World, mut events: Vec<Event>) -> Vec<Event> {
+fn search_all_keys(
+    table: &mut Table<StepTransport>,
+    scheduler: &Scheduler,
+    mut events: Vec<Event>,
+) -> Vec<Event> {
     let mut keys: Vec<_> = events.iter().map(|event| event.key).collect();
     keys.sort_unstable();
     keys.dedup();
     for key in keys {
-        let start = world.now();
-        let outcome = act(table, Call::Search, key);
-        let end = world.now();
+        let start = scheduler.now();
+        let outcome = execute(table, Call::Search, key);
+        let end = scheduler.now();
         events.push(Event {
             key,
             call: Call::Search,
@@ -141,7 +149,7 @@ fn calls(keys: u8, len: usize) -> impl Strategy<Value = Script> {
     prop::collection::vec((call, 0..keys), 1..=len)
 }
 
-/// Inserts of keys of its own, for a table that grows.
+/// Inserts of keys that no other worker has, so that segments split.
 fn inserts(worker: u8) -> impl Strategy<Value = Script> {
     let first = 10 + worker * 12;
     (1..12u8).prop_map(move |count| {
@@ -158,23 +166,23 @@ fn kill() -> impl Strategy<Value = Option<u64>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Few keys, so that all want the same; the table splits in some.
+    /// Workers use the same few keys. Segments split for some values of `initial`.
     #[test]
-    fn operations_are_as_if_each_was_one_step(
+    fn concurrent_operations_on_few_keys_are_linearizable(
         seed: u64,
-        kept in 0..22u8,
+        initial in 0..22u8,
         scripts in prop::collection::vec(calls(2, 6), 3),
         kills in prop::collection::vec(kill(), 3),
     ) {
-        let (events, _) = run(seed, kept, &scripts, &kills);
+        let (events, _) = run(seed, initial, &scripts, &kills);
         history::check(&events).unwrap();
     }
 
-    /// A worker that only searches has an old copy of the directory.
+    /// Workers that only search have an outdated copy of the directory.
     #[test]
-    fn searches_find_what_is_there_by_now(
+    fn searches_with_an_outdated_directory_are_linearizable(
         seed: u64,
-        kept in 18..22u8,
+        initial in 18..22u8,
         first in inserts(0),
         then in calls(1, 8),
         searches in 1..20usize,
@@ -182,15 +190,15 @@ proptest! {
         let changes = [vec![(Call::Insert(0), 0)], first, then].concat();
         let searches = vec![(Call::Search, 0); searches];
         let scripts = [changes, searches.clone(), searches];
-        let (events, _) = run(seed, kept, &scripts, &[None; 3]);
+        let (events, _) = run(seed, initial, &scripts, &[None; 3]);
         history::check(&events).unwrap();
     }
 
     /// Segments split while their keys are changed.
     #[test]
-    fn splits_lose_nothing(
+    fn operations_during_splits_are_linearizable(
         seed: u64,
-        kept in 16..22u8,
+        initial in 16..22u8,
         inserts in inserts(0),
         others in (calls(2, 8), calls(2, 8)),
         killed: Index,
@@ -199,14 +207,14 @@ proptest! {
         let scripts = [inserts, others.0, others.1];
         let mut kills = [None; 3];
         kills[killed.index(3)] = kill;
-        let (events, _) = run(seed, kept, &scripts, &kills);
+        let (events, _) = run(seed, initial, &scripts, &kills);
         history::check(&events).unwrap();
     }
 }
 
-/// At whichever step a worker that splits is killed, the next one does what is left.
+/// The next worker completes a split, at whichever step its worker was killed.
 #[test]
-fn who_is_killed_in_a_split_holds_up_nobody() {
+fn worker_killed_in_a_split_does_not_block_others() {
     let fill: Script = (0..40).map(|key| (Call::Insert(key), key)).collect();
     let mut half_split = 0;
     for steps in (0..1600).step_by(7) {
@@ -220,17 +228,20 @@ fn who_is_killed_in_a_split_holds_up_nobody() {
             .iter()
             .filter(|event| event.outcome.is_some())
             .count();
-        assert!(done >= fill.len(), "the other worker has ended its script");
+        assert!(
+            done >= fill.len(),
+            "the other worker did not end its script"
+        );
         history::check(&events).unwrap();
     }
-    assert!(half_split > 0, "none was killed in the middle");
+    assert!(half_split > 0, "no worker was killed during a split");
 }
 
-/// Far more than there is memory for.
+/// The rejected operations would need more memory than there is.
 #[test]
-fn what_is_refused_takes_no_memory() {
-    let world = World::new(&[512 << 10], GROUPS, 0);
-    let mut table = Table::open(Turns::alone(&world)).unwrap();
+fn rejected_insert_and_update_allocate_no_memory() {
+    let scheduler = Scheduler::new(&[512 << 10], GROUPS, 0);
+    let mut table = Table::open(StepTransport::alone(&scheduler)).unwrap();
     table.insert(&key(1), &[1]).unwrap();
     for _ in 0..10_000 {
         let exists = table.insert(&key(1), &[2]);
@@ -243,10 +254,10 @@ fn what_is_refused_takes_no_memory() {
     assert_eq!(table.search(&key(2)).unwrap(), Some(vec![2]));
 }
 
-/// The last key that is inserted before there is no room, and what there is in the table then.
+/// Inserts keys until the table is full. Returns their number, and the content of the table.
 fn fill(sizes: &[u64]) -> (u32, Report) {
-    let world = World::new(sizes, 8, 0);
-    let mut table = Table::open(Turns::alone(&world)).unwrap();
+    let scheduler = Scheduler::new(sizes, 8, 0);
+    let mut table = Table::open(StepTransport::alone(&scheduler)).unwrap();
     for number in 0.. {
         match table.insert(&u32::to_le_bytes(number), &[0; 200]) {
             Ok(()) => (),
@@ -258,11 +269,11 @@ fn fill(sizes: &[u64]) -> (u32, Report) {
             Err(other) => panic!("{other}"),
         }
     }
-    unreachable!("memory has an end")
+    unreachable!("the memories are finite")
 }
 
 #[test]
-fn a_table_takes_all_its_memories() {
+fn full_table_uses_memories_of_different_sizes() {
     let (few, _) = fill(&[512 << 10]);
     let (more, report) = fill(&[512 << 10, 1 << 20, 512 << 10]);
     let blocks = |i: usize| report.memories[i].blocks;
@@ -271,7 +282,7 @@ fn a_table_takes_all_its_memories() {
 }
 
 #[test]
-fn a_table_is_spread_over_its_memories() {
+fn table_is_spread_evenly_over_equal_memories() {
     let (_, report) = fill(&[1 << 20; 3]);
     let even = |part: usize, all: usize| (all / 6..=all / 2).contains(&part);
     for share in &report.memories {
@@ -281,12 +292,12 @@ fn a_table_is_spread_over_its_memories() {
 }
 
 #[test]
-fn a_directory_that_leads_nowhere_is_noticed() {
-    let world = World::new(&SIZES, GROUPS, 0);
-    let mut turns = Turns::alone(&world);
-    let entry = Entry::new(1, ALLOCATED).0.to_le_bytes();
-    let (place, from) = (entry_place(0), &entry[..]);
-    turns.run(&mut [Request::Write { place, from }]).unwrap();
-    let found = Table::open(turns).unwrap().search(&key(1));
+fn directory_without_a_segment_is_damaged() {
+    let scheduler = Scheduler::new(&SIZES, GROUPS, 0);
+    let mut transport = StepTransport::alone(&scheduler);
+    let entry = Entry::new(1, ALLOC_START).0.to_le_bytes();
+    let (addr, from) = (entry_addr(0), &entry[..]);
+    transport.run(&mut [Request::Write { addr, from }]).unwrap();
+    let found = Table::open(transport).unwrap().search(&key(1));
     assert!(matches!(found, Err(Error::Damaged(_))), "{found:?}");
 }

@@ -1,69 +1,75 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Inserts, updates and deletes.
 //!
-//! Two workers may insert the same key, each into another slot. So a slot is tentative at first; its worker looks at all
-//! slots of the key again, and takes the mark off only if no other has the key. Tentative slots of others it empties:
-//! these find that out when they take off their mark, and begin again. That also clears up after a worker that ended in
-//! between. Of two, at least one sees the other, so never do both stay; that they empty each other's slots again and
-//! again would take two workers that go on in step.
+//! # Operation
 //!
-//! A segment that splits does not change. A worker that wants to change it waits for the split, and finally does the
-//! split itself.
+//! Two workers may insert the same key into different slots. A new slot is therefore tentative. Its worker reads all slots
+//! of the key again, clears tentative slots of other workers, and completes its own slot if no other slot has the key. A
+//! worker with a cleared slot notices when it completes the slot, and retries. At least one of two workers sees the slot
+//! of the other, so never both inserts succeed. Two workers could clear the slots of each other forever only in lockstep.
+//!
+//! # Recovery
+//!
+//! The next insert of the key, or the next split, clears the tentative slot of a worker that was killed. A segment that is
+//! being split does not change: workers wait for the split, and after 100 polls execute it themselves.
 
 use crate::block;
-use crate::directory::Home;
+use crate::directory::SegmentRef;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
-use crate::layout::{Slot, UNIT};
+use crate::layout::{Slot, UNIT_BYTES};
 use crate::transport::{Request, Transport};
 
-use super::look::{Look, PAIR};
-use super::{look_requests, Table};
+use super::lookup::{Lookup, PAIR_BYTES};
+use super::{lookup_requests, Table};
 
-/// A key and its value, in a block that no slot points to yet.
-struct New<'a> {
+/// Key and block of an insert or update.
+struct NewBlock<'a> {
     hash: Hash,
     key: &'a [u8],
     slot: Slot,
-    place: u64,
+    addr: u64,
     bytes: Vec<u8>,
 }
 
-/// Result of an attempt.
+/// Result of an attempt to insert.
 enum Outcome {
     Done,
     Exists,
-    /// Another was faster.
-    Again,
+    /// Another worker has changed the slot first.
+    Retry,
 }
 
 impl<T: Transport> Table<T> {
     /// Adds a key.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::TooLong`], [`Error::Full`], [`Error::Damaged`], [`Error::Lost`].
+    /// - [`Error::Exists`]: the key is in the table.
+    /// - [`Error::TooLong`]: key and value exceed the maximum of a block.
+    /// - [`Error::Full`]: no memory for the block or for a split.
+    /// - [`Error::Damaged`], [`Error::Transport`]: see [`search`](Self::search).
     pub(crate) fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let new = self.new_block(key, value)?;
-        let (mut write, mut is_shown) = (Some((new.place, &new.bytes[..])), false);
+        let (mut write, mut is_published) = (Some((new.addr, &new.bytes[..])), false);
         loop {
-            let (home, look) = self.look(new.hash, write.take())?;
-            if look.is_frozen() {
-                self.await_split(home, new.hash)?;
-            } else if self.find(&look, new.hash, key)?.is_some() {
-                if !is_shown {
-                    self.give_back(&new);
+            let (segment, lookup) = self.lookup(new.hash, write.take())?;
+            if lookup.is_frozen() {
+                self.await_split(segment, new.hash)?;
+            } else if self.find(&lookup, new.hash, key)?.is_some() {
+                if !is_published {
+                    self.undo_alloc(&new);
                 }
                 return Err(Error::Exists);
-            } else if let Some(place) = look.vacancy() {
-                // From here on others may have seen the block.
-                is_shown = true;
-                match self.claim(home, place, &new)? {
+            } else if let Some(addr) = lookup.pick_vacancy() {
+                // Other workers may read the block from here on.
+                is_published = true;
+                match self.claim_slot(segment, addr, &new)? {
                     Outcome::Done => return Ok(()),
                     Outcome::Exists => return Err(Error::Exists),
-                    Outcome::Again => (),
+                    Outcome::Retry => (),
                 }
             } else {
-                self.split(home, new.hash)?;
+                self.split(segment, new.hash)?;
             }
         }
     }
@@ -71,113 +77,129 @@ impl<T: Transport> Table<T> {
     /// Changes the value of a key.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::TooLong`], [`Error::Full`], [`Error::Damaged`], [`Error::Lost`].
+    /// - [`Error::NotFound`]: the key is not in the table.
+    /// - [`Error::TooLong`]: key and value exceed the maximum of a block.
+    /// - [`Error::Full`]: no memory for the block or for a split.
+    /// - [`Error::Damaged`], [`Error::Transport`]: see [`search`](Self::search).
     pub(crate) fn update(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let new = self.new_block(key, value)?;
-        let done = self.replace(key, new.slot, Some((new.place, &new.bytes)));
-        // A block that a slot points to belongs to a key that is in the table.
-        if matches!(done, Err(Error::NotFound)) {
-            self.give_back(&new);
+        let result = self.replace(key, new.slot, Some((new.addr, &new.bytes)));
+        // If the key is not in the table, no slot has pointed to the block.
+        if matches!(result, Err(Error::NotFound)) {
+            self.undo_alloc(&new);
         }
-        done
+        result
     }
 
     /// Removes a key.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Full`] (its segment splits, and there is no memory for that),
-    /// [`Error::Damaged`], [`Error::Lost`].
+    /// - [`Error::NotFound`]: the key is not in the table.
+    /// - [`Error::Full`]: the segment of the key is being split, and there is no memory for the split.
+    /// - [`Error::Damaged`], [`Error::Transport`]: see [`search`](Self::search).
     pub(crate) fn delete(&mut self, key: &[u8]) -> Result<()> {
         self.replace(key, Slot::VACANT, None)
     }
 
-    fn new_block<'a>(&mut self, key: &'a [u8], value: &[u8]) -> Result<New<'a>> {
+    fn new_block<'a>(&mut self, key: &'a [u8], value: &[u8]) -> Result<NewBlock<'a>> {
         let bytes = block::encode(key, value).ok_or(Error::TooLong)?;
-        let (hash, place) = (Hash::of(key), self.allocate(bytes.len() as u64)?);
-        let units = (bytes.len() as u64 / UNIT) as u8;
-        let slot = Slot::new(hash.fingerprint(), units, place);
-        Ok(New {
+        let (hash, addr) = (Hash::of(key), self.allocate(bytes.len() as u64)?);
+        let units = (bytes.len() as u64 / UNIT_BYTES) as u8;
+        let slot = Slot::new(hash.fingerprint(), units, addr);
+        Ok(NewBlock {
             hash,
             key,
             slot,
-            place,
+            addr,
             bytes,
         })
     }
 
-    /// Takes back the memory of a block that no slot ever pointed to.
-    fn give_back(&mut self, new: &New<'_>) {
-        self.room.give_back(new.place, new.bytes.len() as u64);
+    /// Frees the memory of a block that no slot has pointed to.
+    fn undo_alloc(&mut self, new: &NewBlock<'_>) {
+        self.allocator.undo_alloc(new.addr, new.bytes.len() as u64);
     }
 
-    /// Makes the slot of a key another, once a block is written.
+    /// Replaces the slot of a key by `new`, after the write of its block.
     fn replace(&mut self, key: &[u8], new: Slot, block: Option<(u64, &[u8])>) -> Result<()> {
         let (hash, mut write) = (Hash::of(key), block);
         loop {
-            let (home, look) = self.look(hash, write.take())?;
-            if look.is_frozen() {
-                self.await_split(home, hash)?;
+            let (segment, lookup) = self.lookup(hash, write.take())?;
+            if lookup.is_frozen() {
+                self.await_split(segment, hash)?;
                 continue;
             }
-            let found = self.find(&look, hash, key)?;
-            let spot = found.ok_or(Error::NotFound)?.spot;
-            if self.swap(spot.place, spot.slot, new)? {
+            let found = self.find(&lookup, hash, key)?;
+            let slot_ref = found.ok_or(Error::NotFound)?.slot_ref;
+            if self.swap(slot_ref.addr, slot_ref.slot, new)? {
                 return Ok(());
             }
         }
     }
 
-    fn swap(&mut self, place: u64, expected: Slot, new: Slot) -> Result<bool> {
-        Ok(self.compare_swap(place, expected.0, new.0)? == expected.0)
+    /// Replaces a slot if it is `expected`. Returns `true` on success.
+    fn swap(&mut self, addr: u64, expected: Slot, new: Slot) -> Result<bool> {
+        Ok(self.compare_swap(addr, expected.0, new.0)? == expected.0)
     }
 
-    /// Takes a vacancy, if there is no other slot of the key by then.
-    fn claim(&mut self, home: Home, place: u64, new: &New<'_>) -> Result<Outcome> {
+    /// Inserts into a vacant slot, unless another slot has the key.
+    fn claim_slot(
+        &mut self,
+        segment: SegmentRef,
+        addr: u64,
+        new: &NewBlock<'_>,
+    ) -> Result<Outcome> {
         let tentative = new.slot.tentative();
-        let Some(look) = self.place_and_look(home, place, new)? else {
-            return Ok(Outcome::Again);
+        let Some(lookup) = self.claim_and_look_up(segment, addr, new)? else {
+            return Ok(Outcome::Retry);
         };
-        let outcome = self.oust(&look, place, new)?;
-        let settled = match outcome {
+        let outcome = self.clear_rivals(&lookup, addr, new)?;
+        let final_slot = match outcome {
             Outcome::Done => new.slot,
-            Outcome::Exists | Outcome::Again => Slot::VACANT,
+            Outcome::Exists | Outcome::Retry => Slot::VACANT,
         };
-        match self.swap(place, tentative, settled)? {
+        match self.swap(addr, tentative, final_slot)? {
             true => Ok(outcome),
-            // Only its own worker completes a tentative slot, so it was removed.
+            // Only this worker completes the slot, so another worker has cleared it.
             false if matches!(outcome, Outcome::Exists) => Ok(outcome),
-            false => Ok(Outcome::Again),
+            false => Ok(Outcome::Retry),
         }
     }
 
-    /// Places a tentative slot, and then looks at all that the key may have; nothing if another took the vacancy.
-    fn place_and_look(&mut self, home: Home, place: u64, new: &New<'_>) -> Result<Option<Look>> {
-        let (mut was, mut read) = (0, [[0; PAIR]; 2]);
+    /// Sets a vacant slot to the tentative one, and reads all slots of the key in the same batch. Returns `None` if the
+    /// slot was no longer vacant.
+    fn claim_and_look_up(
+        &mut self,
+        segment: SegmentRef,
+        addr: u64,
+        new: &NewBlock<'_>,
+    ) -> Result<Option<Lookup>> {
+        let (mut old_value, mut read) = (0, [[0; PAIR_BYTES]; 2]);
         let mut batch = vec![Request::CompareSwap {
-            place,
+            addr,
             expected: Slot::VACANT.0,
             new: new.slot.tentative().0,
-            found: &mut was,
+            old_value: &mut old_value,
         }];
         let pairs = new.hash.pairs(self.groups);
-        batch.extend(look_requests(home.entry.segment(), pairs, &mut read));
+        batch.extend(lookup_requests(segment.entry.addr(), pairs, &mut read));
         self.transport.run(&mut batch)?;
         drop(batch);
-        let look = self.seen(home, new.hash, &read)?;
-        Ok((Slot(was).is_vacant()).then_some(look))
+        let lookup = self.decode_lookup(segment, new.hash, &read)?;
+        Ok(Slot(old_value).is_vacant().then_some(lookup))
     }
 
-    /// Empties tentative slots that others have for the same key.
-    fn oust(&mut self, look: &Look, own: u64, new: &New<'_>) -> Result<Outcome> {
-        for rival in look.like(new.hash) {
-            if rival.place == own || self.block(rival.slot)?.key != new.key {
+    /// Clears the tentative slots of other workers with the same key.
+    fn clear_rivals(&mut self, lookup: &Lookup, own: u64, new: &NewBlock<'_>) -> Result<Outcome> {
+        for rival in lookup.candidates(new.hash) {
+            if rival.addr == own || self.read_block(rival.slot)?.key != new.key {
                 continue;
             }
             if rival.slot.is_taken() {
                 return Ok(Outcome::Exists);
             }
-            if !self.swap(rival.place, rival.slot, Slot::VACANT)? {
-                return Ok(Outcome::Again);
+            if !self.swap(rival.addr, rival.slot, Slot::VACANT)? {
+                return Ok(Outcome::Retry);
             }
         }
         Ok(Outcome::Done)

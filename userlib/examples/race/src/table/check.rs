@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Checks a table that no worker changes: every hash has a segment, every slot a block with a correct checksum, and no
+//! Check of a table that no worker changes: every hash has a segment, every slot a block with a correct checksum, and no
 //! key occurs twice.
 
 use std::collections::HashSet;
@@ -7,10 +7,12 @@ use std::collections::HashSet;
 use serde::Serialize;
 
 use crate::block::Block;
-use crate::directory::Home;
+use crate::directory::SegmentRef;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
-use crate::layout::{memory, segment_size, words, Entry, Header, Slot, BUCKET_WORDS, WORD};
+use crate::layout::{
+    memory_of, segment_size, words, Entry, Header, Slot, BUCKET_WORDS, WORD_BYTES,
+};
 use crate::transport::Transport;
 
 use super::Table;
@@ -18,54 +20,55 @@ use super::Table;
 /// Content of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Report {
-    /// Bits that the directory looks at.
+    /// Depth of the directory.
     pub(crate) depth: u32,
-    /// Segments that the directory has.
+    /// Segments in the directory.
     pub(crate) segments: usize,
-    /// Frozen segments: the worker that split them ended.
+    /// Frozen segments: their workers ended during the split.
     pub(crate) frozen: usize,
-    /// Slots of workers that ended before they knew whether their key was new.
+    /// Tentative slots: their workers ended during the insert.
     pub(crate) tentative: usize,
     /// Keys.
     pub(crate) keys: usize,
     /// Content of each memory.
-    pub(crate) memories: Vec<Share>,
+    pub(crate) memories: Vec<MemoryReport>,
 }
 
 /// Content of a table in one memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Share {
+pub(crate) struct MemoryReport {
     pub(crate) segments: usize,
     pub(crate) blocks: usize,
 }
 
-/// Finds keys that come twice.
+/// Keys found so far.
 type Seen = HashSet<Vec<u8>>;
 
 impl<T: Transport> Table<T> {
-    /// Checks all, and shows each key and value.
+    /// Checks the table, and calls `each` with each block.
     ///
     /// # Errors
-    /// [`Error::Damaged`] with the first inconsistency, [`Error::Lost`].
+    /// - [`Error::Damaged`]: describes the first inconsistency.
+    /// - [`Error::Transport`]: a memory cannot be reached.
     pub(crate) fn check(&mut self, mut each: impl FnMut(&Block)) -> Result<Report> {
         self.refresh()?;
         let mut report = Report {
             depth: self.directory.depth(),
-            memories: vec![Share::default(); self.transport.memories()],
+            memories: vec![MemoryReport::default(); self.transport.memories()],
             ..Report::default()
         };
         let mut seen = Seen::new();
         for index in 0..self.directory.entries().len() {
             let entry = self.directory.entries()[index];
-            self.directory
-                .find_index(index as u64)
-                .ok_or_else(|| Error::Damaged(format!("the directory leads {index:#x} nowhere")))?;
+            self.directory.find_index(index as u64).ok_or_else(|| {
+                Error::Damaged(format!("the directory has no segment for {index:#x}"))
+            })?;
             if entry != Entry::NONE {
-                let home = Home {
+                let segment = SegmentRef {
                     index: index as u64,
                     entry,
                 };
-                self.check_segment(home, &mut report, &mut seen, &mut each)?;
+                self.check_segment(segment, &mut report, &mut seen, &mut each)?;
             }
         }
         report.keys = seen.len();
@@ -74,27 +77,28 @@ impl<T: Transport> Table<T> {
 
     fn check_segment(
         &mut self,
-        home: Home,
+        segment: SegmentRef,
         report: &mut Report,
         seen: &mut Seen,
         each: &mut impl FnMut(&Block),
     ) -> Result<()> {
         let mut read = vec![0; segment_size(self.groups) as usize];
-        self.read(home.entry.segment(), &mut read)?;
+        self.read(segment.entry.addr(), &mut read)?;
         let words = words(&read);
         report.segments += 1;
-        report.memories[memory(home.entry.segment())].segments += 1;
+        report.memories[memory_of(segment.entry.addr())].segments += 1;
         report.frozen += usize::from(Header(words[0]).is_frozen());
         for (i, word) in words.into_iter().enumerate() {
-            let place = (i * WORD) as u64;
+            let offset = (i * WORD_BYTES) as u64;
             match (i % BUCKET_WORDS, Slot(word)) {
-                (0, _) => check_header(home, Header(word))?,
+                (0, _) => check_header(segment, Header(word))?,
                 (_, slot) if slot.is_taken() => {
-                    if let Some(block) = self.check_slot(home, place, slot)? {
-                        report.memories[memory(slot.block())].blocks += 1;
+                    if let Some(block) = self.check_slot(segment, offset, slot)? {
+                        report.memories[memory_of(slot.block_addr())].blocks += 1;
                         each(&block);
                         if !seen.insert(block.key) {
-                            return Err(Error::Damaged(format!("a key is twice, in {home:?}")));
+                            let reason = format!("a key occurs twice, in {segment:?}");
+                            return Err(Error::Damaged(reason));
                         }
                     }
                 }
@@ -104,27 +108,36 @@ impl<T: Transport> Table<T> {
         Ok(())
     }
 
-    /// The block of a slot, unless its key is in another segment already, because this one is half split.
-    fn check_slot(&mut self, home: Home, place: u64, slot: Slot) -> Result<Option<Block>> {
-        let block = self.block(slot)?;
+    /// Returns the block of a slot, or `None` if the directory has another segment for its key: this segment is then half
+    /// split.
+    fn check_slot(
+        &mut self,
+        segment: SegmentRef,
+        offset: u64,
+        slot: Slot,
+    ) -> Result<Option<Block>> {
+        let block = self.read_block(slot)?;
         let hash = Hash::of(&block.key);
         let in_pair = hash.pairs(self.groups).into_iter().any(|pair| {
-            let pair = pair.offset()..pair.offset() + super::PAIR as u64;
-            pair.contains(&place)
+            let pair = pair.offset()..pair.offset() + super::PAIR_BYTES as u64;
+            pair.contains(&offset)
         });
-        let here = self.directory.find(hash) == Some(home);
-        if !in_pair || slot.fingerprint() != hash.fingerprint() || !here && !slot.is_frozen() {
+        let in_segment = self.directory.find(hash) == Some(segment);
+        let has_fingerprint = slot.fingerprint() == hash.fingerprint();
+        if !in_pair || !has_fingerprint || !in_segment && !slot.is_frozen() {
             return Err(Error::Damaged(format!(
-                "a key that does not belong in {home:?}"
+                "a key does not belong to {segment:?}"
             )));
         }
-        Ok(here.then_some(block))
+        Ok(in_segment.then_some(block))
     }
 }
 
-fn check_header(home: Home, header: Header) -> Result<()> {
-    match header.thawed() == Header::new(home.entry.depth(), home.index) {
+fn check_header(segment: SegmentRef, header: Header) -> Result<()> {
+    match header.thawed() == Header::new(segment.entry.depth(), segment.index) {
         true => Ok(()),
-        false => Err(Error::Damaged(format!("a bucket that is not of {home:?}"))),
+        false => Err(Error::Damaged(format!(
+            "a bucket does not belong to {segment:?}"
+        ))),
     }
 }

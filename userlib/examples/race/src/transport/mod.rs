@@ -1,60 +1,61 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! How a worker reaches the memories of the table: by one-sided requests, a few at a time.
+//! Transport of one-sided requests to the memories of the table, in batches.
 
-pub(crate) mod over_kite;
-pub(crate) mod over_verbs;
+pub(crate) mod verbs;
+pub(crate) mod vqp;
 
 use anyhow::{ensure, Context, Result};
 
-use crate::error::Lost;
-use crate::layout::{memory, WORD};
+use crate::error::TransportError;
+use crate::layout::{memory_of, WORD_BYTES};
 
-/// Most requests of a batch.
-pub(crate) const BATCH: usize = 32;
+/// Maximum requests of a batch.
+pub(crate) const BATCH_MAX: usize = 32;
 
-/// Most bytes that the requests of a batch read and write.
-pub(crate) const BYTES: usize = 32 << 10;
+/// Maximum bytes that the requests of a batch read and write.
+pub(crate) const BATCH_BYTES_MAX: usize = 32 << 10;
 
-/// A request.
+/// One-sided request. Addresses are those of `layout`.
 #[derive(Debug)]
 pub(crate) enum Request<'a> {
     Read {
-        place: u64,
+        addr: u64,
         into: &'a mut [u8],
     },
     Write {
-        place: u64,
+        addr: u64,
         from: &'a [u8],
     },
-    /// If a word is `expected`, it becomes `new`.
+    /// Replaces a word by `new` if it is `expected`.
     CompareSwap {
-        place: u64,
+        addr: u64,
         expected: u64,
         new: u64,
         /// Receives the previous value.
-        found: &'a mut u64,
+        old_value: &'a mut u64,
     },
     FetchAdd {
-        place: u64,
+        addr: u64,
         operand: u64,
         /// Receives the previous value.
-        found: &'a mut u64,
+        old_value: &'a mut u64,
     },
 }
 
-/// A way to the memories.
+/// Connection to the memories of a table.
 ///
-/// A word is read and written in one step, and no more than a word is.
+/// Words are read and written atomically, larger ranges are not.
 pub(crate) trait Transport {
     /// Returns the number of memories.
     fn memories(&self) -> usize;
 
-    /// Does a batch of requests, at most [`BATCH`] of at most [`BYTES`] together, and returns when all are done. Those
-    /// of one memory are done in their order, but a write may overtake what is before it.
+    /// Executes a batch of at most [`BATCH_MAX`] requests and [`BATCH_BYTES_MAX`] bytes. Returns when all requests have
+    /// completed. The requests to one memory execute in order, but a write may overtake earlier reads and atomic
+    /// operations.
     ///
     /// # Errors
-    /// [`Lost`]: any of them may have been done, and none is from then on.
-    fn run(&mut self, batch: &mut [Request<'_>]) -> std::result::Result<(), Lost>;
+    /// Some requests may have been executed. All later batches fail.
+    fn run(&mut self, batch: &mut [Request<'_>]) -> std::result::Result<(), TransportError>;
 }
 
 impl<T: Transport + ?Sized> Transport for Box<T> {
@@ -62,106 +63,107 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
         (**self).memories()
     }
 
-    fn run(&mut self, batch: &mut [Request<'_>]) -> std::result::Result<(), Lost> {
+    fn run(&mut self, batch: &mut [Request<'_>]) -> std::result::Result<(), TransportError> {
         (**self).run(batch)
     }
 }
 
 impl Request<'_> {
-    /// Bytes that it reads or writes.
+    /// Returns the bytes that the request reads or writes.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Read { into, .. } => into.len(),
             Self::Write { from, .. } => from.len(),
-            Self::CompareSwap { .. } | Self::FetchAdd { .. } => WORD,
+            Self::CompareSwap { .. } | Self::FetchAdd { .. } => WORD_BYTES,
         }
     }
 
-    /// Where in the memories of the table.
-    pub(crate) fn place(&self) -> u64 {
+    /// Returns the address of the first byte.
+    pub(crate) fn addr(&self) -> u64 {
         match self {
-            Self::Read { place, .. }
-            | Self::Write { place, .. }
-            | Self::CompareSwap { place, .. }
-            | Self::FetchAdd { place, .. } => *place,
+            Self::Read { addr, .. }
+            | Self::Write { addr, .. }
+            | Self::CompareSwap { addr, .. }
+            | Self::FetchAdd { addr, .. } => *addr,
         }
     }
 
-    /// Has `load` fetch what came back.
-    fn accept(&mut self, load: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+    /// Stores the result of a completed request, which `load` copies from local memory.
+    fn store_result(&mut self, load: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
         match self {
             Self::Read { into, .. } => load(into),
             Self::Write { .. } => Ok(()),
-            Self::CompareSwap { found, .. } | Self::FetchAdd { found, .. } => {
-                let mut word = [0; WORD];
+            Self::CompareSwap { old_value, .. } | Self::FetchAdd { old_value, .. } => {
+                let mut word = [0; WORD_BYTES];
                 load(&mut word)?;
-                **found = u64::from_ne_bytes(word);
+                **old_value = u64::from_ne_bytes(word);
                 Ok(())
             }
         }
     }
 }
 
-/// A queue of requests to one memory, and the local memory whose bytes they move.
+/// Send queue to one memory, with the local memory of its requests.
 trait Queue {
-    fn store(&self, at: usize, from: &[u8]) -> Result<()>;
-    fn load(&self, at: usize, into: &mut [u8]) -> Result<()>;
+    fn store(&self, offset: usize, from: &[u8]) -> Result<()>;
+    fn load(&self, offset: usize, into: &mut [u8]) -> Result<()>;
 
-    /// Posts requests, each with the offset of its local bytes.
+    /// Posts requests, each with the offset of its bytes in the local memory.
     fn post(&self, batch: &[(&Request<'_>, usize)]) -> Result<()>;
 
-    /// Returns when all that were begun are done.
+    /// Waits until all posted requests have completed.
     fn wait(&self) -> Result<()>;
 }
 
-/// Transport by queues, one to each memory, until one fails. After a failure late completions may arrive, and a later
-/// batch would take them for its own.
+/// Transport by a queue for each memory.
+///
+/// After a failure no batch is executed: late completions could be taken for those of a later batch.
 #[derive(Debug)]
-struct Ways<Q> {
+struct QueueSet<Q> {
     queues: Vec<Q>,
-    is_lost: bool,
+    has_failed: bool,
 }
 
-impl<Q: Queue> Ways<Q> {
-    fn by(queues: Vec<Q>) -> Self {
+impl<Q: Queue> QueueSet<Q> {
+    fn new(queues: Vec<Q>) -> Self {
         Self {
             queues,
-            is_lost: false,
+            has_failed: false,
         }
     }
 
     fn queue(&self, request: &Request<'_>) -> Result<&Q> {
-        let queue = self.queues.get(memory(request.place()));
-        queue.context("it is in a memory that the table does not have")
+        let queue = self.queues.get(memory_of(request.addr()));
+        queue.context("address in a memory that the table does not have")
     }
 
-    fn go(&self, batch: &mut [Request<'_>]) -> Result<()> {
-        ensure!(!self.is_lost, "an operation before was not answered");
-        let locals = locals(batch);
-        for (request, &at) in batch.iter().zip(&locals) {
+    fn run_batch(&self, batch: &mut [Request<'_>]) -> Result<()> {
+        ensure!(!self.has_failed, "an earlier batch failed");
+        let offsets = local_offsets(batch);
+        for (request, &offset) in batch.iter().zip(&offsets) {
             let queue = self.queue(request)?;
             if let Request::Write { from, .. } = request {
-                queue.store(at, from)?;
+                queue.store(offset, from)?;
             }
         }
-        self.exchange(batch, &locals)?;
-        for (request, &at) in batch.iter_mut().zip(&locals) {
+        self.post_and_wait(batch, &offsets)?;
+        for (request, &offset) in batch.iter_mut().zip(&offsets) {
             let queue = self.queue(request)?;
-            request.accept(|into| queue.load(at, into))?;
+            request.store_result(|into| queue.load(offset, into))?;
         }
         Ok(())
     }
 
-    /// Does requests in all memories at a time.
-    fn exchange(&self, batch: &[Request<'_>], locals: &[usize]) -> Result<()> {
+    /// Posts the requests to all memories, then waits for their completion.
+    fn post_and_wait(&self, batch: &[Request<'_>], offsets: &[usize]) -> Result<()> {
         let mut busy = Vec::with_capacity(self.queues.len());
         for (i, queue) in self.queues.iter().enumerate() {
-            let all = batch.iter().zip(locals.iter().copied());
-            let here: Vec<_> = all
-                .filter(|(request, _)| memory(request.place()) == i)
+            let requests = batch.iter().zip(offsets.iter().copied());
+            let requests: Vec<_> = requests
+                .filter(|(request, _)| memory_of(request.addr()) == i)
                 .collect();
-            if !here.is_empty() {
-                queue.post(&here)?;
+            if !requests.is_empty() {
+                queue.post(&requests)?;
                 busy.push(queue);
             }
         }
@@ -169,41 +171,42 @@ impl<Q: Queue> Ways<Q> {
     }
 }
 
-impl<Q: Queue> Transport for Ways<Q> {
+impl<Q: Queue> Transport for QueueSet<Q> {
     fn memories(&self) -> usize {
         self.queues.len()
     }
 
-    fn run(&mut self, batch: &mut [Request<'_>]) -> std::result::Result<(), Lost> {
-        let done = self.go(batch);
-        self.is_lost |= done.is_err();
-        done.map_err(|error| Lost::because(format!("{error:#}")))
+    fn run(&mut self, batch: &mut [Request<'_>]) -> std::result::Result<(), TransportError> {
+        let result = self.run_batch(batch);
+        self.has_failed |= result.is_err();
+        result.map_err(|error| TransportError::new(format!("{error:#}")))
     }
 }
 
-/// Bytes of local memory for a batch, and where there each request has its own.
-const LOCAL: usize = BYTES + BATCH * WORD;
+/// Bytes of local memory for a batch.
+const LOCAL_BYTES: usize = BATCH_BYTES_MAX + BATCH_MAX * WORD_BYTES;
 
-fn locals(batch: &[Request<'_>]) -> Vec<usize> {
+/// Returns the offset of the bytes of each request in the local memory.
+fn local_offsets(batch: &[Request<'_>]) -> Vec<usize> {
     let mut next = 0;
-    let local = |request: &Request<'_>| {
-        let at = next;
-        next += request.len().next_multiple_of(WORD);
-        at
+    let offset = |request: &Request<'_>| {
+        let offset = next;
+        next += request.len().next_multiple_of(WORD_BYTES);
+        offset
     };
-    batch.iter().map(local).collect()
+    batch.iter().map(offset).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::start;
+    use crate::layout::memory_base;
     use std::cell::Cell;
 
-    /// Has answers, of its own number, for some batches, and then none for one.
-    struct Failing(u8, Cell<u32>);
+    /// Queue that returns bytes of a value for a number of batches, and then fails once.
+    struct FakeQueue(u8, Cell<u32>);
 
-    impl Queue for Failing {
+    impl Queue for FakeQueue {
         fn store(&self, _: usize, _: &[u8]) -> Result<()> {
             Ok(())
         }
@@ -220,53 +223,56 @@ mod tests {
         fn wait(&self) -> Result<()> {
             let left = self.1.get();
             self.1.set(left.wrapping_sub(1));
-            ensure!(left != 0, "no answer");
+            ensure!(left != 0, "no completion");
             Ok(())
         }
     }
 
-    fn ways(left: &[u32]) -> Ways<Failing> {
-        let queue = |(i, &left)| Failing(i, Cell::new(left));
-        Ways::by((0..).zip(left).map(queue).collect())
+    fn queues(left: &[u32]) -> QueueSet<FakeQueue> {
+        let queue = |(i, &left)| FakeQueue(i, Cell::new(left));
+        QueueSet::new((0..).zip(left).map(queue).collect())
     }
 
-    /// Reads a byte of each of these memories.
-    fn read(ways: &mut Ways<Failing>, memories: &[usize]) -> std::result::Result<Vec<u8>, Lost> {
+    /// Reads a byte of each memory, in one batch.
+    fn read(
+        queues: &mut QueueSet<FakeQueue>,
+        memories: &[usize],
+    ) -> std::result::Result<Vec<u8>, TransportError> {
         let mut bytes = vec![[0]; memories.len()];
         let reads = memories.iter().zip(&mut bytes);
         let mut reads: Vec<_> = reads
             .map(|(&memory, into)| Request::Read {
-                place: start(memory),
+                addr: memory_base(memory),
                 into,
             })
             .collect();
-        ways.run(&mut reads)?;
+        queues.run(&mut reads)?;
         Ok(bytes.concat())
     }
 
     #[test]
-    fn what_has_failed_is_not_used_again() {
-        let mut ways = ways(&[1]);
-        assert_eq!(read(&mut ways, &[0]).unwrap(), [0]);
-        assert_eq!(read(&mut ways, &[0]).unwrap_err().why, "no answer");
-        let why = "an operation before was not answered";
-        assert_eq!(read(&mut ways, &[0]).unwrap_err().why, why);
-        assert_eq!(read(&mut ways, &[0]).unwrap_err().why, why);
+    fn batch_after_a_failure_is_rejected() {
+        let mut queues = queues(&[1]);
+        assert_eq!(read(&mut queues, &[0]).unwrap(), [0]);
+        assert_eq!(read(&mut queues, &[0]).unwrap_err().reason, "no completion");
+        let reason = "an earlier batch failed";
+        assert_eq!(read(&mut queues, &[0]).unwrap_err().reason, reason);
+        assert_eq!(read(&mut queues, &[0]).unwrap_err().reason, reason);
     }
 
     #[test]
-    fn each_memory_is_asked_for_what_it_has() {
-        let mut ways = ways(&[2, 1, 1]);
-        assert_eq!(ways.memories(), 3);
-        assert_eq!(read(&mut ways, &[2, 0, 1, 0]).unwrap(), [2, 0, 1, 0]);
-        // The others would have no answer.
-        assert_eq!(read(&mut ways, &[0]).unwrap(), [0]);
-        assert_eq!(read(&mut ways, &[1]).unwrap_err().why, "no answer");
+    fn request_uses_the_queue_of_its_memory_only() {
+        let mut queues = queues(&[2, 1, 1]);
+        assert_eq!(queues.memories(), 3);
+        assert_eq!(read(&mut queues, &[2, 0, 1, 0]).unwrap(), [2, 0, 1, 0]);
+        // A batch to the other memories would fail.
+        assert_eq!(read(&mut queues, &[0]).unwrap(), [0]);
+        assert_eq!(read(&mut queues, &[1]).unwrap_err().reason, "no completion");
     }
 
     #[test]
-    fn a_memory_that_is_not_of_the_table_is_noticed() {
-        let why = read(&mut ways(&[9, 9]), &[0, 2]).unwrap_err().why;
-        assert_eq!(why, "it is in a memory that the table does not have");
+    fn address_in_an_unknown_memory_is_rejected() {
+        let reason = read(&mut queues(&[9, 9]), &[0, 2]).unwrap_err().reason;
+        assert_eq!(reason, "address in a memory that the table does not have");
     }
 }

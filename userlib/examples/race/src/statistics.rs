@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What is reckoned from times and counts.
+//! Percentiles of times, and plateau of a rate.
 
 use serde::Serialize;
 
-/// Ticks over which a rate is taken.
-const WINDOW: usize = 20;
+/// Ticks of a sliding window.
+const WINDOW_TICKS: usize = 20;
 
-/// Some times, in milliseconds.
+/// Percentiles of times, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Times {
+pub(crate) struct Percentiles {
     pub(crate) min: f64,
     pub(crate) median: f64,
-    /// So much or less is 99 % of them.
+    /// 99th percentile.
     pub(crate) p99: f64,
 }
 
-impl Times {
-    /// Returns the figures of at least one time, in nanoseconds.
+impl Percentiles {
+    /// Returns the percentiles of times in nanoseconds, or `None` if there are none.
     pub(crate) fn of(mut ns: Vec<u64>) -> Option<Self> {
         ns.sort_unstable();
         let last = ns.len().checked_sub(1)?;
@@ -29,19 +29,19 @@ impl Times {
     }
 }
 
-/// When a count for each tick has reached what it stays at.
+/// Plateau of a count per tick.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Plateau {
-    /// The tick from which on there is nine tenths of it, over twenty ticks.
+    /// First tick of a window of 20 ticks whose mean is at least 90 % of the rate.
     pub(crate) tick: usize,
-    /// Steady rate: the mean of the second half, per tick.
+    /// Rate per tick: the mean of the second half.
     pub(crate) rate: f64,
 }
 
-/// Finds it; there is none if nothing is counted in the second half.
+/// Returns the plateau, or `None` if the counts of the second half are 0.
 pub(crate) fn plateau(ticks: &[u64]) -> Option<Plateau> {
     let rate = mean(&ticks[ticks.len() / 2..]);
-    let mut windows = ticks.windows(WINDOW.min(ticks.len().max(1)));
+    let mut windows = ticks.windows(WINDOW_TICKS.min(ticks.len().max(1)));
     let tick = windows.position(|window| mean(window) >= 0.9 * rate)?;
     (rate > 0.0).then_some(Plateau { tick, rate })
 }
@@ -56,16 +56,16 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn times_are_in_order() {
-        let times = Times::of((1..=200).rev().map(|ms| ms * 1_000_000).collect()).unwrap();
+    fn percentiles_of_known_times_are_exact() {
+        let times = Percentiles::of((1..=200).rev().map(|ms| ms * 1_000_000).collect()).unwrap();
         assert_eq!((times.min, times.median, times.p99), (1.0, 101.0, 199.0));
-        let one = Times::of(vec![5_000_000]).unwrap();
+        let one = Percentiles::of(vec![5_000_000]).unwrap();
         assert_eq!((one.min, one.median, one.p99), (5.0, 5.0, 5.0));
-        assert_eq!(Times::of(vec![]), None);
+        assert_eq!(Percentiles::of(vec![]), None);
     }
 
     #[test]
-    fn a_plateau_begins_where_it_is_reached() {
+    fn plateau_starts_at_the_step_of_the_count() {
         let steps = [vec![0; 100], vec![10; 400]].concat();
         let Plateau { tick, rate } = plateau(&steps).unwrap();
         assert_eq!(rate, 10.0);
@@ -76,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_counts_are_too_odd(ticks in prop::collection::vec(0..1000u64, 0..100)) {
+        fn plateau_of_arbitrary_counts_is_in_range(ticks in prop::collection::vec(0..1000u64, 0..100)) {
             if let Some(Plateau { tick, rate }) = plateau(&ticks) {
                 prop_assert!(tick < ticks.len() && rate > 0.0);
             }

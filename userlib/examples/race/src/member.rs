@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Where the memories of a table are, and how they are reached.
+//! Members of a table: its memories, their memory nodes, and the connection to them.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,42 +9,42 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use kite::RemoteMemory;
 
-use crate::error::Lost;
+use crate::error::TransportError;
 use crate::link::{Hello, Link};
 use crate::table::Table;
-use crate::transport::{over_kite, over_verbs, Transport};
+use crate::transport::{verbs, vqp, Transport};
 
-/// A way to reach a table.
+/// Transport to the memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Over {
-    /// By a virtual queue pair of kite
+pub(crate) enum TransportKind {
+    /// Virtual queue pairs of kite
     Kite,
-    /// By a queue pair of user-space verbs
+    /// Queue pairs of user-space verbs
     Verbs,
 }
 
-/// Memory of a node, as kite names it: `NODE:ADDRESS:KEY`, in decimal.
+/// Node, address and key of an MR of kite. The text is `NODE:ADDRESS:KEY`, in decimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Name {
+pub(crate) struct MrName {
     pub(crate) node: u32,
     pub(crate) memory: RemoteMemory,
 }
 
-/// One of the memories of a table: `SERVER=NODE:ADDRESS:KEY`.
+/// Memory of a table and its server. The text is `SERVER=NODE:ADDRESS:KEY`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
-    /// Where kite-race serve listens that lends it.
+    /// TCP address of the kite-race serve that has registered the memory.
     pub(crate) server: SocketAddr,
-    pub(crate) name: Name,
+    pub(crate) name: MrName,
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for MrName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.node, self.memory.addr, self.memory.rkey)
     }
 }
 
-impl FromStr for Name {
+impl FromStr for MrName {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -82,56 +82,60 @@ impl FromStr for Member {
     }
 }
 
-/// A table to be opened.
+/// Options for a table.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Place {
-    /// Where kite-race serve listens that has the table, ADDRESS:PORT
+pub(crate) struct TableArgs {
+    /// TCP address of the kite-race serve with the table, ADDRESS:PORT
     pub(crate) server: SocketAddr,
     /// Transport to the memories
     #[arg(long, default_value = "kite")]
-    pub(crate) over: Over,
-    /// A memory of the table, in their order, once for each [default: ask the server]
+    pub(crate) over: TransportKind,
+    /// A memory of the table; repeated for each memory, in order [default: requested from the server]
     #[arg(long = "member", value_name = "SERVER=NODE:ADDRESS:KEY")]
     pub(crate) members: Vec<Member>,
 }
 
-/// Requests the memories of a table from one of its memory nodes, whose own memory is the first.
+/// Requests the memories of a table from the memory node with the first memory.
 ///
 /// # Errors
-/// If no server accepts.
-pub(crate) fn ask(server: SocketAddr) -> Result<Vec<Member>> {
+/// No server accepts the connection, or its reply is invalid.
+pub(crate) fn request_members(server: SocketAddr) -> Result<Vec<Member>> {
     let mut link = Link::to(server, &Hello::Table)?;
-    let members = link.hear::<Vec<String>>()?;
+    let members = link.receive::<Vec<String>>()?;
     let mut members: Vec<Member> = members
         .iter()
         .map(|member| member.parse())
         .collect::<Result<_>>()?;
-    // It may listen at any address, and does not know by which it is reached.
-    members.first_mut().context("no memory is there")?.server = server;
+    // The server may listen at a wildcard address. This address reaches it.
+    members
+        .first_mut()
+        .context("the table has no memory")?
+        .server = server;
     Ok(members)
 }
 
-impl Place {
-    /// Connects.
+impl TableArgs {
+    /// Connects to all memories.
     ///
     /// # Errors
-    /// If a memory cannot be reached.
-    pub(crate) fn connect(&self) -> Result<Box<dyn Transport>, Lost> {
+    /// A memory cannot be reached.
+    pub(crate) fn connect(&self) -> Result<Box<dyn Transport>, TransportError> {
         let members = match self.members.is_empty() {
-            true => ask(self.server).map_err(|error| Lost::because(format!("{error:#}")))?,
+            true => request_members(self.server)
+                .map_err(|error| TransportError::new(format!("{error:#}")))?,
             false => self.members.clone(),
         };
         let names: Vec<_> = members.iter().map(|member| member.name).collect();
         Ok(match self.over {
-            Over::Kite => Box::new(over_kite::connect(&names)?),
-            Over::Verbs => Box::new(over_verbs::connect(&members)?),
+            TransportKind::Kite => Box::new(vqp::connect(&names)?),
+            TransportKind::Verbs => Box::new(verbs::connect(&members)?),
         })
     }
 
     /// Connects, and opens the table.
     ///
     /// # Errors
-    /// As of [`Self::connect`] and [`Table::open`].
+    /// See [`Self::connect`] and [`Table::open`].
     pub(crate) fn open(&self) -> crate::error::Result<Table<Box<dyn Transport>>> {
         Table::open(self.connect()?)
     }
@@ -142,20 +146,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_read_as_it_is_written() {
-        let name: Name = "3:140000:17".parse().unwrap();
+    fn name_printed_and_parsed_is_unchanged() {
+        let name: MrName = "3:140000:17".parse().unwrap();
         assert_eq!(
             (name.node, name.memory.addr, name.memory.rkey),
             (3, 140000, 17)
         );
         assert_eq!(name.to_string(), "3:140000:17");
         for wrong in ["", "3:1", "3:1:x", "3:1:2:4"] {
-            assert!(wrong.parse::<Name>().is_err());
+            assert!(wrong.parse::<MrName>().is_err());
         }
     }
 
     #[test]
-    fn a_member_is_read_as_it_is_written() {
+    fn member_printed_and_parsed_is_unchanged() {
         for text in ["10.77.0.3:7000=3:140000:17", "[::1]:7000=1:0:9"] {
             assert_eq!(text.parse::<Member>().unwrap().to_string(), text);
         }
