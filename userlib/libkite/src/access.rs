@@ -60,8 +60,8 @@ unsafe fn segments_from_c<'a>(ptr: *const LtSegment, count: u32) -> Result<&'a [
 }
 
 /// # Safety
-/// `list` must be NULL or point to `count` segments. The data of each must be writable for its size. They must not overlap, and
-/// no other thread may access them during the call.
+/// `list` must be NULL or point to `count` segments. The data of each must be writable for its size. They must not
+/// overlap, and no other thread may access them during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_readv(lh: i64, list: *const LtSegment, count: u32) -> c_int {
     let read = |region: Region| {
@@ -81,8 +81,8 @@ unsafe extern "C" fn LT_readv(lh: i64, list: *const LtSegment, count: u32) -> c_
 }
 
 /// # Safety
-/// `list` must be NULL or point to `count` segments. The data of each must be readable for its size. No other thread may write
-/// them during the call.
+/// `list` must be NULL or point to `count` segments. The data of each must be readable for its size. No other thread
+/// may write them during the call.
 #[no_mangle]
 unsafe extern "C" fn LT_writev(lh: i64, list: *const LtSegment, count: u32) -> c_int {
     let write = |region: Region| {

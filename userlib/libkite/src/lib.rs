@@ -2,8 +2,8 @@
 //! C library of kite, with the function names of LITE and KRCORE. `kite/lite.h` and `kite/krcore.h` document the
 //! functions.
 //!
-//! Each function checks its arguments, calls the crate `kite`, and returns a negative errno on failure. `process` has the
-//! objects of this process.
+//! Each function checks its arguments, calls the crate `kite`, and returns a negative errno on failure. `process` has
+//! the objects of this process.
 
 mod access;
 mod arguments;

@@ -126,7 +126,8 @@ unsafe extern "C" fn LT_send(lh: i64, function: u32, data: *const c_void, size: 
 }
 
 /// # Safety
-/// `call` must be NULL or writable, and `buffer` writable for `room` bytes. No other thread may access them during the call.
+/// `call` must be NULL or writable, and `buffer` writable for `room` bytes. No other thread may access them during the
+/// call.
 #[no_mangle]
 unsafe extern "C" fn LT_recvRPC(lh: i64, call: *mut LtCall, buffer: *mut c_void, room: u64) -> i64 {
     let receive = || {

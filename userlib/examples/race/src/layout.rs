@@ -34,8 +34,8 @@ pub(crate) const UNIT_BYTES: u64 = 64;
 /// First word of the root: "kiteRACE".
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"kiteRACE");
 
-/// Offsets of the words of the root: magic number, groups of a segment, bytes of the memory, depth of the directory, and
-/// offset of the first byte that is not allocated.
+/// Offsets of the words of the root: magic number, groups of a segment, bytes of the memory, depth of the directory,
+/// and offset of the first byte that is not allocated.
 pub(crate) const ROOT_MAGIC: u64 = 0;
 pub(crate) const ROOT_GROUPS: u64 = 8;
 pub(crate) const ROOT_SIZE: u64 = 16;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Memory node: creates an empty table and registers its memory. Then it only sends the addresses of the memories of the
-//! table to workers that connect.
+//! Memory node: creates an empty table and registers its memory. Then it only sends the addresses of the memories of
+//! the table to workers that connect.
 
 use std::io;
 use std::iter;

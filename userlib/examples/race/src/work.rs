@@ -142,8 +142,8 @@ impl Worker<'_> {
         key.value(self.version)
     }
 
-    /// Runs an operation on an own key. No other worker changes the key, so the result is known. An update of a key that
-    /// is not in the table inserts it.
+    /// Runs an operation on an own key. No other worker changes the key, so the result is known. An update of a key
+    /// that is not in the table inserts it.
     fn run_on_own_key(&mut self, number: u32, op: Op) -> Result<()> {
         let key = self.own_key(number);
         let (bytes, value) = (key.bytes(), self.next_value(key));

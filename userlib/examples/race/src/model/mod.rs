@@ -79,8 +79,8 @@ fn run_script(mut transport: StepTransport, script: Script, scheduler: &Schedule
     events
 }
 
-/// Runs scripts concurrently on a table with `initial` keys, which must remain. The worker of a script is killed after a
-/// number of steps, or never.
+/// Runs scripts concurrently on a table with `initial` keys, which must remain. The worker of a script is killed after
+/// a number of steps, or never.
 fn run(seed: u64, initial: u8, scripts: &[Script], kills: &[Option<u64>]) -> (Vec<Event>, Report) {
     let scheduler = Scheduler::new(&SIZES, GROUPS, seed);
     let mut table = Table::open(StepTransport::alone(&scheduler)).unwrap();

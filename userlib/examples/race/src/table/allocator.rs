@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Allocator for blocks and segments.
 //!
-//! A worker allocates a chunk of a memory by fetch-and-add, and blocks and segments from its chunks. It uses all memories
-//! in turn, so that the table is spread over them.
+//! A worker allocates a chunk of a memory by fetch-and-add, and blocks and segments from its chunks. It uses all
+//! memories in turn, so that the table is spread over them.
 //!
 //! Memory that other workers may have read is not freed, so that no word returns to an earlier value: blocks that were
-//! replaced or deleted, and segments that were split, remain. The unused part of the chunks of a worker is lost when the
-//! worker ends.
+//! replaced or deleted, and segments that were split, remain. The unused part of the chunks of a worker is lost when
+//! the worker ends.
 
 use std::ops::Range;
 

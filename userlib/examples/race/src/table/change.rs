@@ -3,15 +3,16 @@
 //!
 //! # Operation
 //!
-//! Two workers may insert the same key into different slots. A new slot is therefore tentative. Its worker reads all slots
-//! of the key again, clears tentative slots of other workers, and completes its own slot if no other slot has the key. A
-//! worker with a cleared slot notices when it completes the slot, and retries. At least one of two workers sees the slot
-//! of the other, so never both inserts succeed. Two workers could clear the slots of each other forever only in lockstep.
+//! Two workers may insert the same key into different slots. A new slot is therefore tentative. Its worker reads all
+//! slots of the key again, clears tentative slots of other workers, and completes its own slot if no other slot has the
+//! key. A worker with a cleared slot notices when it completes the slot, and retries. At least one of two workers sees
+//! the slot of the other, so never both inserts succeed. Two workers could clear the slots of each other forever only
+//! in lockstep.
 //!
 //! # Recovery
 //!
-//! The next insert of the key, or the next split, clears the tentative slot of a worker that was killed. A segment that is
-//! being split does not change: workers wait for the split, and after 100 polls execute it themselves.
+//! The next insert of the key, or the next split, clears the tentative slot of a worker that was killed. A segment that
+//! is being split does not change: workers wait for the split, and after 100 polls execute it themselves.
 
 use crate::block;
 use crate::directory::SegmentRef;

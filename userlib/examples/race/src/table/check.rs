@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Check of a table that no worker changes: every hash has a segment, every slot a block with a correct checksum, and no
-//! key occurs twice.
+//! Check of a table that no worker changes: every hash has a segment, every slot a block with a correct checksum, and
+//! no key occurs twice.
 
 use std::collections::HashSet;
 
@@ -108,8 +108,8 @@ impl<T: Transport> Table<T> {
         Ok(())
     }
 
-    /// Returns the block of a slot, or `None` if the directory has another segment for its key: this segment is then half
-    /// split.
+    /// Returns the block of a slot, or `None` if the directory has another segment for its key: this segment is then
+    /// half split.
     fn check_slot(
         &mut self,
         segment: SegmentRef,

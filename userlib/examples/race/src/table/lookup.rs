@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Snapshot of the two bucket pairs of a key.
 //!
-//! The words are read at different times. A frozen word stays frozen, so if no word is frozen, the segment was not frozen
-//! during the read.
+//! The words are read at different times. A frozen word stays frozen, and a segment is replaced only when all its words
+//! are frozen. So if no word is frozen, the segment was in use during the whole read.
 
 use crate::hash::{BucketPair, Hash};
 use crate::layout::{words, Header, Slot, BUCKET_BYTES, BUCKET_WORDS, WORD_BYTES};

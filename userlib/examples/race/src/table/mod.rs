@@ -3,9 +3,9 @@
 //!
 //! # Operation
 //!
-//! A search is one batch of two READs for the buckets, and one READ for the block. An insert or update writes a new block
-//! and sets a slot to its address by compare-and-swap. Blocks and segments that a word has pointed to are not written
-//! again, so a word never returns to an earlier value (no ABA).
+//! A search is one batch of two READs for the buckets, and one READ for the block. An insert or update writes a new
+//! block and sets a slot to its address by compare-and-swap. Blocks and segments that a word has pointed to are not
+//! written again, so a word never returns to an earlier value (no ABA).
 //!
 //! # Recovery
 //!
