@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Counts on node argv[1] (default 1), under a lock that all nodes could take.
+ * Counts in memory of node argv[1] (default 1), under a spin lock that all nodes can acquire.
  * cc atomics.c $(pkg-config --cflags --libs libkite)
  */
 #include <kite/lite.h>

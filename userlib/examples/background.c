@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Sends 16 MiB to memory of the node of that number, with low priority: programs with something
- * more urgent to do go first.
+ * Writes 16 MiB to memory of node argv[1] (default 1) with low priority: the writes yield to
+ * requests of other programs.
  * cc background.c $(pkg-config --cflags --libs libkite)
  */
 #include <kite/lite.h>
@@ -23,7 +23,7 @@ static int backup(uint32_t node)
 		err = LT_write(lh, (uint64_t)i * PART, part, PART);
 	}
 	if (!err)
-		printf("%d MiB are there\n", PARTS);
+		printf("%d MiB written\n", PARTS);
 	return err;
 }
 

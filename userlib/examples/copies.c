@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Makes a line on node argv[1] (default 1) and copies it to this one, without reading or writing
- * it.
+ * Creates a line on node argv[1] (default 1) and copies it to this node by LT_memcpy.
  * cc copies.c $(pkg-config --cflags --libs libkite)
  */
 #include <kite/lite.h>
@@ -22,7 +21,7 @@ int main(int argc, char **argv)
 
 	if (!err)
 		err = LT_memset(there, 0, '>', 1);
-	/* Each time as much again. */
+	/* Doubles the finished part. */
 	for (int done = 2; !err && done < WIDTH; done *= 2)
 		err = LT_memmove(there, done, there, 0, done <= WIDTH / 2 ? done : WIDTH - done);
 	if (!err)

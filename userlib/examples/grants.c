@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Lets the user of number argv[1] (default 1000) read a region, until a line comes from standard
- * input.
+ * Grants the user with UID argv[1] (default 1000) read access to a region, until standard input
+ * has a line or ends.
  * cc grants.c $(pkg-config --cflags --libs libkite)
  */
 #include <kite/lite.h>
@@ -22,12 +22,11 @@ int main(int argc, char **argv)
 	if (!err) {
 		printf("user %u may read the region board\n", uid);
 		fflush(stdout);
-		/* The end of the input will do, too. */
 		getchar();
 		err = LT_grant(board, uid, 0);
 	}
 	if (!err)
-		printf("and now no more\n");
+		printf("access revoked\n");
 	if (err)
 		fprintf(stderr, "grants: %s\n", strerror(-err));
 	return LT_free(board) < 0 || err;

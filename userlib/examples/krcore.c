@@ -2,8 +2,8 @@
 /*
  * A counter that other nodes reach by VQPs. Without arguments the program has the counter, and
  * sends its address to each peer. With the node of the counter as argument it gets the address,
- * adds to the counter, and prints the previous value. It counts by an I/O queue, as a program that
- * counts without pause would, to save system calls.
+ * adds to the counter, and prints the previous value. The addition uses an I/O queue, which saves
+ * system calls under steady load.
  * cc krcore.c $(pkg-config --cflags --libs libkite)
  */
 #include <errno.h>
@@ -30,7 +30,7 @@ static struct {
 
 static uint32_t key;
 
-/* Pushes one request, and waits for its end. */
+/* Pushes a request, and waits for its completion. */
 static int do_one(int qd, struct kr_request request)
 {
 	struct kr_completion done;
@@ -44,21 +44,21 @@ static int do_one(int qd, struct kr_request request)
 	return err < 0 ? err : done.status;
 }
 
-/* Submits one request to a queue pair, and waits for its end. */
+/* Submits a request to an I/O queue, and waits for its completion. */
 static int do_one_async(int qd, struct kr_request request)
 {
 	struct LT_completion done = { .status = 0 };
 	void *memory = NULL;
-	int64_t pair = LT_queue(8, 1, &memory);
+	int64_t io_queue = LT_queue(8, 1, &memory);
 	int err;
 
-	if (pair < 0)
-		return (int)pair;
+	if (io_queue < 0)
+		return (int)io_queue;
 	request.key = key;
-	err = kr_push_async(qd, pair, &request);
+	err = kr_push_async(qd, io_queue, &request);
 	if (!err)
-		err = LT_wait(pair, &done);
-	LT_unqueue(pair);
+		err = LT_wait(io_queue, &done);
+	LT_unqueue(io_queue);
 	return err ? err : done.status;
 }
 
@@ -102,7 +102,7 @@ static int count(uint32_t node)
 	err = do_one_async(qd, add);
 	if (err)
 		return err;
-	printf("%llu came before\n", (unsigned long long)memory.counter);
+	printf("previous value: %llu\n", (unsigned long long)memory.counter);
 	return kr_close(qd);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * argv[1] programs (default 1), on any nodes, meet at a barrier; then each takes the lock in turn
- * and adds a line to what they share. The last one shows it.
+ * argv[1] programs (default 1), on any nodes, wait at a barrier. Each then takes the lock and
+ * appends a line to a shared region. The last one prints the region.
  * cc locks.c $(pkg-config --cflags --libs libkite)
  */
 #include <errno.h>
@@ -16,8 +16,8 @@
 
 static char minutes[4096];
 
-/* Opens the region, which the first to come allocates. */
-static LT_lh find(void)
+/* Allocates the region, or opens it if another program has allocated it. */
+static LT_lh open_region(void)
 {
 	LT_lh lh = LT_malloc(NULL, 0, sizeof(minutes), NAME, LT_READ | LT_WRITE);
 
@@ -32,7 +32,7 @@ static int add_line(LT_lh lh, int node)
 	int err = died < 0 ? died : LT_read(lh, 0, minutes, sizeof(minutes));
 
 	if (died == 1)
-		fputs("locks: somebody died, and what follows may be half done\n", stderr);
+		fputs("locks: an owner of the lock died, the region may be inconsistent\n", stderr);
 	if (!err) {
 		len = strnlen(minutes, sizeof(minutes) - 1);
 		snprintf(minutes + len, sizeof(minutes) - len, "node %d was here\n", node);
@@ -47,7 +47,7 @@ int main(int argc, char **argv)
 {
 	uint32_t all = argc > 1 ? strtoul(argv[1], NULL, 10) : 1;
 	int own = LT_join(NULL);
-	LT_lh lh = own < 0 ? own : find();
+	LT_lh lh = own < 0 ? own : open_region();
 	int64_t err = lh < 0 ? lh : LT_barrier(lh, BARRIER, all, 60000);
 
 	if (err >= 0)

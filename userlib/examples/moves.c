@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Counts in a region while that moves from this node to node argv[1] (default 1) and back.
+ * Counts in a region during its migration from this node to node argv[1] (default 1) and back.
  * cc moves.c $(pkg-config --cflags --libs libkite)
  */
 #include <kite/lite.h>
@@ -13,7 +13,7 @@
 #define COUNT 1000L
 
 static LT_lh lh;
-static _Atomic int ends;
+static _Atomic int has_ended;
 
 static void *count(void *times)
 {
@@ -21,18 +21,18 @@ static void *count(void *times)
 
 	for (long i = 0; !err && i < (long)times; i++)
 		err = LT_fetch_add(lh, 0, 1, NULL);
-	ends = 1;
+	has_ended = 1;
 	return (void *)err;
 }
 
-/* Moves it to the other node and back, once at least. */
-static int roam(uint32_t node, int *moves)
+/* Migrates the region to the other node and back, at least once, until the counter has ended. */
+static int migrate(uint32_t node, int *moves)
 {
-	uint32_t goals[] = { node, 0 };
+	uint32_t targets[] = { node, 0 };
 	int err = 0;
 
-	for (*moves = 0; !err && (*moves < 2 || !ends); ++*moves)
-		err = LT_move(lh, &goals[*moves % 2], 1, 0);
+	for (*moves = 0; !err && (*moves < 2 || !has_ended); ++*moves)
+		err = LT_move(lh, &targets[*moves % 2], 1, 0);
 	return err;
 }
 
@@ -47,7 +47,7 @@ int main(int argc, char **argv)
 	lh = own < 0 ? own : LT_malloc(NULL, 0, 4096, NULL, 0);
 	err = lh < 0 ? (int)lh : -pthread_create(&counter, NULL, count, (void *)COUNT);
 	if (!err) {
-		err = roam(node, &moves);
+		err = migrate(node, &moves);
 		pthread_join(counter, &result);
 		err = err ?: (int)(long)result;
 	}
@@ -58,6 +58,6 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	printf("counted to %llu\n", (unsigned long long)counted);
-	fprintf(stderr, "and moved %d times\n", moves);
+	fprintf(stderr, "migrations: %d\n", moves);
 	return LT_free(lh) < 0;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Without an argument: serves calls, with their text in capitals, until a message comes.
- * With one: calls the server, wherever it is, with that text, and then sends it a message.
- * With a number as well: with so many copies of it, and prints how many bytes come back.
+ * Without arguments: serves calls, and replies with their text in capitals, until a message comes.
+ * With a text: calls the server with the text, prints the reply, and sends a message.
+ * With a text and a number: calls with this number of copies, and prints the bytes of the reply.
  * cc rpc.c $(pkg-config --cflags --libs libkite)
  */
 #include <ctype.h>
@@ -28,7 +28,7 @@ static int64_t serve(void)
 		fflush(stdout);
 	}
 	while (len >= 0) {
-		/* The answer to the last call, and the next call. */
+		/* Replies to the last call, if any, and receives the next one. */
 		len = LT_reply_recvRPC(lh, &call, text, len, text, sizeof(text));
 		for (int64_t i = 0; i < len; i++)
 			text[i] = toupper((unsigned char)text[i]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Serves and calls in one thread, which waits for nothing in particular: numbers are sent,
- * received, squared and answered, all by one queue pair.
+ * Server and client in one thread: one I/O queue sends, receives and replies to calls with
+ * numbers. The replies are the squares.
  * cc serve_queue.c $(pkg-config --cflags --libs libkite)
  */
 #include <kite/lite.h>
@@ -11,12 +11,12 @@
 #define COUNT 8
 #define RECEIVES 2
 
-/* Tags: receives are from 0 on, then come the answers to them, and the calls. */
-#define ANSWERS RECEIVES
-#define CALLS (ANSWERS + RECEIVES)
+/* Tags: first those of receives, then of replies, then of calls. */
+#define REPLIES RECEIVES
+#define CALLS (REPLIES + RECEIVES)
 
-/* Memory for a receive, or for a call. */
-struct part {
+/* Buffer of a receive, or of a call. */
+struct slot {
 	char head[LT_HEAD];
 	uint64_t number;
 	uint64_t reply;
@@ -24,32 +24,32 @@ struct part {
 
 static LT_lh lh;
 static int64_t queue;
-static struct part *parts;
+static struct slot *slots;
 
 static int receive(uint64_t tag)
 {
-	return LT_async_recvRPC(queue, tag, lh, &parts[tag], LT_HEAD + sizeof(uint64_t));
+	return LT_async_recvRPC(queue, tag, lh, &slots[tag], LT_HEAD + sizeof(uint64_t));
 }
 
 static int call(uint64_t n)
 {
-	struct part *part = &parts[CALLS + n];
+	struct slot *slot = &slots[CALLS + n];
 
-	part->number = n;
-	return LT_async_RPC(queue, CALLS + n, lh, 0, &part->number, sizeof(n), &part->reply,
+	slot->number = n;
+	return LT_async_RPC(queue, CALLS + n, lh, 0, &slot->number, sizeof(n), &slot->reply,
 			    sizeof(n));
 }
 
-static int answer(uint64_t tag)
+static int reply_to(uint64_t tag)
 {
-	struct part *part = &parts[tag];
+	struct slot *slot = &slots[tag];
 	struct LT_call call;
-	int64_t size = LT_received(queue, lh, part, &call);
+	int64_t size = LT_received(queue, lh, slot, &call);
 
 	if (size < 0)
 		return size;
-	part->number *= part->number;
-	return LT_async_replyRPC(queue, ANSWERS + tag, call.id, &part->number, size);
+	slot->number *= slot->number;
+	return LT_async_replyRPC(queue, REPLIES + tag, call.id, &slot->number, size);
 }
 
 static int run(void)
@@ -70,10 +70,10 @@ static int run(void)
 			break;
 		if (done.tag >= CALLS)
 			squares++;
-		else if (done.tag >= ANSWERS)
-			err = receive(done.tag - ANSWERS);
+		else if (done.tag >= REPLIES)
+			err = receive(done.tag - REPLIES);
 		else
-			err = answer(done.tag);
+			err = reply_to(done.tag);
 	}
 	return err;
 }
@@ -85,14 +85,14 @@ int main(void)
 	int err;
 
 	lh = own < 0 ? own : LT_malloc(&node, 0, 1, NULL, 0);
-	queue = lh < 0 ? lh : LT_queue(16, (CALLS + COUNT) * sizeof(*parts), (void **)&parts);
+	queue = lh < 0 ? lh : LT_queue(16, (CALLS + COUNT) * sizeof(*slots), (void **)&slots);
 	err = queue < 0 ? (int)queue : run();
 	if (err) {
 		fprintf(stderr, "serve_queue: %s\n", strerror(-err));
 		return 1;
 	}
 	for (int n = 0; n < COUNT; n++)
-		printf("%s%llu", n ? ", " : "[", (unsigned long long)parts[CALLS + n].reply);
+		printf("%s%llu", n ? ", " : "[", (unsigned long long)slots[CALLS + n].reply);
 	printf("]\n");
 	return LT_unqueue(queue) < 0 || LT_free(lh) < 0;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Makes a table of three rows on node argv[1] (default 1), writes its columns, each in one request,
- * and reads it as a whole.
+ * Creates a table of three rows on node argv[1] (default 1), writes each column in one request,
+ * and reads the table.
  * cc vectors.c $(pkg-config --cflags --libs libkite)
  */
 #include <kite/lite.h>
@@ -11,7 +11,7 @@
 
 #define ROWS 3
 
-/* Bytes of a row: a name, and a sign. */
+/* Bytes of a row, which has a name and a symbol, and offset of the symbol. */
 #define ROW 16
 #define SIGN 12
 
@@ -29,7 +29,7 @@ int main(int argc, char **argv)
 	for (int i = 0; i < ROWS; i++) {
 		name[i] = (struct LT_segment){i * ROW, names[i], strlen(names[i])};
 		sign[i] = (struct LT_segment){i * ROW + SIGN, signs[i], strlen(signs[i])};
-		/* From the last to the first. */
+		/* Reads the rows in reverse order. */
 		line[i] = (struct LT_segment){i * ROW, lines[ROWS - 1 - i], ROW};
 	}
 	if (!err)

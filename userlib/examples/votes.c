@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Without an argument: waits until three votes have been counted in its memory, and shows them.
- * With one: votes for that choice, 0 to 2, in the memory of the program that runs without, on
- * whichever node.
+ * Without arguments: waits for three votes in memory of this program, and prints their counts.
+ * With a choice (0 to 2): votes for it in the memory of the program without arguments, on any node.
  * cc votes.c $(pkg-config --cflags --libs libkite)
  */
 #include <kite/lite.h>
@@ -15,7 +14,7 @@
 #define NAME "votes"
 #define CHOICES 3
 
-/* Others change it: a page, since that is what a region begins at. */
+/* Changed by other programs. A registered region begins at a page. */
 static _Alignas(4096) _Atomic uint64_t votes[CHOICES];
 
 static int count(void)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * What bindgen reads: the ABI, and its request numbers as constants, since bindgen cannot evaluate
- * the macros that make them.
+ * Input of bindgen: the ABI, with its request numbers as constants, since bindgen cannot evaluate
+ * their macros.
  */
 #include "../../include/uapi/kite.h"
 
@@ -58,6 +58,6 @@ NUMBER(KITE_IOC_LIST_VQPS);
 NUMBER(KITE_IOC_JOIN);
 NUMBER(KITE_IOC_SET_VIEW);
 
-/* Where a request number holds the size of its structure. */
+/* Bits of a request number that are the size of its structure. */
 static const __u32 SIZE_SHIFT = _IOC_SIZESHIFT;
 static const __u32 SIZE_MASK = _IOC_SIZEMASK;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Turns the C header of the ABI into Rust, with the layout of each structure asserted.
+//! Generates the bindings of the C header of the ABI, with assertions of the layout of each structure.
 
 use std::env;
 use std::error::Error;
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     bindgen::Builder::default()
         .header(manifest.join("abi.h").display().to_string())
         .allowlist_item("(kite|KITE)_.*|SIZE_(SHIFT|MASK)")
-        // The macros that abi.h replaces.
+        // abi.h has constants for these macros.
         .blocklist_item("KITE_IOC_[A-Z]*")
         .derive_default(true)
         .generate_cstr(true)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Gives the shared library its name for the dynamic linker, which changes with its ABI.
+//! Sets the soname of the shared library. Its number changes with the ABI.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -262,7 +262,7 @@ fn krcore_sample_counts() -> Result<()> {
     let mut serves = pair.node(2).command(installed(&c)).user("alice").spawn()?;
     serves.read_until("bound", Duration::from_secs(30))?;
     for before in 0..3 {
-        assert_eq!(counts(1)?, format!("{before} came before"));
+        assert_eq!(counts(1)?, format!("previous value: {before}"));
     }
     Ok(())
 }
@@ -362,7 +362,7 @@ fn priority_samples_send_with_low_priority() -> Result<()> {
     let pair = pair()?;
     for program in [c.as_str(), rust] {
         let said = run_installed(pair.node(1), &format!("{program} 2"))?;
-        assert_eq!(said, "16 MiB are there");
+        assert_eq!(said, "16 MiB written");
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Sends 16 MiB to memory of the node of that number, with low priority: programs with something more urgent to do
-//! go first.
+//! Writes 16 MiB to memory of the node of the first argument (default 1) with low priority: the writes yield to
+//! requests of other programs.
 
 use kite::{AllocOptions, Cluster, Error, Priority};
 
@@ -16,6 +16,6 @@ fn main() -> kite::Result<()> {
     for i in 0..CHUNKS {
         region.write_at(&vec![i as u8; CHUNK_BYTES], (i * CHUNK_BYTES) as u64)?;
     }
-    println!("{CHUNKS} MiB are there");
+    println!("{CHUNKS} MiB written");
     Ok(())
 }

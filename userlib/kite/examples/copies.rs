@@ -12,7 +12,7 @@ fn main() -> kite::Result<()> {
     let local = cluster.alloc(&AllocOptions::new(WIDTH))?;
     remote.fill(b'-', 0, WIDTH)?;
     remote.fill(b'>', 0, 1)?;
-    // Each time as much again.
+    // Doubles the finished part.
     let mut filled = 2;
     while filled < WIDTH {
         let len = filled.min(WIDTH - filled);

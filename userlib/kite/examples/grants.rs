@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Lets the user whose number is the first argument read a region, until a line comes from standard input.
+//! Grants the user with the UID of the first argument read access to a region, until standard input has a line or ends.
 
 use std::io;
 
@@ -12,9 +12,8 @@ fn main() -> kite::Result<()> {
     region.write_at(b"for your eyes only", 0)?;
     region.grant(uid, Rights::READ)?;
     println!("user {uid} may read the region board");
-    // The end of the input will do, too.
     let _ = io::stdin().read_line(&mut String::new());
     region.grant(uid, Rights::empty())?;
-    println!("and now no more");
+    println!("access revoked");
     region.free()
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The first argument is the number of programs (default 1), on any nodes. They meet at a barrier. Each then takes the
+//! The first argument is the number of programs (default 1), on any nodes. They wait at a barrier. Each then takes the
 //! lock and appends a line to a shared region. The last one prints the region.
 
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn main() -> kite::Result<()> {
     region.clone().free()
 }
 
-/// Opens the region, which the first to come allocates.
+/// Allocates the region, or opens it if another program has allocated it.
 fn open_or_alloc(cluster: &Cluster) -> kite::Result<Region> {
     let options = AllocOptions::new(REGION_BYTES as u64)
         .name(NAME)
@@ -48,7 +48,7 @@ fn read(region: &Region) -> kite::Result<String> {
 fn add_line(region: &Region, node: u32) -> kite::Result<()> {
     let lock = region.lock(LOCK)?;
     if lock.owner_died() {
-        eprintln!("locks: somebody died, and what follows may be half done");
+        eprintln!("locks: an owner of the lock died, the region may be inconsistent");
     }
     let mut text = read(region)?;
     text += &format!("node {node} was here\n");

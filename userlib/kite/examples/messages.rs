@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-/// Sends a line, and waits until it has come.
+/// Sends a line, and waits for its completion.
 fn send(vqp: &Vqp, memory: &Mr, line: &str) -> kite::Result<()> {
     memory.buffer().store(0, line.as_bytes())?;
     vqp.push(&[SendWr {

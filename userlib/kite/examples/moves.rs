@@ -19,13 +19,13 @@ fn main() -> kite::Result<()> {
             region.migrate_to(&[goal])?;
             moves += 1;
         }
-        counter.join().expect("it does not panic")?;
+        counter.join().expect("the counter does not panic")?;
         Ok(moves)
     })?;
     let mut word = [0; 8];
     region.read_at(&mut word, 0)?;
     let counted = u64::from_ne_bytes(word);
     println!("counted to {counted}");
-    eprintln!("and moved {moves} times");
+    eprintln!("migrations: {moves}");
     Ok(())
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Without an argument: serves calls, with their text in capitals, until a message comes.
-//! With one: calls the server, wherever it is, with that text, and then sends it a message.
-//! With a number as well: with so many copies of it, and prints how many bytes come back.
+//! Without arguments: serves calls, and replies with their text in capitals, until a message comes.
+//! With a text: calls the server with the text, prints the reply, and sends a message.
+//! With a text and a number: calls with this number of copies, and prints the bytes of the reply.
 
 use kite::{AllocOptions, Cluster, Rights, ServeOptions};
 
 const SERVICE: &str = "capitals";
 
-/// Most bytes of a call. All that do not fit into one message go by a region that lasts as long as the call.
+/// Maximum bytes of a call. Data that are not sent inline use a buffer that exists during the call.
 const TEXT_MAX: u32 = 1 << 20;
 
 fn main() -> kite::Result<()> {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Serves and calls in one thread, which waits for nothing in particular: numbers are sent, received, squared
-//! and answered, all by one queue pair.
+//! Server and client in one thread: one I/O queue sends, receives and replies to calls with numbers. The replies are
+//! the squares.
 
 use kite::{AllocOptions, Cluster, IoQueue, ServeOptions};
 
 const COUNT: u64 = 8;
-/// Receives at a time.
+/// Posted receives.
 const RECV_SLOTS: u64 = 2;
-/// Bytes of memory for a receive, and for a call with its reply.
+/// Bytes of the buffer of a receive, or of a call with its reply.
 const SLOT_BYTES: usize = IoQueue::RECV_HEADER_BYTES + 8;
 
-/// Tags: receives are from 0 on, answers to them from here, and calls from there.
+/// Tags: first those of receives, then of replies, then of calls.
 const REPLY_TAGS: u64 = RECV_SLOTS;
 const CALL_TAGS: u64 = REPLY_TAGS + RECV_SLOTS;
 

@@ -6,9 +6,9 @@ use kite::{AllocOptions, Cluster};
 
 const ROWS: [(&str, &str); 3] = [("copper", "Cu"), ("silver", "Ag"), ("gold", "Au")];
 
-/// Bytes of a row: a name, and a sign.
+/// Bytes of a row, which has a name and a symbol.
 const ROW_BYTES: u64 = 16;
-const SIGN_OFFSET: u64 = 12;
+const SYMBOL_OFFSET: u64 = 12;
 
 fn main() -> kite::Result<()> {
     let node = std::env::args().nth(1).and_then(|node| node.parse().ok());
@@ -20,10 +20,10 @@ fn main() -> kite::Result<()> {
     let names: Vec<_> = rows().map(|(row, at)| (at, row.0.as_bytes())).collect();
     table.write_vectored_at(&names)?;
     let signs: Vec<_> = rows()
-        .map(|(row, at)| (at + SIGN_OFFSET, row.1.as_bytes()))
+        .map(|(row, at)| (at + SYMBOL_OFFSET, row.1.as_bytes()))
         .collect();
     table.write_vectored_at(&signs)?;
-    // From the last to the first.
+    // Reads the rows in reverse order.
     let mut lines = [[0; ROW_BYTES as usize]; ROWS.len()];
     let offsets = (0..).step_by(ROW_BYTES as usize);
     let mut segments: Vec<_> = offsets

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Without an argument: waits until three votes have been counted in its memory, and shows them.
-//! With one: votes for that choice, 0 to 2, in the memory of the program that runs without, on whichever node.
+//! Without arguments: waits for three votes in memory of this program, and prints their counts.
+//! With a choice (0 to 2): votes for it in the memory of the program without arguments, on any node.
 
 use std::thread::sleep;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A virtual queue pair. Without arguments it has memory with a greeting and a counter, whose address and key it
-//! prints; with the number of its node, and these, it counts there, and prints both.
+//! Virtual queue pair. Without arguments the program registers memory with a greeting and a counter, and prints address
+//! and key of the memory. With node, address and key as arguments, it prints the greeting, and increments the counter.
 
 use std::time::Duration;
 
@@ -50,12 +50,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..read
     };
     vqp.push(&[read, add])?;
-    // They are done in their order, so the second is the only one to wait for.
+    // The requests execute in order, so only the second one is signaled.
     vqp.pop(1, Some(Duration::from_secs(10)))?[0].result?;
     let (mut greeting, mut before) = ([0; 8], [0; 8]);
     memory.buffer().load(0, &mut greeting)?;
     memory.buffer().load(8, &mut before)?;
     let before = u64::from_ne_bytes(before);
-    println!("{} {before} came before", greeting.escape_ascii());
+    println!("{} previous value: {before}", greeting.escape_ascii());
     Ok(())
 }
