@@ -97,7 +97,7 @@ impl AddressDirectory {
 
     /// Handles the change to the view of `epoch`.
     ///
-    /// Removes the entries of nodes for which `is_member` is false from the local replica. Forgets replicas
+    /// Removes the entries of nodes for which `is_member` is false from the local replica. Drops replicas
     /// for which `has_replica` is false. `has_removed` is set if a node was removed from the view.
     pub(super) fn on_view_change(
         &self,
@@ -134,7 +134,7 @@ impl AddressDirectory {
         }
     }
 
-    /// Frees the local replica and forgets all others. No peer may be connected any more, since peers read
+    /// Frees the local replica and drops all others. No peer may be connected any longer, since peers read
     /// the replica.
     pub(super) fn clear(&self) {
         let replicas = core::mem::replace(&mut *self.replicas.lock(), KVec::new());

@@ -62,7 +62,7 @@ impl RnicServices {
     /// Leaves the cluster and shuts down all VQPs.
     pub(crate) fn leave(&self) {
         self.rpc.leave();
-        // The node is in no view any more, so no further VQP is created.
+        // The node is in no view any longer, so no further VQP is created.
         self.vqp_table
             .shutdown_removed(|_| false, errno::hostunreach());
     }

@@ -3,7 +3,7 @@
 //! Batches of short accesses of one mapping that have the same direction and the same target node.
 //!
 //! The connection, the credits and the mapping guard of the first access serve the accesses that join. For a
-//! joining access only the chunk location is looked up.
+//! joining access, the batch needs only the chunk location.
 
 use super::{
     access::{AccessRequest, SubmitContext},

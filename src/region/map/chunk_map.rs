@@ -5,10 +5,10 @@
 //! # Operation
 //!
 //! A region may move to other nodes while it is used ([`crate::region::home::migrate`]). The home quiesces
-//! every mapping first ([`ChunkMapCell::try_quiesce`]). Accesses hold a [`RevocableGuard`] while they look up
+//! every mapping first ([`ChunkMapCell::try_quiesce`]). Accesses hold a [`RevocableGuard`] while they read
 //! locations or send to them. So once the map is revoked, no access uses the old locations.
 //! [`ChunkMapCell::resume`] installs the new ones. The version changes with each quiesce and each resume: an
-//! access that looked up a location earlier detects the move by the version.
+//! access that has read a location earlier detects the move by the version.
 //!
 //! # Locking
 //!
@@ -175,7 +175,7 @@ impl ChunkMapCell {
         }
     }
 
-    /// Withdraws the map for good, and waits until no access holds it.
+    /// Withdraws the map permanently, and waits until no access holds it.
     pub(crate) fn close(&self) {
         let saved_map = {
             let mut state = self.state.lock();

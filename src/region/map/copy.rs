@@ -7,7 +7,7 @@
 //! The CPU of the node that lends the memory fills, and copies between chunks of that node. The requesting
 //! node sends one control request per step, as for an atomic operation ([`super::atomic`]). If source and
 //! destination are on two other nodes, the source node pushes the bytes ([`crate::region::lend::push`]). If
-//! one of both is on this node, the bytes pass through a bounce buffer of this node.
+//! only one of the two is on this node, the bytes pass through a bounce buffer of this node.
 //!
 //! # Recovery
 //!

@@ -344,8 +344,8 @@ impl Mapping {
         self.invalidate_with(HOME_DIED);
     }
 
-    /// Closes the handle: the session receives no more events of the mapping. Waits for accesses in progress.
-    /// Returns `true` on the first call.
+    /// Closes the handle: the session receives no further events of the mapping. Waits for accesses in
+    /// progress. Returns `true` on the first call.
     pub(crate) fn detach(&self) -> bool {
         let previous = self.event_state.xchg(EVENT_DETACHED, Full);
         if previous == EVENT_PENDING {

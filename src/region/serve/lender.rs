@@ -115,7 +115,7 @@ impl MemoryService {
         self.write_addresses(reply_header, key, 0, out)
     }
 
-    /// Lends memory, unless the requester gives up before the allocation completes. May take long.
+    /// Lends memory, unless the requester stops waiting before all chunks are allocated and zeroed.
     fn serve_alloc(
         &self,
         key: NodeScopedId,
@@ -137,7 +137,7 @@ impl MemoryService {
     ///
     /// - `EAGAIN`: the view has changed. The view change waits for this request, and `node` may repeat the
     ///   request.
-    /// - `EINTR`: the requester has given up.
+    /// - `EINTR`: the requester does not wait for the reply any longer.
     /// - `EHOSTDOWN`: this node, or `node`, is not in the view.
     /// - `EHOSTUNREACH`: `node` cannot be reached.
     fn check_call_live(&self, node: u32, request_id: u64, epoch: u64) -> Result {
