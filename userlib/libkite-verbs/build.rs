@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Turns the types of the headers of libibverbs and librdmacm into Rust. Their functions are what this library has itself.
+//! Generates bindings for the types of libibverbs and librdmacm. Functions are not bound, since this library defines
+//! them.
 
 use std::env;
 use std::error::Error;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Completion channels: a descriptor that is readable once for each completion queue that has something to tell.
+//! Completion channels: a descriptor that is readable while completion queues have events.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use crate::errno::{ptr_or_null, set_errno};
+use crate::event_queue::EventQueue;
 use crate::header::*;
-use crate::mailbox::EventQueue;
 use crate::object::{self, CStruct};
 
-/// What is told of a completion queue is only that there is something.
+/// Queue of completion events, which have no data.
 pub(crate) type CompChannel = EventQueue<ibv_cq, ()>;
 
 impl CStruct for ibv_comp_channel {
@@ -36,11 +36,11 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
 /// Its argument came from [`ibv_create_comp_channel`].
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     if !unsafe { object::inner(channel) }.has_no_owners() {
         return libc::EBUSY;
     }
-    // SAFETY: likewise, and no queue has it.
+    // SAFETY: likewise, and no CQ uses the channel.
     drop(unsafe { object::from_raw(channel) });
     0
 }
@@ -53,11 +53,11 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     match unsafe { object::inner(channel) }.next_event() {
         Ok(event) => {
             let found = event.ptr.0;
-            // SAFETY: likewise; the program has not destroyed the queue before it acknowledges the event.
+            // SAFETY: likewise; the program does not destroy the CQ before it acknowledges the event.
             unsafe {
                 cq.write(found);
                 cq_context.write((*found).cq_context);

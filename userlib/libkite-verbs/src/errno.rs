@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! How functions fail: those of verbs that make something return NULL and set `errno`, others return it; those of
-//! librdmacm return -1 and set it.
+//! Error conventions. Verbs that create an object return NULL and set `errno`, other verbs return the errno. Functions
+//! of librdmacm return -1 and set `errno`.
 
 use std::ffi::c_int;
 use std::ptr;
 
-/// An errno, positive.
+/// Positive errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) c_int);
 
@@ -23,7 +23,7 @@ impl From<std::io::Error> for Errno {
     }
 }
 
-/// Does what signals end without effect, until none does. The program has dealt with them, and verbs do not know them.
+/// Repeats a call until no signal interrupts it. Verbs have no such error, and the program has handled the signal.
 pub(crate) fn retry_interrupted<T>(mut f: impl FnMut() -> kite::Result<T>) -> kite::Result<T> {
     loop {
         match f() {
@@ -33,18 +33,18 @@ pub(crate) fn retry_interrupted<T>(mut f: impl FnMut() -> kite::Result<T>) -> ki
     }
 }
 
-/// Why the last call of libc failed.
+/// Returns the errno of the last call of libc.
 pub(crate) fn last_errno() -> Errno {
     std::io::Error::last_os_error().into()
 }
 
 /// Sets `errno` of the thread.
 pub(crate) fn set_errno(errno: Errno) {
-    // SAFETY: libc gives each thread a place for it.
+    // SAFETY: libc returns a valid pointer for each thread.
     unsafe { *libc::__errno_location() = errno.0 };
 }
 
-/// What a function returns that makes something.
+/// Returns the pointer. On an error sets `errno` and returns NULL.
 pub(crate) fn ptr_or_null<T>(result: Result<*mut T>) -> *mut T {
     result.unwrap_or_else(|errno| {
         set_errno(errno);
@@ -52,7 +52,7 @@ pub(crate) fn ptr_or_null<T>(result: Result<*mut T>) -> *mut T {
     })
 }
 
-/// What any other function returns.
+/// Returns 0, or the errno.
 pub(crate) fn errno_or_zero(result: Result<()>) -> c_int {
     match result {
         Ok(()) => 0,
@@ -60,7 +60,7 @@ pub(crate) fn errno_or_zero(result: Result<()>) -> c_int {
     }
 }
 
-/// What any function of librdmacm returns.
+/// Returns 0. On an error sets `errno` and returns -1.
 pub(crate) fn zero_or_minus_one(result: Result<()>) -> c_int {
     match result {
         Ok(()) => 0,

@@ -1,36 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Verbs over kite, for programs that are not to be changed: preloaded, this library has the functions of libibverbs and
-//! librdmacm, and shows one device, `kite0`, whose queue pairs are virtual ones. kite-verbs(7) says what is supported.
+//! Verbs over kite for unmodified programs. When preloaded, this library provides the functions of libibverbs and
+//! librdmacm, and shows one device, `kite0`, which has virtual queue pairs as QPs. kite-verbs(7) lists what is
+//! supported.
 //!
-//! Programs know objects by pointers to the structures of the header ([`object`]), behind which are ours: a [`session`]
-//! for each open device, [`memory`], completion [`queue`]s and [`channel`]s, and a [`pair`] for each queue pair, which
-//! [`request`], [`send`] and [`receive`] say more of. Nothing goes to libibverbs itself, which has no part in them.
+//! # Operation
 //!
-//! A queue pair listens at the port of kite that is its number. Once it knows the other's number and node it connects to
-//! that one's port, and sends by this; what it receives comes from who connects to its own. So the two need to tell each
-//! other no more than they do anyway. For programs that leave that to librdmacm, [`cm`] does it.
+//! Programs address objects by pointers to structures of the header ([`object`]). Behind them are a [`session`] for
+//! each open device, [`memory`], completion queues ([`cq`]), [`channel`]s, and QPs ([`qp`]). No call is forwarded to
+//! libibverbs, which has no part in these objects.
+//!
+//! A QP listens on the port of kite that equals its number. Once the program sets number and node of the remote QP, the
+//! QP connects to that port and sends through the connection. It receives through the connection that the remote QP
+//! opens to its own port. So the programs exchange the same information as with any device. For programs that leave the
+//! exchange to librdmacm, [`cm`] does it.
 
 mod channel;
 mod cm;
-mod context;
-mod counter;
+mod cq;
 mod device;
 mod errno;
+mod event_queue;
+mod eventfd;
 mod header;
-mod mailbox;
+mod limits;
 mod memory;
 mod object;
-mod pair;
-mod pieces;
+mod poller;
 mod qp;
-mod query;
-mod queue;
-mod receive;
-mod request;
-mod send;
 mod session;
+mod sync;
 mod unsupported;
-mod watcher;
 
 #[cfg(test)]
 mod tests {
@@ -38,7 +37,7 @@ mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    /// Those that need none of our objects, or only what programs see of them, or one that nobody can make.
+    /// Functions that use no objects of this library, only their public part, or objects that cannot be created.
     const NOT_INTERPOSED: &[&str] = &[
         "ibv_ack_async_event",
         "ibv_destroy_ah",
@@ -64,7 +63,7 @@ mod tests {
         "rdma_event_str",
     ];
 
-    /// The functions of the header that are not in it as a whole.
+    /// Returns the names of the functions that the header declares without a body.
     fn function_names(header: &str) -> Vec<&str> {
         let mut before = "";
         let mut found = Vec::new();
@@ -83,7 +82,7 @@ mod tests {
         found
     }
 
-    /// All that is in a folder.
+    /// Returns the contents of all sources in a folder.
     fn read_sources(folder: &Path) -> String {
         let files = fs::read_dir(folder).unwrap();
         let files = files.map(|file| file.unwrap().path());

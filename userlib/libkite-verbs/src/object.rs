@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Objects that programs know by pointers to structures of the header, with what we keep behind those.
+//! Objects that programs address by pointers to structures of the header, with private data behind the structures.
 
 use std::cell::UnsafeCell;
 
-/// A structure of the header, and what is behind it.
+/// Structure of the header that has private data behind it.
 pub(crate) trait CStruct {
-    /// What is behind it.
+    /// Private data.
     type Inner;
 }
 
-/// A pointer that is only handed to the program.
+/// Pointer that is stored for the program, and not dereferenced without a separate proof.
 pub(crate) struct SendPtr<R>(pub(crate) *mut R);
 
 impl<R> Clone for SendPtr<R> {
@@ -20,38 +20,39 @@ impl<R> Clone for SendPtr<R> {
 
 impl<R> Copy for SendPtr<R> {}
 
-// SAFETY: whoever has it cannot use it without the program's, or its own, promise that it may.
+// SAFETY: each dereference is unsafe, and has its own proof that the object is live.
 unsafe impl<R> Send for SendPtr<R> {}
 // SAFETY: likewise.
 unsafe impl<R> Sync for SendPtr<R> {}
 
-/// Both. The structure is the program's as well, which may write it.
+/// Structure and private data. The program may write the structure.
 #[repr(C)]
 struct Object<R: CStruct> {
     raw: UnsafeCell<R>,
     inner: R::Inner,
 }
 
-/// Gives a new object to the program.
+/// Creates an object that the program owns.
 pub(crate) fn into_raw<R: CStruct>(raw: R, inner: R::Inner) -> *mut R {
     let raw = UnsafeCell::new(raw);
     Box::into_raw(Box::new(Object { raw, inner })).cast()
 }
 
-/// What is behind a structure.
+/// Returns the private data behind a structure.
 ///
 /// # Safety
-/// The program got it from [`give`], and has it still for as long as the result is used.
+/// The structure comes from [`into_raw`], and the program does not destroy it while the result is in use.
 pub(crate) unsafe fn inner<'a, R: CStruct>(raw: *mut R) -> &'a R::Inner {
-    // SAFETY: it is the first field of an object, as the caller vouches; that is never borrowed mutably.
+    // SAFETY: the structure is the first field of an object, as the caller guarantees. Objects are never borrowed
+    // mutably.
     unsafe { &(*raw.cast::<Object<R>>()).inner }
 }
 
-/// Takes an object from the program.
+/// Takes the ownership of an object back from the program.
 ///
 /// # Safety
-/// The program got it from [`give`], and uses it no more.
+/// The structure comes from [`into_raw`], and is not used afterwards.
 pub(crate) unsafe fn from_raw<R: CStruct>(raw: *mut R) -> R::Inner {
-    // SAFETY: a box gave it away, as the caller vouches.
+    // SAFETY: [`into_raw`] leaked the box, as the caller guarantees.
     unsafe { Box::from_raw(raw.cast::<Object<R>>()) }.inner
 }

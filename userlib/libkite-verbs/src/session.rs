@@ -1,42 +1,38 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! An open device: a session with kite, the memory that was registered in it, and its queue pairs.
+//! Open device: a session with kite, its memory regions, and its QPs.
 
 use std::collections::HashMap;
 use std::net::Ipv6Addr;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use kite::{Buffer, Cluster, Error, FabricAddress, Mr, Rights};
 
 use crate::errno::{Errno, Result};
 use crate::header::ibv_ah_attr;
+use crate::limits::MAX_QPS;
 use crate::memory::EmulatedMr;
-use crate::pair::{EmulatedQp, MAX_QPS};
-use crate::watcher::{poll_work_for_session, BackgroundPoller};
+use crate::poller::{poll_unattended_qps, BackgroundPoller, PollOutcome, PolledQp};
+use crate::sync::lock;
 
 pub(crate) struct Session {
     pub(crate) cluster: Cluster,
-    /// Another session, which keeps numbers of queue pairs: the first has no room for that.
+    /// Second session, which reserves QP numbers: the first one has no listeners left for that.
     pub(crate) qpn_cluster: Cluster,
-    /// Where this node is reached.
+    /// Address of this node.
     pub(crate) address: FabricAddress,
     mrs: RwLock<HashMap<u32, Arc<EmulatedMr>>>,
-    /// Those that the program has not destroyed.
-    qps: Mutex<Vec<Arc<EmulatedQp>>>,
-    /// Memory for messages without bytes.
+    /// QPs that the program has not destroyed.
+    qps: Mutex<Vec<Arc<dyn PolledQp>>>,
+    /// Memory for messages of length 0.
     zero_len_mr: OnceLock<Arc<Mr>>,
     poller: OnceLock<BackgroundPoller>,
 }
 
-/// No code panics under a lock, so what it guards is whole in any case.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Session {
-    /// Opens one, on the first RNIC.
+    /// Opens a session on the first RNIC.
     ///
     /// # Errors
-    /// Those of [`Cluster::open`]; [`Error::NotJoined`].
+    /// [`Error::NotJoined`] if this node is in no cluster. See also [`Cluster::open`].
     pub(crate) fn open() -> kite::Result<Self> {
         let cluster = Cluster::open()?;
         let view = cluster.view()?;
@@ -55,12 +51,12 @@ impl Session {
         })
     }
 
-    /// The node that an address vector leads to.
+    /// Returns the node with the address of an address vector.
     ///
     /// # Errors
-    /// `EHOSTUNREACH` if it is none of the cluster.
+    /// `EHOSTUNREACH` if no member has the address.
     pub(crate) fn node_at(&self, ah_attr: &ibv_ah_attr) -> Result<u32> {
-        // SAFETY: any bytes are bytes.
+        // SAFETY: any bytes are a valid GID.
         let gid = Ipv6Addr::from(unsafe { ah_attr.grh.dgid.raw });
         let has_address = |address: &FabricAddress| match ah_attr.is_global {
             0 => ah_attr.dlid != 0 && address.lid == ah_attr.dlid,
@@ -74,7 +70,7 @@ impl Session {
         Ok(found.ok_or(Errno(libc::EHOSTUNREACH))?.node)
     }
 
-    /// Memory by its key.
+    /// Returns the memory region with a key.
     pub(crate) fn find_mr(&self, key: u32) -> Option<Arc<EmulatedMr>> {
         let mrs = self.mrs.read().unwrap_or_else(PoisonError::into_inner);
         mrs.get(&key).cloned()
@@ -90,14 +86,14 @@ impl Session {
         mrs.remove(&key);
     }
 
-    /// Memory of our own that the RNIC may use, and nobody else.
+    /// Registers memory that the RNIC may access, and no other user.
     pub(crate) fn alloc_mr(&self, len: usize) -> Result<Arc<Mr>> {
         let buffer = Buffer::new(len)?;
         let mr = self.cluster.reg_mr(buffer, Rights::empty())?;
         Ok(Arc::new(mr))
     }
 
-    /// Where messages go that have no bytes.
+    /// Returns the memory for messages of length 0.
     pub(crate) fn zero_len_mr(&self) -> Result<Arc<Mr>> {
         if let Some(mr) = self.zero_len_mr.get() {
             return Ok(mr.clone());
@@ -106,16 +102,16 @@ impl Session {
         Ok(self.zero_len_mr.get_or_init(|| mr).clone())
     }
 
-    /// Makes a queue pair, which is looked after from now on.
+    /// Creates a QP, which the background poller serves from now on.
     ///
     /// # Errors
-    /// `ENOMEM` if there are [`MOST_PAIRS`]; those of `make`, and of [`Watcher::start`].
-    pub(crate) fn add_qp(
+    /// `ENOMEM` if there are [`MAX_QPS`] QPs. See also `make` and [`BackgroundPoller::start`].
+    pub(crate) fn add_qp<Q: PolledQp + 'static>(
         self: &Arc<Self>,
-        make: impl FnOnce() -> Result<EmulatedQp>,
-    ) -> Result<Arc<EmulatedQp>> {
+        make: impl FnOnce() -> Result<Q>,
+    ) -> Result<Arc<Q>> {
         if self.poller.get().is_none() {
-            // If another thread is faster this one ends when it is dropped.
+            // If another thread was faster, this poller ends when it is dropped.
             let _ = self.poller.set(BackgroundPoller::start(
                 &self.cluster,
                 poll_work_for_session(self),
@@ -130,20 +126,37 @@ impl Session {
         Ok(qp)
     }
 
-    /// Those that there are.
-    pub(crate) fn qps(&self) -> Vec<Arc<EmulatedQp>> {
+    /// Returns all QPs that are not destroyed.
+    fn qps(&self) -> Vec<Arc<dyn PolledQp>> {
         lock(&self.qps).clone()
     }
 
-    /// A queue pair is destroyed.
-    pub(crate) fn remove_qp(&self, qp: &Arc<EmulatedQp>) {
+    /// Removes a QP, which the program destroys.
+    pub(crate) fn remove_qp(&self, qp: &Arc<dyn PolledQp>) {
         lock(&self.qps).retain(|other| !Arc::ptr_eq(other, qp));
     }
 
-    /// Somebody waits for completions, or there may be some that nothing tells of.
+    /// Wakes the background poller, since the program waits for completions or there may be some without an event.
     pub(crate) fn wake_poller(&self) {
-        if let Some(watcher) = self.poller.get() {
-            watcher.wake();
+        if let Some(poller) = self.poller.get() {
+            poller.wake();
         }
+    }
+}
+
+/// Returns the work for the QPs of a session.
+fn poll_work_for_session(
+    session: &Arc<Session>,
+) -> impl FnMut() -> Option<PollOutcome> + Send + 'static {
+    let session = Arc::downgrade(session);
+    let mut last_poll_counts = Vec::new();
+    move || {
+        let qps = session.upgrade()?.qps();
+        let busy;
+        (last_poll_counts, busy) = poll_unattended_qps(&qps, &last_poll_counts);
+        Some(PollOutcome {
+            had_work: busy,
+            recheck_ms: -1,
+        })
     }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What kite does not have. Most of that is refused by the header already, since our contexts have no functions for it.
+//! Functions that kite does not support. The header rejects most of these itself, since the contexts of this library
+//! lack the functions.
 //!
-//! Nobody looks at the arguments, so they are left out: by C's calling conventions it is the caller who clears them up.
+//! The arguments are not used, so they are not declared: in the C calling convention the caller removes them.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,7 +10,7 @@ use crate::errno::{ptr_or_null, zero_or_minus_one, Errno};
 
 pub(crate) const UNSUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
 
-/// Functions that make something.
+/// Functions that create an object.
 macro_rules! return_null {
     ($($name:ident)*) => { $(
         #[no_mangle]
@@ -19,7 +20,7 @@ macro_rules! return_null {
     )* };
 }
 
-/// Functions that do something.
+/// Functions that return an errno.
 macro_rules! return_errno {
     ($($name:ident)*) => { $(
         #[no_mangle]
@@ -29,7 +30,7 @@ macro_rules! return_errno {
     )* };
 }
 
-/// Functions that fail with -1.
+/// Functions that return -1.
 macro_rules! return_minus_one {
     ($($name:ident)*) => { $(
         #[no_mangle]
@@ -49,16 +50,16 @@ return_errno! {
     ibv_resolve_eth_l2_from_gid
 }
 
-// Sockets of librdmacm are its own, and would be made of identifiers in ways that are not known here.
+// Sockets of librdmacm depend on private parts of its identifiers.
 return_minus_one! {
     rdma_create_qp_ex rdma_create_srq rdma_create_srq_ex rdma_join_multicast rdma_join_multicast_ex
     rdma_leave_multicast rdma_reject_ece rdma_set_local_ece rdma_get_remote_ece rsocket
 }
 
-// `IBV_REREG_MR_ERR_INPUT`: the memory is still registered as before.
+// `IBV_REREG_MR_ERR_INPUT`: the memory region is unchanged.
 return_minus_one! { ibv_rereg_mr }
 
-/// Data may come in any order.
+/// Returns 0: data may be placed in any order.
 #[no_mangle]
 extern "C" fn ibv_query_qp_data_in_order() -> c_int {
     0

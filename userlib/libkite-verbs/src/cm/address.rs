@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Addresses of programs, and which node of the cluster has one.
+//! Socket addresses of programs, and the nodes that have them.
 //!
-//! An address is this node's if a network interface has it. One of another node is a GID of the cluster as it is, or as
-//! RoCE makes a GID of it; or kited publishes which GID belongs to it ([`Cluster::hosts`]).
+//! An address belongs to this node if a network interface has it. An address of another node is a GID of the cluster,
+//! or the IPv4 address that RoCE maps to a GID, or an address that kited publishes for a GID ([`Cluster::hosts`]).
 
 use std::iter::successors;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
@@ -12,14 +12,14 @@ use kite::{Cluster, Host, Member, View};
 use libc::{sockaddr_in, sockaddr_in6};
 
 use crate::errno::{Errno, Result};
-use crate::header::{sockaddr, sockaddr_storage};
+use crate::header::{rdma_cm_id, sockaddr, sockaddr_storage};
 
-/// Reads an address of a program; none is any.
+/// Reads an address of a program. Returns `None` for NULL.
 ///
 /// # Safety
-/// It is NULL, or as long as its family says.
+/// The address is NULL, or as long as its family requires.
 pub(crate) unsafe fn read_sockaddr(raw: *const sockaddr) -> Result<Option<SocketAddr>> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let Some(family) = (unsafe { raw.as_ref() }).map(|raw| raw.sa_family) else {
         return Ok(None);
     };
@@ -45,7 +45,7 @@ pub(crate) unsafe fn read_sockaddr(raw: *const sockaddr) -> Result<Option<Socket
     }
 }
 
-/// An address as programs have it.
+/// Writes an address for a program.
 pub(crate) fn write_sockaddr(to: &mut sockaddr_storage, address: SocketAddr) {
     let to = std::ptr::from_mut(to);
     match address {
@@ -58,7 +58,7 @@ pub(crate) fn write_sockaddr(to: &mut sockaddr_storage, address: SocketAddr) {
                 },
                 sin_zero: [0; 8],
             };
-            // SAFETY: there is room for any address.
+            // SAFETY: a `sockaddr_storage` has room for any address.
             unsafe { to.cast::<sockaddr_in>().write(raw) };
         }
         SocketAddr::V6(address) => {
@@ -77,31 +77,60 @@ pub(crate) fn write_sockaddr(to: &mut sockaddr_storage, address: SocketAddr) {
     }
 }
 
-/// Addresses of this node's network interfaces.
+/// Sets the local address of an identifier.
+pub(super) fn set_source(raw: &mut rdma_cm_id, source: SocketAddr) {
+    // SAFETY: each field of the union is as long as any address.
+    let to = unsafe { &mut raw.route.addr.__bindgen_anon_1.src_storage };
+    write_sockaddr(to, source);
+}
+
+/// Sets the remote address of an identifier.
+pub(super) fn set_destination(raw: &mut rdma_cm_id, destination: SocketAddr) {
+    // SAFETY: likewise.
+    let to = unsafe { &mut raw.route.addr.__bindgen_anon_2.dst_storage };
+    write_sockaddr(to, destination);
+}
+
+/// Returns the addresses of the local and the remote end of an identifier.
+///
+/// # Safety
+/// The identifier is live.
+pub(super) unsafe fn endpoint_addrs(raw: *mut rdma_cm_id) -> [Option<SocketAddr>; 2] {
+    // SAFETY: guaranteed by the caller; the unions have room for any address.
+    unsafe {
+        let addr = &(*raw).route.addr;
+        let source = ptr::from_ref(&addr.__bindgen_anon_1).cast();
+        let destination = ptr::from_ref(&addr.__bindgen_anon_2).cast();
+        [source, destination].map(|addr| read_sockaddr(addr).ok().flatten())
+    }
+}
+
+/// Returns the addresses of the network interfaces of this node.
 fn interface_addrs() -> Vec<IpAddr> {
     let mut first = ptr::null_mut();
-    // SAFETY: there is room for the result.
+    // SAFETY: the result may be written.
     if unsafe { libc::getifaddrs(&mut first) } != 0 {
         return Vec::new();
     }
-    // SAFETY: libc has made a list, of which each address is NULL or as long as its family says.
+    // SAFETY: libc returned a list in which each address is NULL or as long as its family requires.
     let found = unsafe {
         let all = successors(first.as_ref(), |one| one.ifa_next.as_ref());
         let known = all.filter_map(|one| read_sockaddr(one.ifa_addr.cast()).ok().flatten());
         known.map(|address| address.ip()).collect()
     };
-    // SAFETY: the list is not used any more.
+    // SAFETY: the list is not used afterwards.
     unsafe { libc::freeifaddrs(first) };
     found
 }
 
-/// Whether an address is this node's, which any is.
+/// Returns `true` if an address belongs to this node, as the unspecified address does.
 pub(crate) fn is_local_addr(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
     ip.is_unspecified() || ip.is_loopback() || interface_addrs().contains(&ip)
 }
 
-/// By which address of its own this node reaches another; any if by none. It has no port.
+/// Returns the address from which this node reaches another one, with port 0. Returns the unspecified address if there
+/// is no route.
 pub(crate) fn source_addr(to: SocketAddr) -> SocketAddr {
     let any = match to {
         SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
@@ -117,7 +146,7 @@ pub(crate) fn source_addr(to: SocketAddr) -> SocketAddr {
     found
 }
 
-/// The member that has an address, which is not this node's.
+/// Returns the member with an address that does not belong to this node.
 fn find_member<'a>(view: &'a View, ip: IpAddr, hosts: &[Host]) -> Option<&'a Member> {
     let as_gid = match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -128,10 +157,10 @@ fn find_member<'a>(view: &'a View, ip: IpAddr, hosts: &[Host]) -> Option<&'a Mem
     member_with_gid(as_gid).or_else(|| member_with_gid(host()?.gid))
 }
 
-/// The node that has an address.
+/// Returns the node with an address.
 ///
 /// # Errors
-/// `EHOSTUNREACH` if none of the cluster is known to.
+/// `EHOSTUNREACH` if no member is known to have the address.
 pub(crate) fn node_of_ip(cluster: &Cluster, ip: IpAddr) -> Result<u32> {
     let view = cluster.view()?;
     if is_local_addr(ip) {
@@ -195,10 +224,10 @@ mod tests {
     fn address_written_and_read_is_unchanged() {
         for address in ["10.0.0.1:7", "[fe80::1%3]:65535"] {
             let address: SocketAddr = address.parse().unwrap();
-            // SAFETY: any bytes are an address of no family.
+            // SAFETY: all bits may be zero, which is an address of no family.
             let mut raw: sockaddr_storage = unsafe { std::mem::zeroed() };
             write_sockaddr(&mut raw, address);
-            // SAFETY: it is as long as any.
+            // SAFETY: the structure is as long as any address.
             let read = unsafe { read_sockaddr(std::ptr::from_ref(&raw).cast()) };
             assert_eq!(read, Ok(Some(address)));
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Names of nodes and services, as libc knows them, as addresses for endpoints.
+//! Resolution of host and service names by libc, for endpoints.
 
 use std::ffi::{c_char, c_int};
 use std::{mem, ptr};
@@ -8,7 +8,7 @@ use super::address;
 use crate::header::*;
 use crate::object::{self, CStruct};
 
-/// To what a description points.
+/// Addresses to which a structure points.
 pub(crate) struct AddrInfoInner {
     _addrs: [Option<Box<sockaddr_storage>>; 2],
 }
@@ -17,14 +17,14 @@ impl CStruct for rdma_addrinfo {
     type Inner = AddrInfoInner;
 }
 
-/// A copy of an address, and its length.
+/// Returns a copy of an address, and its length.
 ///
 /// # Safety
-/// It is NULL, or as long as its family says.
+/// The address is NULL, or as long as its family requires.
 unsafe fn copy_sockaddr(raw: *const sockaddr) -> Option<(Box<sockaddr_storage>, socklen_t)> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe { address::read_sockaddr(raw) }.ok().flatten()?;
-    // SAFETY: any bytes are an address of no family.
+    // SAFETY: all bits may be zero, which is an address of no family.
     let mut storage = Box::new(unsafe { mem::zeroed() });
     address::write_sockaddr(&mut storage, found);
     let len = match found.is_ipv4() {
@@ -34,7 +34,7 @@ unsafe fn copy_sockaddr(raw: *const sockaddr) -> Option<(Box<sockaddr_storage>, 
     Some((storage, len as socklen_t))
 }
 
-/// What to ask libc.
+/// Returns the hints for libc.
 fn libc_hints(hints: &rdma_addrinfo) -> libc::addrinfo {
     let flag = |flag: u32, is: c_int| match hints.ai_flags as u32 & flag {
         0 => 0,
@@ -49,13 +49,13 @@ fn libc_hints(hints: &rdma_addrinfo) -> libc::addrinfo {
     request
 }
 
-/// Describes what was found, the rest of it as the hints do.
+/// Returns the structure for an address. The other members are those of the hints.
 ///
 /// # Safety
-/// Both addresses are NULL, or as long as their families say.
+/// Both addresses are NULL, or as long as their families require.
 unsafe fn build_addrinfo(hints: &rdma_addrinfo, found: *const sockaddr) -> *mut rdma_addrinfo {
     let is_passive = hints.ai_flags as u32 & RAI_PASSIVE != 0;
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let (found, other) = unsafe { (copy_sockaddr(found), copy_sockaddr(hints.ai_src_addr)) };
     let (mut source, mut destination) = match is_passive {
         true => (found, None),
@@ -90,7 +90,7 @@ unsafe fn build_addrinfo(hints: &rdma_addrinfo, found: *const sockaddr) -> *mut 
 }
 
 /// # Safety
-/// The names are strings or NULL, the hints are there or NULL, and there is room for the result.
+/// The names are strings or NULL, the hints are readable or NULL, and the result may be written.
 #[no_mangle]
 unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
@@ -99,7 +99,7 @@ unsafe extern "C" fn rdma_getaddrinfo(
     to: *mut *mut rdma_addrinfo,
 ) -> c_int {
     let none = rdma_addrinfo::default();
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let hints = unsafe { hints.as_ref() }.unwrap_or(&none);
     let mut found = ptr::null_mut();
     // SAFETY: likewise.
@@ -107,7 +107,7 @@ unsafe extern "C" fn rdma_getaddrinfo(
     if failed != 0 {
         return failed;
     }
-    // SAFETY: likewise; libc has found at least one.
+    // SAFETY: likewise; on success libc returns at least one address.
     unsafe {
         to.write(build_addrinfo(hints, (*found).ai_addr.cast()));
         libc::freeaddrinfo(found);
@@ -120,7 +120,7 @@ unsafe extern "C" fn rdma_getaddrinfo(
 #[no_mangle]
 unsafe extern "C" fn rdma_freeaddrinfo(info: *mut rdma_addrinfo) {
     if !info.is_null() {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         drop(unsafe { object::from_raw(info) });
     }
 }

@@ -1,38 +1,38 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The functions that set connections up and end them.
+//! C functions that set up connections and end them.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
 
-use super::event::complete_sync;
-use super::id::CmState;
+use super::address::endpoint_addrs;
+use super::cm_id::CmState;
+use super::get_event::complete_sync;
 use super::message::{CmMessage, ConnParam, MsgKind, UNSPECIFIED_ADDR};
-use super::place::endpoint_addrs;
 use super::qp;
 use crate::errno::{zero_or_minus_one, Errno, Result};
 use crate::header::*;
+use crate::limits::MAX_RD_ATOMIC;
 use crate::object;
-use crate::query::MAX_RD_ATOMIC;
 
-/// Data of the program's.
+/// Copies the private data of a program.
 ///
 /// # Safety
-/// There are so many bytes, or none.
+/// There are `len` bytes, or the pointer is NULL.
 unsafe fn copy_private_data(ptr: *const c_void, len: u8) -> Vec<u8> {
     match ptr.is_null() {
         true => Vec::new(),
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         false => unsafe { slice::from_raw_parts(ptr.cast::<u8>(), len.into()) }.to_vec(),
     }
 }
 
-/// What a program says of its end.
+/// Returns the parameters of the local end.
 ///
 /// # Safety
-/// The identifier is live, and what the parameters point to is there; they may be NULL.
+/// The identifier is live. The parameters are NULL, or they and their private data are readable.
 unsafe fn local_param(raw: *mut rdma_cm_id, param: *const rdma_conn_param) -> ConnParam {
     let max = MAX_RD_ATOMIC as u8;
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let Some(param) = (unsafe { param.as_ref() }) else {
         return ConnParam {
             responder_resources: max,
@@ -57,10 +57,10 @@ unsafe fn local_param(raw: *mut rdma_cm_id, param: *const rdma_conn_param) -> Co
 }
 
 /// # Safety
-/// As for [`said`].
+/// See [`local_param`].
 #[no_mangle]
 unsafe extern "C" fn rdma_connect(raw: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let (id, local, [from, to]) = unsafe {
         (
             &object::inner(raw).id,
@@ -84,56 +84,36 @@ unsafe extern "C" fn rdma_connect(raw: *mut rdma_cm_id, param: *mut rdma_conn_pa
     zero_or_minus_one(result.and_then(|()| unsafe { complete_sync(raw) }))
 }
 
-/// Says that the connection is there.
-///
-/// # Safety
-/// The identifier is live.
-pub(super) unsafe fn establish(raw: *mut rdma_cm_id) -> Result<()> {
-    // SAFETY: the caller vouches for it.
-    let id = unsafe { &object::inner(raw).id };
-    id.with_locked(|state| match state.cm_state {
-        CmState::RepReceived => {
-            state.cm_state = CmState::Established;
-            // Whoever has gone since, was there.
-            let _ = state.send_message(&CmMessage::new(MsgKind::Rtu, ConnParam::default()));
-            Ok(())
-        }
-        // It was. The program is told next that it is not any more.
-        CmState::TimeWait(_) | CmState::Closed => Ok(()),
-        _ => Err(Errno(libc::EINVAL)),
-    })
-}
-
 /// # Safety
 /// The identifier is live.
 #[no_mangle]
 unsafe extern "C" fn rdma_establish(raw: *mut rdma_cm_id) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let established = match unsafe { (*raw).qp.is_null() } {
         // SAFETY: likewise.
-        true => unsafe { establish(raw) },
-        // That of the identifier itself is connected by the event.
+        true => unsafe { object::inner(raw) }.id.establish(),
+        // The event connects a QP of the identifier, so the program has nothing to do.
         false => Err(Errno(libc::EINVAL)),
     };
     zero_or_minus_one(established)
 }
 
 /// # Safety
-/// As for [`said`].
+/// See [`local_param`].
 #[no_mangle]
 unsafe extern "C" fn rdma_accept(raw: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     zero_or_minus_one(unsafe { accept(raw, param) })
 }
 
 /// # Safety
-/// As for [`said`].
+/// See [`local_param`].
 unsafe fn accept(raw: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<()> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let (id, mut local) = unsafe { (&object::inner(raw).id, local_param(raw, param)) };
     id.with_locked(|state| {
         if param.is_null() {
-            // As much as was asked for.
+            // As much as the remote end requested.
             let asked = state.remote_param.as_peer_sees();
             local.responder_resources = asked.responder_resources;
             local.initiator_depth = asked.initiator_depth;
@@ -158,10 +138,10 @@ unsafe fn accept(raw: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<
 }
 
 /// # Safety
-/// The identifier is live, and there are so many bytes, or none.
+/// The identifier is live. There are `len` bytes, or the pointer is NULL.
 #[no_mangle]
 unsafe extern "C" fn rdma_reject(raw: *mut rdma_cm_id, at: *const c_void, len: u8) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let (id, data) = unsafe { (&object::inner(raw).id, copy_private_data(at, len)) };
     zero_or_minus_one(id.with_locked(|state| match state.cm_state {
         CmState::ReqReceived | CmState::RepReceived => state.send_reject(data),
@@ -173,11 +153,11 @@ unsafe extern "C" fn rdma_reject(raw: *mut rdma_cm_id, at: *const c_void, len: u
 /// The identifier is live.
 #[no_mangle]
 unsafe extern "C" fn rdma_disconnect(raw: *mut rdma_cm_id) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let id = unsafe { &object::inner(raw).id };
     let disconnect = || {
         let pending = id.with_locked(|state| state.disconnect());
-        // That does not take for ever.
+        // The poller must apply the timeout of the state.
         id.manager.wake_poller();
         // SAFETY: likewise.
         unsafe {
@@ -194,7 +174,7 @@ unsafe extern "C" fn rdma_disconnect(raw: *mut rdma_cm_id) -> c_int {
     zero_or_minus_one(disconnect())
 }
 
-/// That the first message has come is not waited for.
+/// Ignored: the connection does not wait for the first message.
 #[no_mangle]
 extern "C" fn rdma_notify(_id: *mut rdma_cm_id, _event: ibv_event_type) -> c_int {
     0

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Endpoints: identifiers that are made in one step, and whose functions wait for what they begin.
+//! Endpoints: identifiers that are created in one step, with functions that wait for the result.
 
 use std::ffi::c_int;
 use std::ptr;
 
-use super::event::{ack_stored_event, next_event, rdma_ack_cm_event};
-use super::identifier::{create_id, rdma_destroy_id};
-use super::place::{rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route};
+use super::bind::rdma_bind_addr;
+use super::event::{ack_stored_event, rdma_ack_cm_event};
+use super::ffi_id::{create_id, rdma_destroy_id};
+use super::get_event::next_event;
 use super::qp::{rdma_create_qp, rdma_destroy_qp};
+use super::resolve::{rdma_resolve_addr, rdma_resolve_route};
 use crate::errno::{last_errno, zero_or_minus_one, Errno, Result};
 use crate::header::*;
 use crate::object;
 use crate::unsupported::UNSUPPORTED;
 
-/// How long an address is looked for, in ms.
+/// Timeout for the resolution of an address, in ms.
 const RESOLVE_TIMEOUT_MS: c_int = 2000;
 
-/// Goes on if a function of librdmacm did not fail.
+/// Converts the result of a function of librdmacm.
 fn check(result: c_int) -> Result<()> {
     match result {
         0 => Ok(()),
@@ -25,8 +27,8 @@ fn check(result: c_int) -> Result<()> {
 }
 
 /// # Safety
-/// The addresses are of [`rdma_getaddrinfo`](super::addrinfo), the domain is live or NULL, the attributes are there or
-/// NULL, and there is room for the result.
+/// The addresses come from [`rdma_getaddrinfo`](super::addrinfo), the domain is live or NULL, the attributes are
+/// readable or NULL, and the result may be written.
 #[no_mangle]
 unsafe extern "C" fn rdma_create_ep(
     to: *mut *mut rdma_cm_id,
@@ -34,12 +36,12 @@ unsafe extern "C" fn rdma_create_ep(
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     zero_or_minus_one(unsafe { create_endpoint(&*info, pd, attr).map(|id| to.write(id)) })
 }
 
 /// # Safety
-/// As for [`rdma_create_ep`].
+/// See [`rdma_create_ep`].
 unsafe fn create_endpoint(
     info: &rdma_addrinfo,
     pd: *mut ibv_pd,
@@ -48,7 +50,7 @@ unsafe fn create_endpoint(
     if info.ai_port_space as u32 != RDMA_PS_TCP || info.ai_qp_type as u32 != IBV_QPT_RC {
         return Err(UNSUPPORTED);
     }
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if let Some(attr) = attr.as_mut() {
             attr.qp_type = IBV_QPT_RC;
@@ -65,14 +67,14 @@ unsafe fn create_endpoint(
 }
 
 /// # Safety
-/// As for [`rdma_create_ep`], and the identifier is live.
+/// See [`rdma_create_ep`]. The identifier is live.
 unsafe fn setup_active(
     id: *mut rdma_cm_id,
     info: &rdma_addrinfo,
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> Result<()> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         check(rdma_resolve_addr(
             id,
@@ -89,19 +91,19 @@ unsafe fn setup_active(
 }
 
 /// # Safety
-/// As for [`active`].
+/// See [`setup_active`].
 unsafe fn setup_passive(
     id: *mut rdma_cm_id,
     info: &rdma_addrinfo,
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> Result<()> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         check(rdma_bind_addr(id, info.ai_src_addr))?;
         if let Some(attr) = attr.as_ref() {
             (*id).pd = pd;
-            // It is new.
+            // The identifier is new, so the cell is empty.
             let _ = object::inner(id).accept_qp_attr.set(*attr);
         }
     }
@@ -112,7 +114,7 @@ unsafe fn setup_passive(
 /// Its argument came from [`rdma_create_ep`] or [`rdma_get_request`].
 #[no_mangle]
 unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         rdma_destroy_qp(id);
         rdma_destroy_id(id);
@@ -120,23 +122,23 @@ unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
 }
 
 /// # Safety
-/// Who listens is live, and there is room for the result.
+/// The listening identifier is live, and the result may be written.
 #[no_mangle]
 unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, to: *mut *mut rdma_cm_id) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     zero_or_minus_one(unsafe { get_request(listen).map(|id| to.write(id)) })
 }
 
-/// Takes a request, as an identifier with a channel of its own.
+/// Takes a connection request, as an identifier with a separate channel.
 ///
 /// # Errors
-/// `EINVAL` if it does not wait for what it begins, or hears of something else; those of [`next`] and
-/// [`rdma_create_qp`].
+/// - `EINVAL`: the identifier is not synchronous, or its next event is not a connection request.
+/// - See also [`next_event`] and [`rdma_create_qp`].
 ///
 /// # Safety
-/// As for [`rdma_get_request`].
+/// See [`rdma_get_request`].
 unsafe fn get_request(listen: *mut rdma_cm_id) -> Result<*mut rdma_cm_id> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let inner = object::inner(listen);
         if !inner.id.with_locked(|state| state.is_sync) {

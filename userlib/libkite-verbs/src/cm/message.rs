@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What the two ends of a connection tell each other to set it up and end it: the messages of InfiniBand's communication
-//! management (volume 1, chapter 12), as far as kite needs them.
+//! Messages by which two ends set up and end a connection: those of the communication management of InfiniBand (volume
+//! 1, chapter 12) that kite needs.
 //!
-//! One has 56 bytes and then the program's own data. All numbers are little-endian.
+//! A message has 56 bytes and then the private data of the program. All numbers are little-endian.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::header::rdma_conn_param;
 
-/// Changes with the format.
+/// Version of the format.
 const VERSION: u8 = 1;
 
-/// Bytes before the program's data.
+/// Length of a message without private data, in bytes.
 const HEADER_BYTES: usize = 56;
 
-/// Bytes that any message has at most.
+/// Maximum length of a message in bytes.
 pub(crate) const MESSAGE_MAX_BYTES: usize = HEADER_BYTES + u8::MAX as usize;
 
-/// What a message is about.
+/// Type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MsgKind {
-    /// Active end to passive end, first of all: let us connect.
+    /// Active end to passive end, first message: connection request.
     Req = 1,
-    /// Passive to active: yes.
+    /// Passive end to active end: reply.
     Rep,
-    /// Active to passive: the connection is there.
+    /// Active end to passive end: ready to use.
     Rtu,
-    /// Either: no.
+    /// Either end: reject.
     Rej,
-    /// Either: the connection is over.
+    /// Either end: disconnect request.
     Dreq,
-    /// The answer to that.
+    /// Either end: disconnect reply.
     Drep,
 }
 
@@ -42,7 +42,7 @@ impl MsgKind {
     }
 }
 
-/// What an end says of itself, as `rdma_conn_param` has it, and the program's data.
+/// Parameters of an end, as in `rdma_conn_param`, and private data of the program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConnParam {
     pub(crate) responder_resources: u8,
@@ -51,13 +51,14 @@ pub(crate) struct ConnParam {
     pub(crate) retry_count: u8,
     pub(crate) rnr_retry_count: u8,
     pub(crate) srq: u8,
-    /// Number of its queue pair.
+    /// Number of the QP.
     pub(crate) qpn: u32,
     pub(crate) data: Vec<u8>,
 }
 
 impl ConnParam {
-    /// As the other end sees it: what one reads, the other has read. The data stays where it is.
+    /// Returns the parameters as the remote end sees them: responder and initiator resources are swapped. The private
+    /// data is not copied.
     pub(crate) fn as_peer_sees(&self) -> rdma_conn_param {
         rdma_conn_param {
             private_data: match self.data.is_empty() {
@@ -79,14 +80,14 @@ impl ConnParam {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CmMessage {
     pub(crate) kind: MsgKind,
-    /// Of a rejection, as InfiniBand numbers them.
+    /// Reason of a rejection, as numbered by InfiniBand.
     pub(crate) reason: u8,
     pub(crate) param: ConnParam,
-    /// Of a request, where the active and the passive end are.
+    /// Addresses of the active and the passive end, for a request.
     pub(crate) addrs: [SocketAddr; 2],
 }
 
-/// No address.
+/// Unspecified address.
 pub(crate) const UNSPECIFIED_ADDR: SocketAddr =
     SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
 
@@ -130,7 +131,7 @@ impl CmMessage {
         bytes
     }
 
-    /// The message that bytes are, if they are one.
+    /// Decodes a message. Returns `None` if the bytes are not a valid message.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (header, data) = bytes.split_at_checked(HEADER_BYTES)?;
         let &[VERSION, kind, reason, responder_resources, initiator_depth, flow_control, retry_count, rnr_retry_count, srq, ..] =
@@ -157,7 +158,7 @@ impl CmMessage {
     }
 }
 
-/// Where an end is: 16 bytes, two, and two that are free.
+/// Decodes an address: 16 bytes of IP address, two of port, and two reserved.
 fn decode_addr(bytes: &[u8]) -> Option<SocketAddr> {
     let ip: [u8; 16] = bytes[..16].try_into().ok()?;
     let port = u16::from_le_bytes(bytes[16..18].try_into().ok()?);

@@ -1,24 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The connection manager: the functions of librdmacm for reliable connections, over virtual queue pairs.
+//! Connection manager: the functions of librdmacm for reliable connections, over virtual queue pairs.
 //!
-//! Programs have communication identifiers ([`identifier`], whose states [`id`] has), and event channels ([`event`]).
-//! [`place`] has them listen at ports, or find the other end, to which they [`connect`] a queue pair ([`qp`]). A
-//! port of theirs is a port of kite. Who connects there does so by a virtual queue pair of its own ([`wire`]), by which
-//! the two ends tell each other the numbers of their queue pairs, and what the programs add ([`message`]). Those are then
-//! connected as by any program of verbs. Which node has an IP address is for [`address`] to find out.
+//! # Operation
 //!
-//! A process has one manager, with a session of kite and a thread. All that is connected is so on one open device.
+//! Programs have communication identifiers ([`ffi_id`], with the state machine [`cm_id`]) and event channels
+//! ([`event`]). An identifier listens on a port ([`bind`]) or resolves the remote end ([`resolve`]), and then connects
+//! ([`connect`]) its QP ([`qp`]). A port of librdmacm is a port of kite. A connection has a separate virtual queue pair
+//! ([`wire`]), through which the ends exchange their QP numbers and private data ([`message`]). The QPs are then
+//! connected as with any verbs program. [`address`] finds the node with an IP address.
+//!
+//! A process has one manager, with a session of kite and a thread. All connections use the same open device.
 
+mod accept;
 mod address;
 mod addrinfo;
+mod bind;
+mod cm_id;
 mod connect;
 mod endpoint;
 mod event;
-mod id;
-mod identifier;
+mod ffi_id;
+mod get_event;
 mod message;
-mod place;
 mod qp;
+mod resolve;
 mod wire;
 
 use std::ffi::c_int;
@@ -27,19 +32,19 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use kite::Cluster;
 
+use crate::device::{self, context};
 use crate::errno::{ptr_or_null, Result};
 use crate::header::*;
-use crate::memory::{ibv_alloc_pd, ibv_dealloc_pd};
+use crate::memory::verbs::{ibv_alloc_pd, ibv_dealloc_pd};
 use crate::object::SendPtr;
-use crate::session::lock;
-use crate::watcher::{BackgroundPoller, PollOutcome};
-use crate::{context, device};
-use id::CmId;
+use crate::poller::{BackgroundPoller, PollOutcome};
+use crate::sync::lock;
+use cm_id::CmId;
 
-/// What all identifiers of a process share.
+/// State shared by all identifiers of a process.
 pub(crate) struct CmManager {
     cluster: Cluster,
-    /// The device, and a domain for who has none.
+    /// Open device, and the domain for identifiers without one.
     verbs: SendPtr<ibv_context>,
     pd: SendPtr<ibv_pd>,
     ids: Mutex<Vec<Arc<CmId>>>,
@@ -47,7 +52,7 @@ pub(crate) struct CmManager {
 }
 
 impl CmManager {
-    /// That of this process. A child that was forked has one of its own.
+    /// Returns the manager of this process. A forked child gets a manager of its own.
     fn get() -> Result<Arc<Self>> {
         static INSTANCE: Mutex<Option<(u32, Arc<CmManager>)>> = Mutex::new(None);
         let mut instance = lock(&INSTANCE);
@@ -63,8 +68,8 @@ impl CmManager {
     fn new() -> Result<Arc<Self>> {
         let (device, session) = device::open()?;
         let cluster = Cluster::open()?;
-        let verbs = context::into_raw(device, session)?;
-        // SAFETY: the context is open, and stays so.
+        let verbs = device::open_context(device, session)?;
+        // SAFETY: the context is open, and is not closed afterwards.
         let pd = unsafe { ibv_alloc_pd(verbs) };
         let manager = Arc::new(Self {
             cluster,
@@ -74,37 +79,37 @@ impl CmManager {
             poller: OnceLock::new(),
         });
         let started = BackgroundPoller::start(&manager.cluster, poll_work_for_manager(&manager));
-        let watcher = started.inspect_err(|_| {
+        let poller = started.inspect_err(|_| {
             // SAFETY: the program has got neither.
             unsafe {
                 ibv_dealloc_pd(pd);
                 context::ibv_close_device(verbs);
             }
         })?;
-        // Nobody else has it yet.
-        let _ = manager.poller.set(watcher);
+        // Cannot fail, since no other thread has the manager.
+        let _ = manager.poller.set(poller);
         Ok(manager)
     }
 
-    /// An identifier is looked after from now on.
+    /// Adds an identifier, which the background poller serves from now on.
     fn add_id(&self, id: &Arc<CmId>) {
         lock(&self.ids).push(id.clone());
     }
 
-    /// There is something to look after that nothing else tells of.
+    /// Wakes the background poller for work without an event.
     fn wake_poller(&self) {
-        if let Some(watcher) = self.poller.get() {
-            watcher.wake();
+        if let Some(poller) = self.poller.get() {
+            poller.wake();
         }
     }
 
-    /// It is destroyed.
+    /// Removes an identifier, which is destroyed.
     fn remove_id(&self, id: &Arc<CmId>) {
         lock(&self.ids).retain(|other| !Arc::ptr_eq(other, id));
     }
 }
 
-/// The work of its thread.
+/// Returns the work of the background poller.
 fn poll_work_for_manager(
     manager: &Arc<CmManager>,
 ) -> impl FnMut() -> Option<PollOutcome> + Send + 'static {
@@ -122,7 +127,7 @@ fn poll_work_for_manager(
 unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
     let manager = CmManager::get();
     if !count.is_null() {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         unsafe { count.write(manager.is_ok().into()) };
     }
     let list = |manager: Arc<CmManager>| [manager.verbs.0, ptr::null_mut()];
@@ -133,6 +138,6 @@ unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_contex
 /// Its argument came from [`rdma_get_devices`].
 #[no_mangle]
 unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
-    // SAFETY: a box gave it away, as the caller vouches.
+    // SAFETY: `rdma_get_devices` leaked the box, as the caller guarantees.
     drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_context; 2]>()) });
 }

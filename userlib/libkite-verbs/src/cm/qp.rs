@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Queue pairs of identifiers, and what programs need to know to connect their own.
+//! QPs of identifiers, and the attributes to connect QPs of programs.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::id::CmId;
+use super::cm_id::CmId;
 use crate::channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
+use crate::cq::{ibv_create_cq, ibv_destroy_cq};
+use crate::device::query;
 use crate::errno::{zero_or_minus_one, Errno, Result};
 use crate::header::*;
+use crate::limits::PORT_NUM;
 use crate::object;
-use crate::pair::QPN_RANGE;
-use crate::qp::{ibv_create_qp, ibv_destroy_qp, ibv_modify_qp};
-use crate::query::PORT_NUM;
-use crate::queue::{ibv_create_cq, ibv_destroy_cq};
+use crate::qp::verbs::{ibv_create_qp, ibv_destroy_qp, ibv_modify_qp};
+use crate::qp::QPN_RANGE;
 
-/// Why the last function of ours failed that makes something.
+/// Returns a pointer, or for NULL the errno of the function that returned it.
 fn check_not_null<T>(ptr: *mut T) -> Result<*mut T> {
     match ptr.is_null() {
         true => Err(crate::errno::last_errno()),
@@ -22,19 +23,19 @@ fn check_not_null<T>(ptr: *mut T) -> Result<*mut T> {
     }
 }
 
-/// Number of an identifier's queue pair, if it has one.
+/// Returns the number of the QP of an identifier, if it has one.
 ///
 /// # Safety
 /// The identifier is live.
 pub(super) unsafe fn qpn(raw: *mut rdma_cm_id) -> Option<u32> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe { (*raw).qp.as_ref() }.map(|qp| qp.qp_num)
 }
 
-/// What a queue pair needs to get to a state, and which of it.
+/// Returns the attributes of a QP for the transition to a state, and their mask.
 ///
 /// # Errors
-/// `EINVAL` if the other end is not known yet, or has said no number of a queue pair.
+/// `EINVAL` if the remote end is unknown, or has sent no valid QP number.
 fn attr_for_state(id: &CmId, to: ibv_qp_state) -> Result<(ibv_qp_attr, u32)> {
     let mut attr = ibv_qp_attr {
         qp_state: to,
@@ -69,11 +70,11 @@ fn attr_for_state(id: &CmId, to: ibv_qp_state) -> Result<(ibv_qp_attr, u32)> {
     Ok((attr, IBV_QP_STATE | mask))
 }
 
-/// What is known of the other end.
+/// Sets the attributes that depend on the remote end.
 fn set_remote_attr(id: &CmId, attr: &mut ibv_qp_attr) -> Result<()> {
     let (node, remote) =
         id.with_locked(|state| (state.remote_node, state.remote_param.as_peer_sees()));
-    // Other ports are not of queue pairs, and the other end can say anything.
+    // Other ports are not those of QPs, and the remote end may send any number.
     if !QPN_RANGE.contains(&remote.qp_num) {
         return Err(Errno(libc::EINVAL));
     }
@@ -85,7 +86,7 @@ fn set_remote_attr(id: &CmId, attr: &mut ibv_qp_attr) -> Result<()> {
     attr.max_rd_atomic = remote.initiator_depth;
     attr.retry_cnt = remote.retry_count;
     attr.rnr_retry = remote.rnr_retry_count;
-    attr.path_mtu = crate::query::mtu_to_ibv(address.mtu);
+    attr.path_mtu = query::mtu_to_ibv(address.mtu);
     attr.ah_attr.dlid = address.lid;
     attr.ah_attr.port_num = PORT_NUM;
     attr.ah_attr.is_global = 1;
@@ -93,12 +94,12 @@ fn set_remote_attr(id: &CmId, attr: &mut ibv_qp_attr) -> Result<()> {
     Ok(())
 }
 
-/// Takes the queue pair of an identifier to a state.
+/// Moves the QP of an identifier to a state.
 ///
 /// # Safety
-/// Both are live.
+/// The identifier and its QP are live.
 unsafe fn modify_to(raw: *mut rdma_cm_id, to: ibv_qp_state) -> Result<()> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let (mut attr, mask) = attr_for_state(&unsafe { object::inner(raw) }.id, to)?;
     // SAFETY: likewise.
     match unsafe { ibv_modify_qp((*raw).qp, &mut attr, mask as c_int) } {
@@ -107,33 +108,33 @@ unsafe fn modify_to(raw: *mut rdma_cm_id, to: ibv_qp_state) -> Result<()> {
     }
 }
 
-/// Connects it to that of the other end.
+/// Connects the QP of an identifier to the remote QP.
 ///
 /// # Safety
-/// The identifier is live, and has one.
+/// The identifier is live, and has a QP.
 pub(super) unsafe fn connect(raw: *mut rdma_cm_id) -> Result<()> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe { modify_to(raw, IBV_QPS_RTR).and_then(|()| modify_to(raw, IBV_QPS_RTS)) }
 }
 
-/// Ends what is under way of it.
+/// Flushes the requests of the QP of an identifier.
 ///
 /// # Safety
-/// As for [`connect`].
+/// See [`connect`].
 pub(super) unsafe fn fail(raw: *mut rdma_cm_id) -> Result<()> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe { modify_to(raw, IBV_QPS_ERR) }
 }
 
 /// # Safety
-/// The identifier is live, and both results may be written; the first says which state is meant.
+/// The identifier is live, and both results may be written. The attributes contain the state.
 #[no_mangle]
 unsafe extern "C" fn rdma_init_qp_attr(
     raw: *mut rdma_cm_id,
     attr: *mut ibv_qp_attr,
     mask: *mut c_int,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let found = attr_for_state(unsafe { &object::inner(raw).id }, unsafe {
         (*attr).qp_state
     });
@@ -146,17 +147,17 @@ unsafe extern "C" fn rdma_init_qp_attr(
     }))
 }
 
-/// A completion queue of an identifier, with a channel, both of which it has from now on.
+/// Creates a CQ and its channel, which the identifier owns.
 ///
 /// # Safety
-/// The context is open, and the places are those of a live identifier.
+/// The context is open, and the slots belong to a live identifier.
 unsafe fn create_cq(
     verbs: *mut ibv_context,
     context: *mut c_void,
     depth: u32,
     (channel, cq): (&mut *mut ibv_comp_channel, &mut *mut ibv_cq),
 ) -> Result<*mut ibv_cq> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         *channel = check_not_null(ibv_create_comp_channel(verbs))?;
         let depth = depth.max(1) as c_int;
@@ -165,7 +166,7 @@ unsafe fn create_cq(
     Ok(*cq)
 }
 
-/// Has a queue pair's completions come to queues of the identifier, if the program says no others.
+/// Creates CQs of the identifier, where the program has given none.
 ///
 /// # Safety
 /// The identifier is live.
@@ -173,7 +174,7 @@ unsafe fn create_missing_cqs(id: &mut rdma_cm_id, attr: &mut ibv_qp_init_attr) -
     let context = ptr::from_mut(id).cast();
     if attr.send_cq.is_null() {
         let slots = (&mut id.send_cq_channel, &mut id.send_cq);
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         attr.send_cq = unsafe { create_cq(id.verbs, context, attr.cap.max_send_wr, slots)? };
     }
     if attr.recv_cq.is_null() {
@@ -184,14 +185,14 @@ unsafe fn create_missing_cqs(id: &mut rdma_cm_id, attr: &mut ibv_qp_init_attr) -
     Ok(())
 }
 
-/// Destroys what [`create_queues`] has made.
+/// Destroys the CQs of [`create_missing_cqs`].
 ///
 /// # Safety
-/// The identifier is live, and no queue pair has them.
+/// The identifier is live, and no QP uses the CQs.
 unsafe fn destroy_own_cqs(id: &mut rdma_cm_id) {
     for cq in [&mut id.send_cq, &mut id.recv_cq] {
         if !cq.is_null() {
-            // SAFETY: the caller vouches for it.
+            // SAFETY: guaranteed by the caller.
             unsafe { ibv_destroy_cq(std::mem::replace(cq, ptr::null_mut())) };
         }
     }
@@ -204,25 +205,25 @@ unsafe fn destroy_own_cqs(id: &mut rdma_cm_id) {
 }
 
 /// # Safety
-/// The identifier and the domain are live, the latter may be NULL, and the attributes name live queues or none.
+/// The identifier is live, the domain is live or NULL, and the attributes name live CQs or none.
 #[no_mangle]
 pub(super) unsafe extern "C" fn rdma_create_qp(
     raw: *mut rdma_cm_id,
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     zero_or_minus_one(unsafe { create_qp(raw, pd, &mut *attr) })
 }
 
 /// # Safety
-/// As for [`rdma_create_qp`].
+/// See [`rdma_create_qp`].
 unsafe fn create_qp(
     raw: *mut rdma_cm_id,
     pd: *mut ibv_pd,
     attr: &mut ibv_qp_init_attr,
 ) -> Result<()> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let id = unsafe { &mut *raw };
     if !id.qp.is_null() || id.verbs.is_null() {
         return Err(Errno(libc::EINVAL));
@@ -233,7 +234,7 @@ unsafe fn create_qp(
     let program_cqs = (attr.send_cq, attr.recv_cq);
     // SAFETY: likewise.
     let mut try_create = || unsafe {
-        // All that belongs together was made of one open device.
+        // All objects of a QP must belong to the same open device.
         if (*id.pd).context != id.verbs {
             return Err(Errno(libc::EINVAL));
         }
@@ -254,7 +255,7 @@ unsafe fn create_qp(
 /// The identifier is live.
 #[no_mangle]
 pub(super) unsafe extern "C" fn rdma_destroy_qp(raw: *mut rdma_cm_id) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let qp = std::mem::replace(&mut (*raw).qp, ptr::null_mut());
         if !qp.is_null() {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! By what two ends of a connection talk while it is set up and ended: a virtual queue pair of its own, which also shows
-//! that the other end has died.
+//! Channel through which two ends set up and end a connection: a separate virtual queue pair, which also reveals the
+//! death of the remote end.
 
 use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
 use super::message::{CmMessage, MESSAGE_MAX_BYTES};
 use crate::errno::retry_interrupted;
 
-/// Room for a message. The first place is for what comes, the others are for what goes: an end says at most four things.
+/// Length of a message slot. The first slot is for messages that arrive, the others for messages in flight: an end
+/// sends at most four.
 const SLOT_BYTES: usize = MESSAGE_MAX_BYTES.next_multiple_of(64);
 const SLOTS: usize = 5;
 
@@ -15,21 +16,21 @@ pub(crate) struct CmChannel {
     vqp: Vqp,
     mr: Mr,
     sent_count: usize,
-    /// Why nothing more comes after what has come.
+    /// Error after which no message arrives, except those that have arrived already.
     closed_with: Option<Error>,
 }
 
-/// What has come by it.
+/// Event of a channel.
 pub(crate) enum ChannelEvent {
     Empty,
     Message(CmMessage),
-    /// Nothing more will, for this reason.
+    /// No more messages arrive, for this reason.
     Closed(Error),
 }
 
 impl CmChannel {
     /// # Errors
-    /// Those of [`Cluster::register_memory`].
+    /// If memory cannot be registered, see [`Cluster::reg_mr`].
     pub(crate) fn new(cluster: &Cluster, vqp: Vqp) -> kite::Result<Self> {
         let buffer = Buffer::new(SLOT_BYTES * SLOTS)?;
         Ok(Self {
@@ -40,10 +41,10 @@ impl CmChannel {
         })
     }
 
-    /// Sends a message. It arrives also if this is dropped then.
+    /// Sends a message. The message arrives also if the channel is dropped afterwards.
     ///
     /// # Errors
-    /// Those of [`Vqp::push`].
+    /// See [`Vqp::push`].
     pub(crate) fn send(&mut self, message: &CmMessage) -> kite::Result<()> {
         let bytes = message.encode();
         let offset = SLOT_BYTES * (1 + self.sent_count % (SLOTS - 1));
@@ -65,7 +66,7 @@ impl CmChannel {
         Ok(())
     }
 
-    /// Looks what has come. All that was said comes before the end, so the end is looked for first.
+    /// Polls for an event. The end is checked first, since all messages arrive before it.
     pub(crate) fn poll(&mut self) -> ChannelEvent {
         self.closed_with = self.closed_with.or_else(|| self.check_closed());
         let received = retry_interrupted(|| self.vqp.receive(&self.mr, 0, SLOT_BYTES, None));
@@ -80,7 +81,7 @@ impl CmChannel {
         }
     }
 
-    /// The message that has come, if this library may have sent it: the other end can say anything.
+    /// Decodes a message. The remote end may send anything, so `None` is a protocol error.
     fn decode(&self, message: kite::VqpMessage) -> Option<CmMessage> {
         if message.is_placed || message.len > MESSAGE_MAX_BYTES {
             return None;
@@ -90,7 +91,7 @@ impl CmChannel {
         CmMessage::decode(&bytes)
     }
 
-    /// What fails has a completion.
+    /// Returns the error of a send, whose completion is the only one.
     fn check_closed(&self) -> Option<Error> {
         match retry_interrupted(|| self.vqp.pop(1, None)) {
             Ok(completions) => completions

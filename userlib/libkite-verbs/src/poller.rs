@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A thread that looks after what a session of kite has while nobody else does: queue pairs when nobody polls, and what
-//! the connection manager waits for.
+//! Background poller: a thread that polls the objects of a session of kite while the program does not: QPs, or
+//! identifiers of the connection manager.
 //!
-//! Of queue pairs it finds completions of which a channel is to tell, lets other ends in, and sees that they have ended.
-//! It also fills places for messages of who has not polled for a while, as an RNIC would; whoever does poll is not
-//! disturbed.
+//! For QPs, the thread finds completions for armed completion channels, accepts the connection of the remote QP, and
+//! detects that the remote QP has closed. If the program has not polled the CQs since the last round, the thread also
+//! fills posted receives, as an RNIC would. Otherwise it leaves the QP to the program.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,21 +15,19 @@ use std::thread;
 
 use kite::Cluster;
 
-use crate::counter::create_eventfd;
 use crate::errno::{last_errno, Result};
-use crate::pair::EmulatedQp;
-use crate::session::Session;
+use crate::eventfd::create_eventfd;
 
-/// How long it rests, in ms, when there is something that it can do nothing about: first, and at most, after it has found
-/// nothing to do for a while.
+/// Pause in ms while the session is readable, but the thread cannot proceed: initially, and at most after several
+/// rounds without work.
 const MIN_PAUSE_MS: i32 = 1;
 const MAX_PAUSE_MS: i32 = 10;
 
-/// What it has found.
+/// Result of a round.
 pub(crate) struct PollOutcome {
-    /// There was something to do.
+    /// There was work.
     pub(crate) had_work: bool,
-    /// It is to look again after so many ms, whatever happens; or if that is negative, only when something does.
+    /// Time in ms until the next round at the latest; negative: no limit.
     pub(crate) recheck_ms: i32,
 }
 
@@ -39,7 +37,7 @@ impl PollOutcome {
         recheck_ms: -1,
     };
 
-    /// Both.
+    /// Returns the combined result of two rounds.
     pub(crate) fn merge(self, other: Self) -> Self {
         let sooner = self.recheck_ms.min(other.recheck_ms);
         Self {
@@ -52,7 +50,25 @@ impl PollOutcome {
     }
 }
 
-/// How to wake it, and to end it: it ends when this is dropped.
+/// QP as pollers need it.
+pub(crate) trait PolledQp: Send + Sync {
+    /// Returns the number of the QP.
+    fn qpn(&self) -> u32;
+
+    /// Returns the number of polls of the CQs by the program.
+    fn poll_count(&self) -> u64;
+
+    /// Returns `true` if the next completion of a CQ raises an event.
+    fn is_armed(&self) -> bool;
+
+    /// Accepts the connection of the remote QP, and detects its end.
+    fn poll_peer(&self);
+
+    /// Polls for completions. Returns `true` if there were any.
+    fn poll(&self) -> bool;
+}
+
+/// Handle of a background poller, which ends when the handle is dropped.
 pub(crate) struct BackgroundPoller(Arc<PollerControl>);
 
 struct PollerControl {
@@ -61,8 +77,7 @@ struct PollerControl {
 }
 
 impl BackgroundPoller {
-    /// Starts one, which does `work` until there is nobody any more to do it for. No signal of the program's is
-    /// delivered to it.
+    /// Starts a poller that calls `work` until it returns `None`. No signal of the program is delivered to the thread.
     pub(crate) fn start(
         cluster: &Cluster,
         work: impl FnMut() -> Option<PollOutcome> + Send + 'static,
@@ -81,7 +96,7 @@ impl BackgroundPoller {
     }
 
     pub(crate) fn wake(&self) {
-        // It cannot count so far that this would fail.
+        // The counter cannot get large enough for the write to fail.
         let _ = (&self.0.wake_fd).write_all(&1u64.to_ne_bytes());
     }
 }
@@ -93,9 +108,9 @@ impl Drop for BackgroundPoller {
     }
 }
 
-/// Does something with all signals blocked, which a new thread then has, too.
+/// Calls a function with all signals blocked. A thread that it starts inherits the mask.
 fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> Result<T> {
-    // SAFETY: sets of signals are numbers; the functions write them, and nothing else.
+    // SAFETY: signal sets are plain data, and the functions write only to these.
     let old_mask = unsafe {
         let (mut all_signals, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all_signals);
@@ -105,13 +120,13 @@ fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> Result<T> {
         before
     };
     let result = f();
-    // SAFETY: it was read above.
+    // SAFETY: the mask was read above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &old_mask, std::ptr::null_mut()) };
     Ok(result)
 }
 
-/// Waits for the bell, or also for something in the session, so many ms or, if that is negative, for ever. Returns
-/// whether there is something in the session.
+/// Waits for the eventfd, or also for the session, at most `ms` or without limit if `ms` is negative. Returns `true` if
+/// the session is readable.
 fn wait_readable(wake_fd: &File, cluster: Option<&Cluster>, ms: i32) -> bool {
     let poll_in = |fd: i32| libc::pollfd {
         fd,
@@ -120,7 +135,7 @@ fn wait_readable(wake_fd: &File, cluster: Option<&Cluster>, ms: i32) -> bool {
     };
     let session = cluster.map_or(-1, |cluster| cluster.as_fd().as_raw_fd());
     let mut fds = [poll_in(wake_fd.as_raw_fd()), poll_in(session)];
-    // SAFETY: it writes what was found to the array, of which it gets the length. A failure is as nothing found.
+    // SAFETY: the call writes to the array, whose length it gets. A failure leaves `revents` at 0.
     unsafe { libc::poll(fds.as_mut_ptr(), 2, ms) };
     fds[1].revents != 0
 }
@@ -145,41 +160,23 @@ fn run_poller(
             true => MIN_PAUSE_MS,
             false => (2 * pause_ms).min(MAX_PAUSE_MS),
         };
-        // What is left is for somebody who polls, or for nobody yet.
+        // What remains is for a thread of the program that polls, or cannot be handled yet.
         if wait_readable(&control.wake_fd, Some(cluster), 0) {
             wait_readable(&control.wake_fd, None, pause_ms);
         }
     }
 }
 
-/// The work for the queue pairs of a session.
-pub(crate) fn poll_work_for_session(
-    session: &Arc<Session>,
-) -> impl FnMut() -> Option<PollOutcome> + Send + 'static {
-    let session = Arc::downgrade(session);
-    let mut last_poll_counts = Vec::new();
-    move || {
-        let qps = session.upgrade()?.qps();
-        let busy;
-        (last_poll_counts, busy) = poll_unattended_qps(&qps, &last_poll_counts);
-        Some(PollOutcome {
-            had_work: busy,
-            recheck_ms: -1,
-        })
-    }
-}
-
-/// Looks after all of which nobody else does. Returns how often each was polled, and whether there was anything to do.
-fn poll_unattended_qps(
-    qps: &[Arc<EmulatedQp>],
+/// Polls all QPs that the program does not poll. Returns the number of polls of each, and whether there was work.
+pub(crate) fn poll_unattended_qps(
+    qps: &[Arc<dyn PolledQp>],
     last_poll_counts: &[(u32, u64)],
 ) -> (Vec<(u32, u64)>, bool) {
     let mut busy = false;
-    let poll_qp = |qp: &Arc<EmulatedQp>| {
-        let cqs = [&qp.send_cq, &qp.recv_cq];
-        let poll_count = (qp.qpn, cqs.map(|queue| queue.poll_count()).iter().sum());
+    let poll_qp = |qp: &Arc<dyn PolledQp>| {
+        let poll_count = (qp.qpn(), qp.poll_count());
         qp.poll_peer();
-        if cqs.iter().any(|queue| queue.is_armed()) || last_poll_counts.contains(&poll_count) {
+        if qp.is_armed() || last_poll_counts.contains(&poll_count) {
             busy |= qp.poll();
         }
         poll_count

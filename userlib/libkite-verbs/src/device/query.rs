@@ -1,29 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What programs ask about the device, its port, and what that is known by.
+//! Attributes of the device and its port, GIDs and P_Keys.
 
 use std::ffi::c_int;
 use std::mem::offset_of;
 use std::ptr;
 
-use crate::context::session;
+use super::context::session;
 use crate::errno::{set_errno, Errno};
 use crate::header::*;
-use crate::pair::MAX_QPS;
-use crate::pieces::MAX_SGE;
-use crate::queue::MAX_CQE;
+use crate::limits::{MAX_CQE, MAX_QPS, MAX_RD_ATOMIC, MAX_SGE, PORT_NUM};
 use crate::session::Session;
 
-/// Ports are counted from 1, and there is one, with one GID and one key.
-pub(crate) const PORT_NUM: u8 = 1;
+/// P_Key of the only entry of the table.
 const DEFAULT_PKEY: u16 = 0xffff;
 
-/// Reads and atomic operations of a queue pair that are under way, which kite does not limit; what RNICs do.
-pub(crate) const MAX_RD_ATOMIC: c_int = 16;
-
-/// For what there may be any number of.
+/// Reported for objects without a limit.
 const UNLIMITED: c_int = 1 << 16;
 
-/// The GUID of this node: the last half of its GID, in the order of bytes that verbs has.
+/// Returns the GUID of this node: the lower half of its GID, in network byte order.
 pub(crate) fn node_guid_be(session: &Session) -> u64 {
     let gid = session.address.gid.to_bits();
     (gid as u64).to_be()
@@ -60,12 +54,12 @@ unsafe extern "C" fn ibv_query_device(
     context: *mut ibv_context,
     attr: *mut ibv_device_attr,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe { attr.write(device_attr(session(context))) };
     0
 }
 
-/// Of what is newer than [`ibv_query_device`] only the number of ports is there.
+/// Sets only the number of ports of the attributes that are newer than [`ibv_query_device`].
 ///
 /// # Safety
 /// The context is open, and there is room for `size` bytes of attributes.
@@ -79,30 +73,31 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         return libc::EINVAL;
     }
     let value = ibv_device_attr_ex {
-        // SAFETY: the caller vouches for the context.
+        // SAFETY: the caller guarantees the context.
         orig_attr: device_attr(unsafe { session(context) }),
         phys_port_cnt_ex: PORT_NUM.into(),
         ..Default::default()
     };
-    // SAFETY: the caller vouches for the room.
+    // SAFETY: the caller guarantees the room.
     unsafe { copy_truncated(&value, attr, size) };
     0
 }
 
-/// Gives as much of what is asked as the program, which may be older or newer, has room for.
+/// Copies the part of a value that fits, since the header of the program may be older. Clears the rest of the room,
+/// since the header may be newer.
 ///
 /// # Safety
 /// There is room for `size` bytes.
 unsafe fn copy_truncated<T>(value: &T, to: *mut T, size: usize) {
     let len = size.min(size_of::<T>());
-    // SAFETY: the caller vouches for the room.
+    // SAFETY: the caller guarantees the room.
     unsafe {
         ptr::write_bytes(to.cast::<u8>(), 0, size);
         ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), to.cast(), len);
     }
 }
 
-/// What the header calls an MTU of so many bytes.
+/// Returns the `ibv_mtu` for a number of bytes.
 pub(crate) fn mtu_to_ibv(bytes: u32) -> ibv_mtu {
     match bytes {
         4096.. => IBV_MTU_4096,
@@ -123,7 +118,7 @@ fn port_attr(session: &Session) -> ibv_port_attr {
         max_msg_sz: kite::MR_SIZE_MAX as u32,
         pkey_tbl_len: 1,
         lid: address.lid,
-        // kite does not say how fast it is, so this is the least that there is.
+        // The rate of the link is unknown, so the lowest one is reported.
         active_width: 1,
         active_speed: 1,
         phys_state: 5, // the link is up
@@ -132,7 +127,7 @@ fn port_attr(session: &Session) -> ibv_port_attr {
     }
 }
 
-/// Programs ask by this function of the context, or if they are older by [`ibv_query_port`].
+/// Called through the context. Older programs call [`ibv_query_port`].
 ///
 /// # Safety
 /// The context is open, and there is room for `size` bytes of attributes.
@@ -145,15 +140,15 @@ pub(crate) unsafe extern "C" fn query_port(
     if port != PORT_NUM {
         return libc::EINVAL;
     }
-    // SAFETY: the caller vouches for the context.
+    // SAFETY: the caller guarantees the context.
     let value = port_attr(unsafe { session(context) });
-    // SAFETY: the caller vouches for the room.
+    // SAFETY: the caller guarantees the room.
     unsafe { copy_truncated(&value, attr, size) };
     0
 }
 
 /// # Safety
-/// The context is open, and there is room for what the attributes had at first.
+/// The context is open, and there is room for the attributes of the first version.
 #[no_mangle]
 unsafe extern "C" fn ibv_query_port(
     context: *mut ibv_context,
@@ -161,7 +156,7 @@ unsafe extern "C" fn ibv_query_port(
     attr: *mut ibv_port_attr,
 ) -> c_int {
     let size = offset_of!(ibv_port_attr, port_cap_flags2);
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe { query_port(context, port, attr, size) }
 }
 
@@ -184,7 +179,7 @@ unsafe extern "C" fn ibv_query_gid(
         set_errno(Errno(libc::EINVAL));
         return -1;
     }
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe { to.write(gid(session(context))) };
     0
 }
@@ -196,7 +191,7 @@ fn gid_type(session: &Session) -> ibv_gid_type {
     }
 }
 
-/// What `ibv_devinfo` asks, which is not in the header: 0 as the first version of RoCE and InfiniBand, 1 as the second.
+/// Called by `ibv_devinfo`, and not in the header. Writes 0 for InfiniBand and RoCE version 1, 1 for RoCE version 2.
 ///
 /// # Safety
 /// The context is open, and there is room for a number.
@@ -207,7 +202,7 @@ unsafe extern "C" fn ibv_query_gid_type(
     _index: u32,
     to: *mut u32,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe { to.write((gid_type(session(context)) == IBV_GID_TYPE_ROCE_V2).into()) };
     0
 }
@@ -227,7 +222,7 @@ unsafe extern "C" fn _ibv_query_gid_ex(
     if request != (PORT_NUM.into(), 0, 0, size_of::<ibv_gid_entry>()) {
         return libc::EINVAL;
     }
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let session = unsafe { session(context) };
     let found = ibv_gid_entry {
         gid: gid(session),
@@ -241,7 +236,7 @@ unsafe extern "C" fn _ibv_query_gid_ex(
 }
 
 /// # Safety
-/// The context is open, and there is room for so many entries of `size` bytes.
+/// The context is open, and there is room for `max_entries` entries of `size` bytes.
 #[no_mangle]
 unsafe extern "C" fn _ibv_query_gid_table(
     context: *mut ibv_context,
@@ -253,7 +248,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
     if max_entries == 0 {
         return -(libc::EINVAL as isize);
     }
-    // SAFETY: the caller vouches for it, and there is room for one.
+    // SAFETY: guaranteed by the caller; there is room for one entry.
     match unsafe { _ibv_query_gid_ex(context, PORT_NUM.into(), 0, entries, flags, size) } {
         0 => 1,
         errno => -(errno as isize),
@@ -273,7 +268,7 @@ unsafe extern "C" fn ibv_query_pkey(
         set_errno(Errno(libc::EINVAL));
         return -1;
     }
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe { to.write(DEFAULT_PKEY) };
     0
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Completion queues. A completion is found when somebody looks: who polls, or else the watcher.
+//! Completion queues. A completion is found by a poll: of the program, or else of the background poller.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -8,17 +8,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::channel::CompChannel;
-use crate::context;
+use crate::device::context;
 use crate::errno::{ptr_or_null, Errno, Result};
 use crate::header::*;
+use crate::limits::MAX_CQE;
 use crate::object::{self, CStruct, SendPtr};
-use crate::pair::EmulatedQp;
-use crate::session::{lock, Session};
+use crate::poller::PolledQp;
+use crate::session::Session;
+use crate::sync::lock;
 
-/// Completions of a completion queue.
-pub(crate) const MAX_CQE: usize = 1 << 14;
-
-/// Completions that nobody has taken, and whether to tell of the next.
+/// Completions that were not taken, and whether the next one raises an event.
 #[derive(Default)]
 struct CqState {
     completions: VecDeque<ibv_wc>,
@@ -27,15 +26,15 @@ struct CqState {
 
 pub(crate) struct EmulatedCq {
     session: Arc<Session>,
-    /// As many completions as may be there before others are left to kite, but for those of queue pairs that fail.
+    /// Completions that the program requested. At this number further ones stay in kite, except those of QPs that fail.
     capacity: usize,
     state: Mutex<CqState>,
-    /// Whose completions come here.
-    qps: RwLock<Vec<Arc<EmulatedQp>>>,
-    /// How often it was polled.
+    /// QPs with completions in this CQ.
+    qps: RwLock<Vec<Arc<dyn PolledQp>>>,
+    /// Number of polls of the program.
     poll_count: AtomicU64,
     channel: Option<Arc<CompChannel>>,
-    /// What the channel calls it.
+    /// ID of the CQ in its channel.
     id: u64,
 }
 
@@ -57,29 +56,29 @@ impl EmulatedCq {
         }
     }
 
-    /// Those that there are. One who polls may take long, and keeps nobody else from it.
-    fn qps(&self) -> RwLockReadGuard<'_, Vec<Arc<EmulatedQp>>> {
+    /// Returns the attached QPs. The lock is shared: a long poll does not block other polls.
+    fn qps(&self) -> RwLockReadGuard<'_, Vec<Arc<dyn PolledQp>>> {
         self.qps.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn attach_qp(&self, qp: &Arc<EmulatedQp>) {
+    pub(crate) fn attach_qp(&self, qp: &Arc<dyn PolledQp>) {
         let mut qps = self.qps.write().unwrap_or_else(PoisonError::into_inner);
         if !qps.iter().any(|other| Arc::ptr_eq(other, qp)) {
             qps.push(qp.clone());
         }
     }
 
-    /// No more completions of a queue pair come here.
-    pub(crate) fn detach_qp(&self, qp: &Arc<EmulatedQp>) {
+    /// Detaches a QP, and drops its completions.
+    pub(crate) fn detach_qp(&self, qp: &Arc<dyn PolledQp>) {
         let mut qps = self.qps.write().unwrap_or_else(PoisonError::into_inner);
         qps.retain(|other| !Arc::ptr_eq(other, qp));
-        self.discard_completions(qp);
+        self.discard_completions(qp.qpn());
     }
 
-    /// Forgets what has not been taken of a queue pair.
-    pub(crate) fn discard_completions(&self, qp: &EmulatedQp) {
+    /// Drops the completions of a QP that were not taken.
+    pub(crate) fn discard_completions(&self, qpn: u32) {
         let mut state = lock(&self.state);
-        state.completions.retain(|wc| wc.qp_num != qp.qpn);
+        state.completions.retain(|wc| wc.qp_num != qpn);
     }
 
     /// Adds a completion.
@@ -89,32 +88,32 @@ impl EmulatedCq {
         self.notify(&mut state);
     }
 
-    /// How many more completions may be there.
+    /// Returns the number of free entries.
     pub(crate) fn free_entries(&self) -> usize {
         self.capacity
             .saturating_sub(lock(&self.state).completions.len())
     }
 
-    /// Tells of what is there, if that is wanted.
+    /// Raises an event if the CQ is armed.
     fn notify(&self, state: &mut CqState) {
         if let (true, Some(channel)) = (state.armed, &self.channel) {
             state.armed = false;
-            // One that is being destroyed is not to be told of.
+            // A CQ that is being destroyed gets no event.
             let _ = channel.push_event(self.id, ());
         }
     }
 
-    /// Whether somebody wants to be told.
+    /// Returns `true` if the next completion raises an event.
     pub(crate) fn is_armed(&self) -> bool {
         lock(&self.state).armed
     }
 
-    /// How often it was polled.
+    /// Returns the number of polls of the program.
     pub(crate) fn poll_count(&self) -> u64 {
         self.poll_count.load(Relaxed)
     }
 
-    /// Takes as many completions as are there, or else are found.
+    /// Takes at most `max` completions. If there are none, polls the QPs first.
     fn poll(&self, max: usize) -> Vec<ibv_wc> {
         self.poll_count.fetch_add(1, Relaxed);
         let taken = self.pop_completions(max);
@@ -148,7 +147,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
         if !(1..=MAX_CQE as c_int).contains(&cqe) || vector != 0 {
             return Err(Errno(libc::EINVAL));
         }
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         let comp_channel = (!channel.is_null()).then(|| unsafe { object::inner(channel) }.clone());
         // SAFETY: likewise.
         let session = unsafe { context::session(context) };
@@ -170,13 +169,13 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     ptr_or_null(make())
 }
 
-/// Waits until all events of it have been acknowledged.
+/// Waits until all events of the CQ are acknowledged.
 ///
 /// # Safety
 /// Its argument came from [`ibv_create_cq`].
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let queue = unsafe { object::inner(cq) };
     if !queue.qps().is_empty() {
         return libc::EBUSY;
@@ -190,7 +189,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
 }
 
 /// # Safety
-/// The queue is live, and there is room for so many completions.
+/// The queue is live, and there is room for `max_entries` completions.
 pub(crate) unsafe extern "C" fn poll_cq(
     cq: *mut ibv_cq,
     max_entries: c_int,
@@ -199,19 +198,19 @@ pub(crate) unsafe extern "C" fn poll_cq(
     let Ok(max) = usize::try_from(max_entries) else {
         return -1;
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let taken = unsafe { object::inner(cq) }.poll(max);
-    // SAFETY: there are no more than that, and the caller vouches for the room.
+    // SAFETY: `taken` has at most `max` entries, for which the caller guarantees room.
     unsafe { ptr::copy_nonoverlapping(taken.as_ptr(), to, taken.len()) };
     taken.len() as c_int
 }
 
-/// Has the channel told of the next completion. kite does not carry that a message is solicited, so of any.
+/// Arms the CQ: the next completion raises an event. kite does not transmit the solicited flag, so any completion does.
 ///
 /// # Safety
 /// The queue is live.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _solicited: c_int) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let queue = unsafe { object::inner(cq) };
     let mut state = lock(&queue.state);
     state.armed = queue.channel.is_some();
@@ -227,7 +226,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _solicited: c_int
 /// The queue is live.
 #[no_mangle]
 unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let queue = unsafe { object::inner(cq) };
     if let Some(channel) = &queue.channel {
         channel.acknowledge(queue.id, count);

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The functions that make identifiers, destroy them, and have their events come elsewhere.
+//! C functions that create, destroy and migrate communication identifiers.
 
 use std::cell::OnceCell;
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use super::address::{set_destination, set_source};
+use super::cm_id::CmId;
 use super::event::{ack_stored_event, new_event_channel, rdma_destroy_event_channel, CmEventQueue};
-use super::id::CmId;
-use super::place::{bind_to_device, set_destination, set_source};
 use super::CmManager;
 use crate::errno::{zero_or_minus_one, Errno, Result};
 use crate::header::*;
+use crate::limits::PORT_NUM;
 use crate::object::{self, CStruct, SendPtr};
 use crate::unsupported::UNSUPPORTED;
 
-/// What is behind an identifier.
+/// Private data of an identifier.
 pub(crate) struct CmIdInner {
     pub(super) id: Arc<CmId>,
-    /// What queue pairs of those who connect here are made of.
+    /// Attributes for the QPs of accepted connections.
     pub(super) accept_qp_attr: OnceCell<ibv_qp_init_attr>,
 }
 
@@ -47,7 +48,16 @@ fn default_cm_id() -> rdma_cm_id {
     }
 }
 
-/// The passive end of a connection, whose active end is at the first of two addresses.
+/// Sets device, port and domain of an identifier.
+pub(super) fn bind_to_device(raw: &mut rdma_cm_id, manager: &CmManager) {
+    raw.verbs = manager.verbs.0;
+    raw.port_num = PORT_NUM;
+    if raw.pd.is_null() {
+        raw.pd = manager.pd.0;
+    }
+}
+
+/// Creates the passive end of a connection. The active end is at the first address.
 pub(super) fn into_raw_passive(id: Arc<CmId>, addrs: [SocketAddr; 2]) -> *mut rdma_cm_id {
     let mut raw = default_cm_id();
     bind_to_device(&mut raw, &id.manager);
@@ -56,7 +66,7 @@ pub(super) fn into_raw_passive(id: Arc<CmId>, addrs: [SocketAddr; 2]) -> *mut rd
     into_raw(id, raw)
 }
 
-/// Makes an identifier. One without a channel gets one of its own, and its functions wait for what they begin.
+/// Creates an identifier. Without a channel it gets one of its own, and is synchronous.
 ///
 /// # Safety
 /// The channel is live or NULL.
@@ -69,7 +79,7 @@ pub(super) unsafe fn create_id(
         true => new_event_channel()?,
         false => event_channel,
     };
-    // SAFETY: the caller vouches for it, or it is new.
+    // SAFETY: guaranteed by the caller, or the channel is new.
     let events = unsafe { object::inner(channel_ptr) }.clone();
     let raw = rdma_cm_id {
         channel: channel_ptr,
@@ -83,7 +93,7 @@ pub(super) unsafe fn create_id(
 }
 
 /// # Safety
-/// The channel is live or NULL, and there is room for the result.
+/// The channel is live or NULL, and the result may be written.
 #[no_mangle]
 unsafe extern "C" fn rdma_create_id(
     channel: *mut rdma_event_channel,
@@ -94,16 +104,16 @@ unsafe extern "C" fn rdma_create_id(
     if space != RDMA_PS_TCP {
         return zero_or_minus_one(Err(UNSUPPORTED));
     }
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     zero_or_minus_one(unsafe { create_id(channel, context).map(|id| to.write(id)) })
 }
 
-/// Destroys an identifier, when all that the program has taken of its events is acknowledged.
+/// Destroys an identifier, after the program has acknowledged all of its events.
 ///
 /// # Safety
-/// Nobody uses it any more.
+/// The identifier is not used afterwards.
 pub(super) unsafe fn destroy_id(raw: *mut rdma_cm_id) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let id = unsafe {
         ack_stored_event(raw);
         object::inner(raw).id.clone()
@@ -112,7 +122,7 @@ pub(super) unsafe fn destroy_id(raw: *mut rdma_cm_id) {
     id.manager.remove_id(&id);
     let (events, sync) = id.with_locked(|state| (state.events.clone(), state.is_sync));
     events.remove_owner(id.id);
-    // SAFETY: likewise; a channel of its own nobody else has.
+    // SAFETY: likewise; the channel of a synchronous identifier has no other user.
     unsafe {
         if sync {
             rdma_destroy_event_channel((*raw).channel);
@@ -122,37 +132,37 @@ pub(super) unsafe fn destroy_id(raw: *mut rdma_cm_id) {
 }
 
 /// # Safety
-/// Its argument came from a function of librdmacm, and has no queue pair.
+/// The identifier comes from a function of librdmacm, and has no QP.
 #[no_mangle]
 pub(super) unsafe extern "C" fn rdma_destroy_id(raw: *mut rdma_cm_id) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     unsafe { destroy_id(raw) };
     0
 }
 
-/// Has events of an identifier come to another channel, or if that is NULL to one of its own.
+/// Moves the events of an identifier to another channel, or to one of its own if that is NULL.
 ///
 /// # Errors
-/// `EINVAL` if it has one of its own already; those of [`channel`].
+/// `EINVAL` if it has a channel of its own already, or see [`new_event_channel`].
 ///
 /// # Safety
-/// Both are live.
+/// The identifier is live, and the channel is live or NULL.
 pub(super) unsafe fn migrate_id(raw: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<()> {
     let sync = to.is_null();
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let id = unsafe { &object::inner(raw).id };
     let (old, was_sync) = id.with_locked(|state| (state.events.clone(), state.is_sync));
     if sync && was_sync {
         return Err(Errno(libc::EINVAL));
     }
     let to = if sync { new_event_channel()? } else { to };
-    // SAFETY: likewise, or it is new.
+    // SAFETY: likewise, or the channel is new.
     let new = unsafe { object::inner(to) };
     if Arc::ptr_eq(new, &old) {
         return Ok(());
     }
     redirect_events(id, SendPtr(raw), new, sync);
-    // SAFETY: likewise; a channel of its own nobody else has.
+    // SAFETY: likewise; the channel of a synchronous identifier has no other user.
     unsafe {
         ack_stored_event(raw);
         old.remove_owner(id.id);
@@ -164,12 +174,12 @@ pub(super) unsafe fn migrate_id(raw: *mut rdma_cm_id, to: *mut rdma_event_channe
     Ok(())
 }
 
-/// Has events come to an inbox, those that nobody has taken yet as well.
+/// Redirects events to another queue, including those that were not taken yet.
 fn redirect_events(id: &CmId, raw: SendPtr<rdma_cm_id>, to: &Arc<CmEventQueue>, sync: bool) {
     to.add_owner(id.id, raw);
     id.with_locked(|state| {
         for event in state.events.remove_events(id.id) {
-            // It has just entered.
+            // Cannot fail, since the owner was added above.
             let _ = to.push_event(id.id, event);
         }
         (state.events, state.is_sync) = (to.clone(), sync);
@@ -177,17 +187,17 @@ fn redirect_events(id: &CmId, raw: SendPtr<rdma_cm_id>, to: &Arc<CmEventQueue>, 
 }
 
 /// # Safety
-/// The identifier is live, and the channel is so or NULL.
+/// The identifier is live, and the channel is live or NULL.
 #[no_mangle]
 unsafe extern "C" fn rdma_migrate_id(
     raw: *mut rdma_cm_id,
     channel: *mut rdma_event_channel,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     zero_or_minus_one(unsafe { migrate_id(raw, channel) })
 }
 
-/// Options of identifiers mean nothing here, and those of InfiniBand are not there.
+/// Ignores options of identifiers. Options of InfiniBand are not supported.
 #[no_mangle]
 extern "C" fn rdma_set_option(
     _id: *mut rdma_cm_id,

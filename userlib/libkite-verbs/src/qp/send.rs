@@ -1,44 +1,43 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Requests to send: what programs post becomes requests of a virtual queue pair, and what becomes of those is told in
-//! their order.
+//! Send queue. Work requests of the program become requests of a virtual queue pair, and complete in order.
 //!
-//! kite refuses what is wrong before it is posted, also of remote memory. With verbs such a request fails later, and so it
-//! does here.
+//! kite rejects an invalid request before it is posted, also for remote memory. With verbs such a request fails when it
+//! completes, and so it does here.
 
 use std::ffi::c_int;
 
 use kite::{Error, PUSH_BATCH_MAX, VQP_DEPTH};
 
+use super::prepare::{wr_op, PreparedWr, WrRejection};
+use super::sge::BounceBuffer;
+use super::{error_wc, wc_status, EmulatedQp, EmulatedQpState};
 use crate::errno::{errno_or_zero, retry_interrupted, Errno, Result};
 use crate::header::*;
 use crate::object;
-use crate::pair::{error_wc, wc_status, EmulatedQp, EmulatedQpState};
-use crate::pieces::BounceBuffer;
-use crate::request::{wr_op, PreparedWr, WrRejection};
 
-/// How a request that is not done has ended.
+/// Status of a request that failed, and the error of kite, if there is one.
 type WrFailure = (ibv_wc_status, Option<Error>);
 
-/// A request that was posted.
+/// Posted request.
 pub(crate) struct PostedWr {
     completion: ibv_wc,
     signaled: bool,
     bounce: Option<BounceBuffer>,
-    /// What becomes of it, if kite does not have it.
+    /// Failure of a request that was not pushed to kite.
     pub(crate) failure: Option<WrFailure>,
 }
 
-/// Requests that are to be pushed together, and what the program has of them.
+/// Requests to push together, each with the work request of the program.
 type WrBatch = Vec<(PreparedWr, *mut ibv_send_wr)>;
 
-/// Which request was refused.
+/// Work request that was rejected, and the errno.
 type BadWr = (*mut ibv_send_wr, Errno);
 
 impl EmulatedQpState {
-    /// Posts a list of requests.
+    /// Posts a list of work requests.
     ///
     /// # Safety
-    /// It ends, and its pointers are valid.
+    /// The list ends, and its pointers are valid.
     unsafe fn post(
         &mut self,
         qp: &EmulatedQp,
@@ -49,7 +48,7 @@ impl EmulatedQpState {
         }
         let (mut batch, mut next) = (WrBatch::new(), list);
         let mut posted = Ok(());
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         while let (Ok(()), Some(wr)) = (posted, unsafe { next.as_ref() }) {
             // SAFETY: likewise.
             posted = unsafe { self.add_to_batch(qp, &mut batch, (wr, next)) };
@@ -57,16 +56,16 @@ impl EmulatedQpState {
         }
         let posted = posted.and(self.push(&mut batch));
         if self.failed {
-            // Nothing will remind anybody of what has failed already.
+            // No event follows for requests that have failed already.
             self.poll_sends(qp);
         }
         posted
     }
 
-    /// Adds a request to those that are to be pushed, which are pushed if there are many, or it is none.
+    /// Adds a request to a batch. Pushes the batch if it is full, or before a fence or a rejected request.
     ///
     /// # Safety
-    /// Its pointers are valid.
+    /// The pointers of the request are valid.
     unsafe fn add_to_batch(
         &mut self,
         qp: &EmulatedQp,
@@ -84,7 +83,7 @@ impl EmulatedQpState {
             result.map_err(|errno| (wr_ptr, errno))?;
         }
         let tag = self.next_tag + batch.len() as u64;
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         match unsafe { qp.prepare_wr(wr, tag, &mut self.spare_mrs) } {
             Ok(request) => batch.push((request, wr_ptr)),
             Err(refusal) => {
@@ -100,8 +99,8 @@ impl EmulatedQpState {
         }
     }
 
-    /// Waits until what is fenced may go, where kite cannot know: bytes of pieces are copied here, after the request was
-    /// done, or, of one that is `apart` itself, before.
+    /// Waits until a fenced request may be posted, where kite cannot enforce the fence. Scattered data is copied here:
+    /// for an earlier request after its completion, for a `scattered` request before it is posted.
     fn wait_for_fence(&mut self, qp: &EmulatedQp, scattered: bool) -> Result<()> {
         let is_pending_inbound = |sent: &PostedWr| {
             let reads = !matches!(sent.completion.opcode, IBV_WC_SEND | IBV_WC_RDMA_WRITE);
@@ -117,7 +116,7 @@ impl EmulatedQpState {
         Ok(())
     }
 
-    /// Requests that are done make room, also when their completions were not polled.
+    /// Completes requests to free entries of the send queue, also if the program does not poll.
     fn reclaim_sq_entries(&mut self, qp: &EmulatedQp) -> Result<()> {
         self.poll_sends(qp);
         match self.posted_sends.len() < qp.cap.max_send_wr as usize {
@@ -126,7 +125,7 @@ impl EmulatedQpState {
         }
     }
 
-    /// A request is none for kite.
+    /// Rejects a work request, at once or by a failed completion.
     fn reject_wr(&mut self, qp: &EmulatedQp, wr: &ibv_send_wr, refusal: WrRejection) -> Result<()> {
         match refusal {
             WrRejection::AtPost(errno) => Err(Errno(errno)),
@@ -138,7 +137,7 @@ impl EmulatedQpState {
         }
     }
 
-    /// Keeps a request that has failed. If one before it has, it is not done for that reason.
+    /// Records a request that has failed. After an earlier failure it is flushed instead.
     fn push_failed(&mut self, completion: ibv_wc, failure: WrFailure) {
         let failure = match self.failed {
             true => (IBV_WC_WR_FLUSH_ERR, None),
@@ -153,7 +152,7 @@ impl EmulatedQpState {
         });
     }
 
-    /// Keeps a request that kite has.
+    /// Records a request that was pushed.
     fn push_posted(&mut self, request: PreparedWr) {
         self.push_sent(PostedWr {
             completion: request.completion,
@@ -168,7 +167,7 @@ impl EmulatedQpState {
         self.next_tag += 1;
     }
 
-    /// Pushes requests: together, or if that is refused one by one, to find out whose fault it is.
+    /// Pushes requests: together, or if that fails one by one, to find the invalid one.
     fn push(&mut self, batch: &mut WrBatch) -> std::result::Result<(), BadWr> {
         let wrs: WrBatch = std::mem::take(batch);
         if wrs.len() > 1 && self.push_batch(&wrs).is_ok() {
@@ -195,16 +194,16 @@ impl EmulatedQpState {
     }
 
     fn push_batch(&self, batch: &[(PreparedWr, *mut ibv_send_wr)]) -> kite::Result<()> {
-        let link = self.connection.as_ref().filter(|_| !self.failed);
-        let link = link.ok_or(Error::Canceled)?;
+        let connection = self.connection.as_ref().filter(|_| !self.failed);
+        let connection = connection.ok_or(Error::Canceled)?;
         let tagged = (self.next_tag..).zip(batch);
         let works: Vec<_> = tagged
             .map(|(tag, (request, _))| request.to_send_wr(tag))
             .collect();
-        retry_interrupted(|| link.send_vqp.push(&works))
+        retry_interrupted(|| connection.send_vqp.push(&works))
     }
 
-    /// Takes what has become of requests.
+    /// Completes requests as far as their results are known.
     pub(crate) fn poll_sends(&mut self, qp: &EmulatedQp) {
         while let Some(failure) = self.posted_sends.front().map(|first| first.failure) {
             match failure {
@@ -215,9 +214,9 @@ impl EmulatedQpState {
         }
     }
 
-    /// Takes completions of kite's. Returns whether there were any.
+    /// Pops completions of kite. Returns `true` if there were any.
     fn pop(&mut self, qp: &EmulatedQp) -> bool {
-        let Some(link) = &self.connection else {
+        let Some(connection) = &self.connection else {
             return false;
         };
         let free_entries = self.free_cq_entries(&qp.send_cq);
@@ -225,7 +224,7 @@ impl EmulatedQpState {
         if max == 0 {
             return false;
         }
-        let completions = match link.send_vqp.pop(max, None) {
+        let completions = match connection.send_vqp.pop(max, None) {
             Ok(done) => done,
             Err(Error::WouldBlock | Error::Interrupted) => return false,
             Err(error) => {
@@ -240,14 +239,14 @@ impl EmulatedQpState {
                 .map(|error| (wc_status(error), Some(error)));
             self.complete_send(qp, failure);
             if self.connection.is_none() {
-                // It has failed, and so has what is left.
+                // The QP has failed, and the remaining requests are flushed.
                 break;
             }
         }
         true
     }
 
-    /// It is known what has become of the first request.
+    /// Completes the first request.
     fn complete_send(&mut self, qp: &EmulatedQp, failure: Option<WrFailure>) {
         let Some(mut sent) = self.posted_sends.pop_front() else {
             return;
@@ -259,7 +258,7 @@ impl EmulatedQpState {
             None if sent.signaled => qp.send_cq.push_completion(sent.completion),
             None => {}
             Some((status, error)) => {
-                // What has come is heard of first, and would be lost with the link.
+                // Messages that have arrived are received first, since they are lost with the connection.
                 self.failed = true;
                 let _ = self.receive_messages(qp);
                 qp.send_cq
@@ -279,7 +278,7 @@ pub(crate) unsafe extern "C" fn post_send(
     list: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let inner = unsafe { object::inner(qp) };
     // SAFETY: likewise.
     let posted = inner.with_locked(|state| unsafe { state.post(inner, list) });

@@ -1,77 +1,76 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What a communication identifier is behind its functions: how far it has got, and what becomes of it when something is
-//! heard of the other end.
+//! State machine of a communication identifier.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kite::{Error, Listener, Vqp};
+use kite::{Error, Listener};
 
-use super::event::{CmEvent, CmEventQueue, UndeliveredId};
+use super::event::{CmEvent, CmEventQueue};
 use super::message::{CmMessage, ConnParam, MsgKind};
 use super::wire::{ChannelEvent, CmChannel};
 use super::CmManager;
 use crate::errno::{retry_interrupted, Errno, Result};
 use crate::header::*;
-use crate::session::lock;
-use crate::watcher::PollOutcome;
+use crate::poller::PollOutcome;
+use crate::sync::lock;
 
-/// The port of kite for port 0 of programs. Below are the numbers of queue pairs.
+/// Port of kite for port 0 of programs. The ports below are those of QP numbers.
 const PORT_BASE: u32 = 1 << 24;
 
-/// How long after its end a connection is heard of a last time. Then nothing of it is on its way any more.
+/// Time in TIME_WAIT before the last event of a connection. After it no message of the connection is in flight.
 const TIMEWAIT: Duration = Duration::from_secs(1);
 
-/// How long the other end has to say that it knows of the end. Its library does so, not its program.
+/// Time for the remote end to acknowledge a disconnect. Its library does so, not its program.
 const DREP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reasons of rejections, as InfiniBand numbers them: nobody listens, and the program does not want to.
+/// Reject reasons of InfiniBand: no listener, and rejection by the program.
 const REJ_INVALID_SERVICE_ID: u8 = 8;
 pub(super) const REJ_CONSUMER_DEFINED: u8 = 28;
 
-/// How far it has got.
+/// State of an identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CmState {
     Idle,
     Listening,
-    /// It is known which node is at the other end,
+    /// The node of the remote end is known.
     AddrResolved,
-    /// and the program knows that it can be reached.
+    /// The program has requested the route, which always exists.
     RouteResolved,
-    /// The active end has asked to be connected,
+    /// Active end: the request was sent.
     ReqSent,
-    /// was told that it may, and has to say that it is.
+    /// Active end: the reply was received, and the program must establish the connection.
     RepReceived,
-    /// The passive end was asked to connect,
+    /// Passive end: a request was received.
     ReqReceived,
-    /// has said that it will, and is to hear that it is.
+    /// Passive end: the reply was sent.
     RepSent,
     Established,
-    /// The program has ended it then, and waits for the other end to know.
+    /// The program disconnected at this time. The remote end has not acknowledged it yet.
     DreqSent(Instant),
-    /// It ended then.
+    /// The connection ended at this time.
     TimeWait(Instant),
     Closed,
 }
 
-/// A port of the program's.
+/// Port that a program has bound.
 pub(super) struct BoundPort {
     pub(super) number: u16,
-    listener: Listener,
+    pub(super) listener: Listener,
 }
 
 pub(super) struct CmIdState {
     pub(super) cm_state: CmState,
     pub(super) events: Arc<CmEventQueue>,
-    /// Its functions wait for what they begin.
+    /// Functions of the identifier wait for the result of their operation.
     pub(super) is_sync: bool,
     pub(super) port: Option<BoundPort>,
-    /// Where the other end is, and what that has said of itself.
+    /// Node of the remote end, and the parameters that it sent.
     pub(super) remote_node: u32,
     pub(super) remote_param: ConnParam,
     channel: Option<CmChannel>,
-    /// The active end has said that the connection is there, as it does once.
+    /// The ready-to-use message was received, which is sent once.
     rtu_received: bool,
 }
 
@@ -107,8 +106,8 @@ impl CmId {
         })
     }
 
-    /// The passive end of a connection that another node asks for. Events of it come where those of who listens do.
-    fn new_passive(
+    /// Creates the passive end of a connection. Its events go to the queue of the listening identifier.
+    pub(super) fn new_passive(
         listener: (&CmId, &CmIdState),
         channel: CmChannel,
         node: u32,
@@ -133,11 +132,11 @@ impl CmId {
         f(&mut lock(&self.state))
     }
 
-    /// Does what there is to do about what has come. Of what the other end says it hears one thing at a time: whoever
-    /// says ever more does not keep others waiting.
+    /// Handles connection requests, one message and timeouts. Only one message, so that an end with many messages does
+    /// not delay other identifiers.
     pub(super) fn poll(&self) -> PollOutcome {
         let Ok(mut state) = self.state.try_lock() else {
-            // Somebody is at work here who may take longer, and others are not to wait.
+            // Another thread holds the lock, possibly for long, and must not delay other identifiers.
             return PollOutcome {
                 recheck_ms: 1,
                 ..PollOutcome::IDLE
@@ -152,10 +151,28 @@ impl CmId {
         }
     }
 
-    /// Ends it, and the connection if there is one.
+    /// Reports the connection to the remote end, which waits for it.
+    ///
+    /// # Errors
+    /// `EINVAL` if no reply was received.
+    pub(super) fn establish(&self) -> Result<()> {
+        self.with_locked(|state| match state.cm_state {
+            CmState::RepReceived => {
+                state.cm_state = CmState::Established;
+                // The remote end may have closed since, which is reported later.
+                let _ = state.send_message(&CmMessage::new(MsgKind::Rtu, ConnParam::default()));
+                Ok(())
+            }
+            // The connection was established. The program receives the event of its end next.
+            CmState::TimeWait(_) | CmState::Closed => Ok(()),
+            _ => Err(Errno(libc::EINVAL)),
+        })
+    }
+
+    /// Closes the identifier, and its connection if there is one.
     pub(super) fn close(&self) {
         self.with_locked(|state| {
-            // There may be no connection.
+            // Fails if there is no connection.
             let _ = state.disconnect();
             state.cm_state = CmState::Closed;
             state.channel = None;
@@ -166,14 +183,14 @@ impl CmId {
 
 impl CmIdState {
     pub(super) fn push_event(&self, id: &CmId, event: CmEvent) {
-        // Who destroys an identifier wants to hear no more.
+        // Fails if the program is destroying the identifier, which needs no event.
         let _ = self.events.push_event(id.id, event);
     }
 
-    /// Takes a port for the program, any if it is 0.
+    /// Binds a port, or if `number` is 0 an unused one.
     ///
     /// # Errors
-    /// `EADDRINUSE`; those of [`kite::Cluster::listen`].
+    /// `EADDRINUSE`, or see [`kite::Cluster::listen`].
     pub(super) fn bind_port(&mut self, manager: &CmManager, number: u16) -> Result<u16> {
         let listen = |number: u16| {
             let listener = manager.cluster.listen(PORT_BASE + u32::from(number))?;
@@ -188,7 +205,7 @@ impl CmIdState {
         Ok(number)
     }
 
-    /// Asks the other end, which listens at a port of its node, to connect.
+    /// Sends a connection request to a port of the remote node.
     pub(super) fn send_req(&mut self, id: &CmId, port: u16, request: &CmMessage) {
         let cluster = &id.manager.cluster;
         let connect = || {
@@ -206,16 +223,16 @@ impl CmIdState {
         }
     }
 
-    /// Says something to the other end.
+    /// Sends a message to the remote end.
     ///
     /// # Errors
-    /// `ENOTCONN` if that has ended; those of [`Wire::send`].
+    /// `ENOTCONN` if the channel is closed, or see [`CmChannel::send`].
     pub(super) fn send_message(&mut self, message: &CmMessage) -> Result<()> {
         let channel = self.channel.as_mut().ok_or(Errno(libc::ENOTCONN))?;
         Ok(channel.send(message)?)
     }
 
-    /// Refuses the connection that was asked for, or is about to be there.
+    /// Rejects a connection that is requested or about to be established.
     pub(super) fn send_reject(&mut self, data: Vec<u8>) -> Result<()> {
         let param = ConnParam {
             data,
@@ -229,16 +246,16 @@ impl CmIdState {
         result
     }
 
-    /// Ends the connection. Returns whether there is something to be told of that yet.
+    /// Ends the connection. Returns `true` if an event follows.
     ///
     /// # Errors
-    /// `EINVAL` if there was none.
+    /// `EINVAL` if there was no connection.
     pub(super) fn disconnect(&mut self) -> Result<bool> {
         use CmState::*;
         match self.cm_state {
             Established | RepSent | RepReceived => {
                 self.cm_state = DreqSent(Instant::now());
-                // If it does not arrive, that is heard of.
+                // If the message does not arrive, the end of the channel or the timeout ends the connection.
                 let _ = self.send_message(&CmMessage::new(MsgKind::Dreq, ConnParam::default()));
                 Ok(true)
             }
@@ -248,40 +265,7 @@ impl CmIdState {
         }
     }
 
-    /// Takes who asks to connect here. Returns whether there were any.
-    fn accept_requests(&mut self, id: &CmId) -> bool {
-        let mut any = false;
-        while let Some(Ok((vqp, peer))) = self.port.as_ref().map(|port| port.listener.accept(None))
-        {
-            any = true;
-            if let Some(event) = self.connect_request_event(id, vqp, peer.node) {
-                self.push_event(id, event);
-            }
-        }
-        any
-    }
-
-    /// What the program is told of who asks. Who gets no answer sees that the other end has gone.
-    fn connect_request_event(&self, id: &CmId, vqp: Vqp, node: u32) -> Option<CmEvent> {
-        let mut channel = CmChannel::new(&id.manager.cluster, vqp).ok()?;
-        match channel.poll() {
-            ChannelEvent::Message(request)
-                if request.kind == MsgKind::Req && self.cm_state == CmState::Listening =>
-            {
-                let param = request.param.clone();
-                let passive_id = CmId::new_passive((id, self), channel, node, param.clone());
-                let new_id = UndeliveredId::new(passive_id, request.addrs);
-                Some(CmEvent {
-                    param,
-                    new_id: Some(new_id),
-                    ..CmEvent::new(RDMA_CM_EVENT_CONNECT_REQUEST, 0)
-                })
-            }
-            _ => None,
-        }
-    }
-
-    /// Hears what the other end says. Returns whether that was anything.
+    /// Receives a message of the remote end. Returns `true` if there was an event of the channel.
     fn receive_message(&mut self, id: &CmId) -> bool {
         let Some(channel) = &mut self.channel else {
             return false;
@@ -312,19 +296,19 @@ impl CmIdState {
                 self.on_rejected(id, message.reason, message.param);
             }
             (DreqSent(_), MsgKind::Dreq | MsgKind::Drep) => self.enter_timewait(id),
-            // It did not know yet.
+            // Sent before the remote end received the disconnect.
             (DreqSent(_), MsgKind::Rtu) if !self.rtu_received => self.rtu_received = true,
             (Established | RepReceived | RepSent, MsgKind::Dreq) => {
-                // Who has said so may have gone since.
+                // The remote end may have closed its channel since.
                 let _ = self.send_message(&CmMessage::new(MsgKind::Drep, ConnParam::default()));
                 self.enter_timewait(id);
             }
-            // Nothing that this library says.
+            // Protocol error: this library sends no such message.
             _ => self.on_channel_closed(id, Error::Io),
         }
     }
 
-    /// Nothing more comes from the other end.
+    /// Handles the end of the channel.
     fn on_channel_closed(&mut self, id: &CmId, error: Error) {
         use CmState::*;
         match (self.cm_state, error) {
@@ -343,7 +327,7 @@ impl CmIdState {
         }
     }
 
-    /// The other end does not want to.
+    /// Handles a rejection by the remote end.
     fn on_rejected(&mut self, id: &CmId, reason: u8, param: ConnParam) {
         self.cm_state = CmState::Closed;
         self.channel = None;
@@ -351,14 +335,14 @@ impl CmIdState {
         self.push_event(id, CmEvent { param, ..event });
     }
 
-    /// The connection is over.
+    /// Ends the connection and starts TIME_WAIT.
     fn enter_timewait(&mut self, id: &CmId) {
         self.cm_state = CmState::TimeWait(Instant::now());
         self.channel = None;
         self.push_event(id, CmEvent::new(RDMA_CM_EVENT_DISCONNECTED, 0));
     }
 
-    /// Goes on when a connection has ended, or been over, for long enough; returns after how many ms that will be, or -1.
+    /// Handles timeouts of a disconnect and of TIME_WAIT. Returns the time until the next timeout in ms, or -1.
     fn check_timers(&mut self, id: &CmId) -> i32 {
         if let CmState::DreqSent(since) = self.cm_state {
             match DREP_TIMEOUT.checked_sub(since.elapsed()) {
@@ -380,16 +364,16 @@ impl CmIdState {
     }
 }
 
-/// Not a bit too early.
+/// Rounds up, so that a wait does not end early.
 fn duration_to_ms(remaining: Duration) -> i32 {
     remaining.as_millis() as i32 + 1
 }
 
-/// Takes a port that nobody has, of those that are for that.
+/// Binds an unused port of the dynamic range.
 fn bind_ephemeral_port(listen: impl Fn(u16) -> kite::Result<BoundPort>) -> kite::Result<BoundPort> {
     const FIRST: u16 = 49152;
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    // Processes begin at different places.
+    // Processes start at different ports.
     let start = u64::from(std::process::id()).wrapping_mul(1021);
     let _ = NEXT.compare_exchange(0, start, Relaxed, Relaxed);
     let count = u64::from(u16::MAX - FIRST) + 1;

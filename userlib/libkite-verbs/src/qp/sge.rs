@@ -1,69 +1,66 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Lists of pieces of memory, for programs that send or receive several at a time.
+//! Scatter-gather lists.
 //!
-//! A request of kite's has one piece of memory at either end. So several are copied: together into memory of ours before
-//! they go, and apart from there when they have come.
+//! A request of kite has one contiguous buffer at each end. If a list has several SGEs, the data goes through a bounce
+//! buffer: it is gathered before a send, and scattered after a receive.
 
 use std::ffi::c_int;
 use std::sync::Arc;
 
 use kite::{Buffer, Mr};
 
+use super::EmulatedQp;
 use crate::errno::Result;
 use crate::header::ibv_sge;
 use crate::memory::EmulatedMr;
-use crate::pair::EmulatedQp;
 
-/// Most pieces of a request.
-pub(crate) const MAX_SGE: u32 = 16;
-
-/// Memory that a queue pair keeps to spare, and most bytes of each.
+/// Maximum number and length of the bounce buffers that a QP keeps.
 const MAX_SPARE_MRS: usize = 16;
 const MAX_SPARE_MR_BYTES: usize = 64 << 10;
 
-/// Bytes of memory that was registered.
+/// Part of a memory region.
 pub(crate) struct Segment {
     mr: Arc<EmulatedMr>,
     pub(crate) offset: usize,
     pub(crate) len: usize,
 }
 
-/// Where the bytes of a message are.
+/// Local memory of a request.
 pub(crate) enum LocalBuffer {
     Contiguous(Segment),
     Scattered(SegmentList),
 }
 
-/// Pieces in the order of their bytes.
+/// Segments in the order of their bytes.
 pub(crate) struct SegmentList(Vec<Segment>);
 
-/// What kite has instead of pieces.
+/// Contiguous buffer in place of segments.
 pub(crate) struct BounceBuffer {
     segments: SegmentList,
     pub(crate) mr: Arc<Mr>,
-    /// The bytes are to come.
+    /// The request writes to the buffer.
     is_inbound: bool,
 }
 
-/// A list as verbs have it.
+/// Returns an SGE list of verbs as a slice.
 ///
 /// # Safety
-/// There are so many, if any.
+/// There are `count` entries, if `count` is above 0.
 pub(crate) unsafe fn sge_slice<'a>(ptr: *const ibv_sge, count: c_int) -> &'a [ibv_sge] {
     match usize::try_from(count) {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         Ok(count) if count > 0 => unsafe { std::slice::from_raw_parts(ptr, count) },
         _ => &[],
     }
 }
 
-/// The bytes of all.
+/// Returns the sum of the lengths.
 pub(crate) fn total_len(list: &[ibv_sge]) -> u64 {
     list.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
 impl Segment {
-    /// None if the program may not use it so.
+    /// Returns `None` if the program may not access the memory in this way.
     fn lookup(qp: &EmulatedQp, sge: &ibv_sge, is_write: bool) -> Option<Self> {
         let mr = qp.session.find_mr(sge.lkey)?;
         let offset = mr.sge_offset(&qp.pd, sge, is_write)?;
@@ -77,9 +74,10 @@ impl Segment {
 }
 
 impl LocalBuffer {
-    /// That of a list with some bytes. None if the program may not use it so.
+    /// Returns the memory of a list. Returns `None` if the list has no bytes, or the program may not access them in
+    /// this way.
     pub(crate) fn lookup(qp: &EmulatedQp, list: &[ibv_sge], is_write: bool) -> Option<Self> {
-        // Of no bytes there need not be a key.
+        // An SGE of length 0 needs no valid key.
         let mut sges = list.iter().filter(|sge| sge.length != 0);
         let first = Segment::lookup(qp, sges.next()?, is_write)?;
         let Some(second) = sges.next() else {
@@ -99,7 +97,7 @@ impl SegmentList {
         self.0.iter().map(|segment| segment.len).sum()
     }
 
-    /// Copies them together.
+    /// Copies the segments to a buffer.
     fn gather(&self, to: &Buffer) -> kite::Result<()> {
         let mut offset = 0;
         for segment in &self.0 {
@@ -114,7 +112,7 @@ impl SegmentList {
         Ok(())
     }
 
-    /// Copies the first bytes of what came together apart.
+    /// Copies the first `len` bytes of a buffer to the segments.
     pub(crate) fn scatter(&self, from: &Buffer, len: usize) -> kite::Result<()> {
         let mut offset = 0;
         for segment in &self.0 {
@@ -128,10 +126,10 @@ impl SegmentList {
 }
 
 impl BounceBuffer {
-    /// Memory for the bytes of the pieces: those that are to go, or those that are to come. There may be some to spare.
+    /// Takes a buffer from `spare` or registers one. Gathers the segments if the request reads them.
     ///
     /// # Errors
-    /// Those of registering memory.
+    /// If memory is exhausted, see `Session::alloc_mr`.
     pub(crate) fn new(
         qp: &EmulatedQp,
         segments: SegmentList,
@@ -153,10 +151,11 @@ impl BounceBuffer {
         })
     }
 
-    /// The request has ended, and may have been done. Its memory is to spare, unless there is much of that.
+    /// Ends a request. Scatters the data if the request succeeded, and keeps the buffer within the limits for spare
+    /// ones.
     pub(crate) fn finish(self, succeeded: bool, spare: &mut Vec<Arc<Mr>>) {
         if self.is_inbound && succeeded {
-            // Each piece was found inside of its memory, which cannot become shorter.
+            // Each segment was checked against its memory, which cannot shrink.
             let _ = self.segments.scatter(self.mr.buffer(), self.segments.len());
         }
         if spare.len() < MAX_SPARE_MRS && self.mr.buffer().len() <= MAX_SPARE_MR_BYTES {

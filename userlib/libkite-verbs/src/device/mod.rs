@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The one device that programs see.
+//! The only device that programs see.
+
+pub(crate) mod context;
+pub(crate) mod query;
 
 use std::ffi::{c_char, c_int};
 use std::io::{stderr, Write};
 use std::ptr;
 use std::sync::OnceLock;
 
-use crate::context;
+use crate::cq;
 use crate::errno::{ptr_or_null, set_errno, Errno, Result};
 use crate::header::*;
-use crate::query::node_guid_be;
+use crate::qp::{receive, send};
 use crate::session::Session;
 
-/// Its name.
+/// Name of the device.
 const DEVICE_NAME: &[u8] = b"kite0";
 
-/// A device as rdma-core's own drivers make them, and look behind what programs see for which of them did.
+/// Device with the layout of the drivers of rdma-core, which read the fields behind `ibv_device` to identify their
+/// devices.
 #[repr(C)]
 struct Device {
     device: ibv_device,
@@ -23,7 +27,7 @@ struct Device {
     guid: u64,
 }
 
-// SAFETY: it is not written any more, and refers to nothing.
+// SAFETY: the object is immutable, and its pointers are NULL.
 unsafe impl Send for Device {}
 // SAFETY: likewise.
 unsafe impl Sync for Device {}
@@ -43,12 +47,12 @@ impl Device {
         Self {
             device,
             driver: ptr::null(),
-            guid: node_guid_be(session),
+            guid: query::node_guid_be(session),
         }
     }
 }
 
-/// The device, if there is kite here, and this node is in a cluster.
+/// Returns the device, if kite is loaded and this node is in a cluster.
 fn find_device() -> kite::Result<&'static Device> {
     if let Some(device) = DEVICE.get() {
         return Ok(device);
@@ -60,18 +64,41 @@ fn find_device() -> kite::Result<&'static Device> {
 /// Opens the device.
 ///
 /// # Errors
-/// Those of [`Session::open`], of which standard error is told.
+/// See [`Session::open`]. An error is also printed to standard error.
 pub(crate) fn open() -> Result<(*mut ibv_device, Session)> {
     let found = find_device().and_then(|device| Ok((as_ibv_device(device), Session::open()?)));
     Ok(found.inspect_err(report_error)?)
 }
 
-/// What programs have of it.
+/// Creates a context of the device, with the functions that the header calls through it.
+pub(crate) fn open_context(device: *mut ibv_device, session: Session) -> Result<*mut ibv_context> {
+    let verbs = verbs_context {
+        query_port: Some(query::query_port),
+        query_device_ex: Some(query::query_device_ex),
+        context: ibv_context {
+            device,
+            ops: ibv_context_ops {
+                poll_cq: Some(cq::poll_cq),
+                req_notify_cq: Some(cq::req_notify_cq),
+                post_send: Some(send::post_send),
+                post_recv: Some(receive::post_recv),
+                ..Default::default()
+            },
+            cmd_fd: -1,
+            num_comp_vectors: 1,
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    context::into_raw(verbs, session)
+}
+
+/// Returns the pointer that programs have.
 fn as_ibv_device(device: &'static Device) -> *mut ibv_device {
     ptr::from_ref(device).cast_mut().cast()
 }
 
-/// Most programs say no more than that there is no device.
+/// Prints an error, since most programs only report that there is no device.
 fn report_error(error: &kite::Error) {
     let _ = writeln!(stderr(), "libkite-verbs: {error}. See: kite status");
 }
@@ -82,7 +109,7 @@ fn report_error(error: &kite::Error) {
 unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let found = find_device();
     if !count.is_null() {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         unsafe { count.write(found.is_ok().into()) };
     }
     let device = match found {
@@ -101,7 +128,7 @@ unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_dev
 /// Its argument came from [`ibv_get_device_list`].
 #[no_mangle]
 unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: a box gave it away, as the caller vouches.
+    // SAFETY: `ibv_get_device_list` leaked the box, as the caller guarantees.
     drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) });
 }
 
@@ -110,7 +137,7 @@ extern "C" fn ibv_get_device_guid(_device: *mut ibv_device) -> u64 {
     DEVICE.get().map_or(0, |device| device.guid)
 }
 
-/// The kernel has no number for it.
+/// The kernel has no index for the device.
 #[no_mangle]
 extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
     -1
@@ -118,6 +145,6 @@ extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
 
 #[no_mangle]
 extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    let opened = Session::open().map(|session| context::into_raw(device, session));
+    let opened = Session::open().map(|session| open_context(device, session));
     ptr_or_null(opened.map_err(Errno::from).and_then(|context| context))
 }

@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Receives: places that a program has posted, which messages of the other end fill in their order.
+//! Receive queue. Messages of the remote QP fill posted receives in order.
 
 use std::ffi::c_int;
 use std::sync::Arc;
 
 use kite::{Error, Mr, VqpMessage};
 
+use super::sge::{self, LocalBuffer, SegmentList};
+use super::{error_wc, wc_status, EmulatedQp, EmulatedQpState};
 use crate::errno::{errno_or_zero, Errno};
 use crate::header::*;
 use crate::object;
-use crate::pair::{error_wc, wc_status, EmulatedQp, EmulatedQpState};
-use crate::pieces::{self, LocalBuffer, SegmentList};
 
-/// A place for a message.
+/// Posted receive.
 pub(crate) struct RecvWr {
     pub(crate) wr_id: u64,
-    /// No bytes, for a message without them.
+    /// Empty or of length 0 for a message without data.
     sges: Vec<ibv_sge>,
 }
 
 impl RecvWr {
-    /// Where in memory it is, if the program may write there.
+    /// Returns the memory of the receive, if the program may write it.
     fn local_buffer(&self, qp: &EmulatedQp) -> Option<LocalBuffer> {
         LocalBuffer::lookup(qp, &self.sges, true)
     }
 
-    /// What is wrong with it for a message that has bytes, if it is nowhere.
+    /// Returns the error of a receive without memory, for a message with data.
     fn buffer_error(&self) -> Error {
-        match pieces::total_len(&self.sges) {
+        match sge::total_len(&self.sges) {
             0 => Error::MessageTooLong,
             _ => Error::BadHandle,
         }
     }
 }
 
-/// What the program hears of a message.
+/// Adds the attributes of a message to a completion.
 fn fill_recv_wc(mut completion: ibv_wc, message: &VqpMessage, src_qp: u32) -> ibv_wc {
     if message.is_placed {
         completion.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
@@ -48,7 +48,7 @@ fn fill_recv_wc(mut completion: ibv_wc, message: &VqpMessage, src_qp: u32) -> ib
     completion
 }
 
-/// What an error of the place, or of kite, is called with verbs.
+/// Returns the completion status for an error of the receive or of kite.
 fn recv_wc_status(error: Error) -> ibv_wc_status {
     match error {
         Error::MessageTooLong => IBV_WC_LOC_LEN_ERR,
@@ -61,7 +61,7 @@ impl EmulatedQpState {
     /// Posts a list of receives.
     ///
     /// # Safety
-    /// It ends, and its pointers are valid.
+    /// The list ends, and its pointers are valid.
     unsafe fn post_receives(
         &mut self,
         qp: &EmulatedQp,
@@ -70,7 +70,7 @@ impl EmulatedQpState {
         if self.attr.qp_state == IBV_QPS_RESET {
             return Err((list, Errno(libc::EINVAL)));
         }
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         let posted = unsafe { self.enqueue_receives(qp, list) };
         if self.attr.qp_state == IBV_QPS_ERR {
             self.fail(qp);
@@ -78,19 +78,19 @@ impl EmulatedQpState {
         posted
     }
 
-    /// Adds a list of receives, up to the first that is refused.
+    /// Appends a list of receives, up to the first one that is rejected.
     ///
     /// # Safety
-    /// As for [`Self::post_receives`].
+    /// See [`Self::post_receives`].
     unsafe fn enqueue_receives(
         &mut self,
         qp: &EmulatedQp,
         mut next: *mut ibv_recv_wr,
     ) -> Result<(), (*mut ibv_recv_wr, Errno)> {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: guaranteed by the caller.
         while let Some(wr) = unsafe { next.as_ref() } {
             // SAFETY: likewise.
-            let list = unsafe { pieces::sge_slice(wr.sg_list, wr.num_sge) };
+            let list = unsafe { sge::sge_slice(wr.sg_list, wr.num_sge) };
             if list.len() > qp.cap.max_recv_sge as usize {
                 return Err((next, Errno(libc::EINVAL)));
             }
@@ -98,7 +98,7 @@ impl EmulatedQpState {
                 return Err((next, Errno(libc::ENOMEM)));
             }
             if list.len() > 1 {
-                self.ensure_recv_bounce(qp, pieces::total_len(list).max(1))
+                self.ensure_recv_bounce(qp, sge::total_len(list).max(1))
                     .map_err(|errno| (next, errno))?;
             }
             let receive = RecvWr {
@@ -111,7 +111,7 @@ impl EmulatedQpState {
         Ok(())
     }
 
-    /// Fills places with messages.
+    /// Fills posted receives with messages.
     pub(crate) fn poll_receives(&mut self, qp: &EmulatedQp) {
         match self.receive_messages(qp) {
             Ok(()) | Err(Error::WouldBlock | Error::Interrupted | Error::TimedOut) => {}
@@ -125,10 +125,10 @@ impl EmulatedQpState {
         }
     }
 
-    /// Fills places as long as there are both, places and messages, and there is room for completions.
+    /// Fills posted receives until receives, messages or free CQ entries are exhausted.
     ///
     /// # Errors
-    /// Why the first place that is left is not filled.
+    /// Error that prevents the first remaining receive from being filled.
     pub(crate) fn receive_messages(&mut self, qp: &EmulatedQp) -> kite::Result<()> {
         while let Some(first) = self.posted_receives.front() {
             if self.free_cq_entries(&qp.recv_cq) == 0 {
@@ -147,10 +147,10 @@ impl EmulatedQpState {
         Ok(())
     }
 
-    /// Has memory for a message of that length to come to before it goes to several pieces.
+    /// Registers a buffer of at least this length for messages to several SGEs, unless there is one.
     ///
     /// # Errors
-    /// Those of registering memory.
+    /// See `Session::alloc_mr`.
     fn ensure_recv_bounce(&mut self, qp: &EmulatedQp, len: u64) -> crate::errno::Result<()> {
         let has = |mr: &Arc<Mr>| mr.buffer().len() as u64 >= len;
         if !self.recv_bounce.as_ref().is_some_and(has) {
@@ -160,10 +160,10 @@ impl EmulatedQpState {
         Ok(())
     }
 
-    /// Receives a message to several pieces of memory.
+    /// Receives a message to several segments of memory.
     ///
     /// # Errors
-    /// Those of [`State::receive_from`].
+    /// See [`Self::receive_message`].
     fn receive_scattered(&mut self, segments: &SegmentList) -> kite::Result<VqpMessage> {
         let mr = self.recv_bounce.clone().ok_or(Error::WouldBlock)?;
         let message = self.receive_message((&mr, 0, segments.len()))?;
@@ -173,10 +173,10 @@ impl EmulatedQpState {
         Ok(message)
     }
 
-    /// Receives a message whose bytes were written before, for which no place is needed.
+    /// Receives a message with data that was placed by a write, for which a receive needs no memory.
     ///
     /// # Errors
-    /// `lack` if it is another.
+    /// `buffer_error` if the message is another one.
     fn receive_zero_length(
         &mut self,
         qp: &EmulatedQp,
@@ -191,20 +191,23 @@ impl EmulatedQpState {
         }
     }
 
-    /// The first place was filled.
+    /// Completes the first receive.
     fn complete_receive(&mut self, qp: &EmulatedQp, message: &VqpMessage) {
         let Some(receive) = self.posted_receives.pop_front() else {
             return;
         };
-        let src_qp = self.connection.as_ref().map_or(0, |link| link.remote_qpn);
+        let src_qp = self
+            .connection
+            .as_ref()
+            .map_or(0, |connection| connection.remote_qpn);
         let completion = qp.new_wc(receive.wr_id, IBV_WC_RECV);
         qp.recv_cq
             .push_completion(fill_recv_wc(completion, message, src_qp));
     }
 
-    /// The first place cannot be filled, so nothing can be received any more.
+    /// Fails the first receive, and moves the QP to the error state.
     fn fail_receive(&mut self, qp: &EmulatedQp, error: Error) {
-        // First, since a send that has failed ends all receives.
+        // Completed first, since a failed send flushes all receives.
         if let Some(receive) = self.posted_receives.pop_front() {
             let completion = qp.new_wc(receive.wr_id, IBV_WC_RECV);
             let failed_wc = error_wc(completion, recv_wc_status(error), Some(error));
@@ -222,7 +225,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let inner = unsafe { object::inner(qp) };
     // SAFETY: likewise.
     let posted = inner.with_locked(|state| unsafe { state.post_receives(inner, list) });

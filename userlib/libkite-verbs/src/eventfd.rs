@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Descriptors that are readable while they count more than nothing.
+//! Event descriptors (eventfd), readable while their counter is above 0.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -7,24 +7,25 @@ use std::os::fd::{AsRawFd, FromRawFd};
 
 use crate::errno::{last_errno, Result};
 
-/// A descriptor that counts from 0, with flags of `eventfd`.
+/// Creates a descriptor with the counter 0 and flags of `eventfd`.
 pub(crate) fn create_eventfd(flags: c_int) -> Result<File> {
-    // SAFETY: it touches no memory of ours.
+    // SAFETY: the call accesses no memory.
     let fd = unsafe { libc::eventfd(0, flags | libc::EFD_CLOEXEC) };
     if fd < 0 {
         return Err(last_errno());
     }
-    // SAFETY: it is new, so nobody else has it.
+    // SAFETY: the descriptor is new, so it has no other owner.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// Takes one from what a descriptor counts, if that is more than nothing.
+/// Decrements the counter of a semaphore, if it is above 0.
 pub(crate) fn try_decrement(file: &File) {
     let mut one = [0; 8];
     let to = libc::iovec {
         iov_base: one.as_mut_ptr().cast(),
         iov_len: one.len(),
     };
-    // SAFETY: it writes no more than there is room for. Others may be faster, so it must not wait.
+    // SAFETY: the call writes at most the length of the buffer. Another thread may be faster, so the call must not
+    // block.
     unsafe { libc::preadv2(file.as_raw_fd(), &to, 1, -1, libc::RWF_NOWAIT) };
 }

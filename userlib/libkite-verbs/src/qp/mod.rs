@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What a queue pair is behind its functions: its virtual queue pairs, one to send by and one to receive by, and what
-//! becomes of requests when one fails.
+//! Emulated queue pairs. Each has a virtual queue pair to send and another one to receive.
+
+mod prepare;
+pub(crate) mod receive;
+pub(crate) mod send;
+mod sge;
+pub(crate) mod verbs;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -8,65 +13,61 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kite::{Error, Listener, Mr, Vqp, VQPS_MAX};
+use kite::{Error, Listener, Mr, Vqp};
 
+use crate::cq::EmulatedCq;
 use crate::errno::{retry_interrupted, Result};
 use crate::header::*;
 use crate::memory::EmulatedPd;
-use crate::queue::EmulatedCq;
-use crate::receive::RecvWr;
-use crate::send::PostedWr;
-use crate::session::{lock, Session};
+use crate::poller::PolledQp;
+use crate::session::Session;
+use crate::sync::lock;
+use receive::RecvWr;
+use send::PostedWr;
 
-/// Of a device: each listens, sends by one virtual queue pair, and receives by another.
-pub(crate) const MAX_QPS: usize = VQPS_MAX / 3;
-
-/// Receives of a queue pair.
-pub(crate) const MAX_RECV_WR: usize = 1 << 14;
-
-/// Numbers of queue pairs have 24 bits. Ports below are left to programs that know kite.
+/// QP numbers have 24 bits. The ports below are left to programs that use kite directly.
 pub(crate) const QPN_RANGE: Range<u32> = 1 << 23..1 << 24;
 
-/// A number is kept by who listens at the port that is higher by so much, to which nobody connects: at its own port
-/// nobody does once the other end is in.
+/// Offset from a QP number to the port of the listener that reserves the number. No peer connects to that port. The
+/// port of the number itself has no listener after the remote QP has connected.
 const QPN_RESERVATION_PORT_BASE: u32 = 1 << 24;
 
-/// How long after the other end has ended receives are given up. With verbs they would wait for ever; but a program
-/// that is about to end itself, having heard all that it was to hear, is not to be disturbed.
+/// Time after the end of the remote QP at which waiting receives are flushed. With verbs they would wait forever. The
+/// delay lets a program that has received all messages end without an error.
 const PEER_CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// The other end, and what leads there and comes from there.
+/// Remote QP, and the virtual QPs to it and from it.
 pub(crate) struct QpConnection {
     node: u32,
     pub(crate) remote_qpn: u32,
     pub(crate) send_vqp: Vqp,
-    /// What the other end has connected here.
+    /// Virtual QP that the remote QP has connected.
     recv_vqp: Option<Vqp>,
 }
 
-/// What changes of a queue pair.
+/// State of a QP.
 pub(crate) struct EmulatedQpState {
     pub(crate) attr: ibv_qp_attr,
-    /// Lets the other end in, until it is or the queue pair fails.
+    /// Listener for the remote QP, until that has connected or the QP fails.
     listener: Option<Listener>,
     pub(crate) connection: Option<QpConnection>,
-    /// Requests of which it is not said yet what became of them.
+    /// Requests that have not completed yet.
     pub(crate) posted_sends: VecDeque<PostedWr>,
-    /// One of those cannot succeed, so none after it will.
+    /// A request has failed, so all later ones are flushed.
     pub(crate) failed: bool,
     pub(crate) next_tag: u64,
     pub(crate) posted_receives: VecDeque<RecvWr>,
-    /// Where a message comes to that goes to several pieces of memory: as long as any receive needs.
+    /// Buffer for messages to several SGEs, as long as any receive needs.
     pub(crate) recv_bounce: Option<Arc<Mr>>,
-    /// Memory that the bytes of requests went through, for the next.
+    /// Bounce buffers of completed requests, for reuse.
     pub(crate) spare_mrs: Vec<Arc<Mr>>,
-    /// Since when the other end was seen to have ended.
+    /// Time at which the end of the remote QP was detected.
     peer_closed_at: Option<Instant>,
 }
 
 pub(crate) struct EmulatedQp {
     pub(crate) qpn: u32,
-    /// Keeps the number as long as this lives.
+    /// Reserves the number while the QP exists.
     _qpn_reservation: Listener,
     pub(crate) session: Arc<Session>,
     pub(crate) pd: Arc<EmulatedPd>,
@@ -74,15 +75,16 @@ pub(crate) struct EmulatedQp {
     pub(crate) recv_cq: Arc<EmulatedCq>,
     pub(crate) cap: ibv_qp_cap,
     pub(crate) all_signaled: bool,
-    /// Copies of data that programs may change at once: one for each request.
+    /// Copies of inline data, one slot for each request.
     pub(crate) inline_buffer: Option<Arc<Mr>>,
     state: Mutex<EmulatedQpState>,
 }
 
-/// Takes a number that no queue pair of this node has. Returns who keeps it, and who lets the other end in.
+/// Reserves a number that no QP of this node has. Returns it, the listener that reserves it, and the one for the remote
+/// QP.
 fn reserve_qpn(session: &Session) -> kite::Result<(u32, Listener, Listener)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    // Processes begin at different places.
+    // Processes start at different numbers.
     let _ = NEXT.compare_exchange(0, std::process::id().wrapping_mul(1021), Relaxed, Relaxed);
     loop {
         let qpn = QPN_RANGE.start + NEXT.fetch_add(1, Relaxed) % QPN_RANGE.len() as u32;
@@ -97,7 +99,7 @@ fn reserve_qpn(session: &Session) -> kite::Result<(u32, Listener, Listener)> {
 }
 
 impl EmulatedQp {
-    /// Makes one, in the state RESET.
+    /// Creates a QP in the state RESET.
     pub(crate) fn new(
         session: &Arc<Session>,
         pd: &Arc<EmulatedPd>,
@@ -129,42 +131,23 @@ impl EmulatedQp {
         f(&mut lock(&self.state))
     }
 
-    /// Finds completions, unless somebody is at work here who may take longer. Returns whether there were any.
-    pub(crate) fn poll(&self) -> bool {
-        let Ok(mut state) = self.state.try_lock() else {
-            return false;
-        };
-        let before = state.posted_sends.len() + state.posted_receives.len();
-        state.poll_sends(self);
-        state.poll_receives(self);
-        state.posted_sends.len() + state.posted_receives.len() != before
-    }
-
-    /// Does what nobody does who does not poll: lets the other end in, and sees that it has ended.
-    pub(crate) fn poll_peer(&self) {
-        if let Ok(mut state) = self.state.try_lock() {
-            state.accept_peer();
-            state.check_peer_closed(self);
-        }
-    }
-
-    /// Back to RESET, with the same number: nothing is left of what was.
+    /// Moves the QP to RESET. The number is kept, requests and connections are dropped.
     pub(crate) fn reset(&self) -> Result<()> {
         let mut state = lock(&self.state);
         let listener = match state.listener.take() {
             Some(listener) => listener,
             None => self.session.cluster.listen(self.qpn)?,
         };
-        // Who has connected here did so before.
+        // Connections that were opened before the reset belong to the previous use of the QP.
         while listener.accept(None).is_ok() {}
         *state = EmulatedQpState::new(listener);
         for cq in [&self.send_cq, &self.recv_cq] {
-            cq.discard_completions(self);
+            cq.discard_completions(self.qpn);
         }
         Ok(())
     }
 
-    /// A completion.
+    /// Returns a successful completion of this QP.
     pub(crate) fn new_wc(&self, wr_id: u64, opcode: ibv_wc_opcode) -> ibv_wc {
         ibv_wc {
             wr_id,
@@ -175,7 +158,41 @@ impl EmulatedQp {
     }
 }
 
-/// A completion in error, and why it is for kite, which programs see as an error of the vendor.
+impl PolledQp for EmulatedQp {
+    fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    fn poll_count(&self) -> u64 {
+        self.send_cq.poll_count() + self.recv_cq.poll_count()
+    }
+
+    fn is_armed(&self) -> bool {
+        self.send_cq.is_armed() || self.recv_cq.is_armed()
+    }
+
+    /// Polls for completions, unless another thread holds the lock, possibly for long. Returns `true` if there were
+    /// any.
+    fn poll(&self) -> bool {
+        let Ok(mut state) = self.state.try_lock() else {
+            return false;
+        };
+        let before = state.posted_sends.len() + state.posted_receives.len();
+        state.poll_sends(self);
+        state.poll_receives(self);
+        state.posted_sends.len() + state.posted_receives.len() != before
+    }
+
+    /// Does what only polling would do otherwise: accepts the connection of the remote QP, and detects its end.
+    fn poll_peer(&self) {
+        if let Ok(mut state) = self.state.try_lock() {
+            state.accept_peer();
+            state.check_peer_closed(self);
+        }
+    }
+}
+
+/// Returns a completion in error. The vendor error is the errno of kite.
 pub(crate) fn error_wc(
     mut completion: ibv_wc,
     status: ibv_wc_status,
@@ -186,12 +203,12 @@ pub(crate) fn error_wc(
     completion
 }
 
-/// What an error of kite is called with verbs.
+/// Returns the completion status for an error of kite.
 pub(crate) fn wc_status(error: Error) -> ibv_wc_status {
     match error {
         Error::Denied | Error::NotFound | Error::OutOfRange => IBV_WC_REM_ACCESS_ERR,
         Error::TimedOut | Error::HostDown | Error::NotJoined => IBV_WC_RETRY_EXC_ERR,
-        // As with verbs, when the other end has no such queue pair, or has it no more.
+        // As with verbs, if the remote node has no such QP, or the QP has ended.
         Error::ConnectionRefused | Error::ConnectionReset => IBV_WC_RETRY_EXC_ERR,
         Error::Canceled => IBV_WC_WR_FLUSH_ERR,
         Error::Io => IBV_WC_REM_OP_ERR,
@@ -216,7 +233,7 @@ impl EmulatedQpState {
         }
     }
 
-    /// The queue pair is destroyed: whoever still knows of it finds nothing to do.
+    /// Clears the state of a destroyed QP: other threads that still hold it have nothing to do.
     pub(crate) fn clear(&mut self) {
         self.connection = None;
         self.listener = None;
@@ -226,7 +243,7 @@ impl EmulatedQpState {
         self.recv_bounce = None;
     }
 
-    /// For how many completions there is room. One that fails tells all that it has to tell at once.
+    /// Returns the number of free CQ entries. A failed QP reports all of its completions at once, without a limit.
     pub(crate) fn free_cq_entries(&self, cq: &EmulatedCq) -> usize {
         match self.failed {
             true => usize::MAX,
@@ -234,7 +251,7 @@ impl EmulatedQpState {
         }
     }
 
-    /// Connects to a queue pair of a node.
+    /// Connects to a QP of a node.
     pub(crate) fn connect(&mut self, qp: &EmulatedQp, node: u32, remote_qpn: u32) -> Result<()> {
         let send_vqp = retry_interrupted(|| qp.session.cluster.connect_to(node, remote_qpn))?;
         self.connection = Some(QpConnection {
@@ -246,15 +263,15 @@ impl EmulatedQpState {
         Ok(())
     }
 
-    /// Lets the other end in. After that nobody listens: who else has connected here is refused, and not accepted first,
-    /// which would have told him that his messages had come.
+    /// Accepts the connection of the remote QP, and closes the listener. Other nodes that have connected are rejected
+    /// by that. If they were accepted first, they would consider their messages delivered.
     fn accept_peer(&mut self) {
-        let (Some(link), Some(listener)) = (&mut self.connection, &self.listener) else {
+        let (Some(connection), Some(listener)) = (&mut self.connection, &self.listener) else {
             return;
         };
-        while link.recv_vqp.is_none() {
+        while connection.recv_vqp.is_none() {
             match listener.accept(None) {
-                Ok((vqp, peer)) if peer.node == link.node => link.recv_vqp = Some(vqp),
+                Ok((vqp, peer)) if peer.node == connection.node => connection.recv_vqp = Some(vqp),
                 Ok(_) => {}
                 Err(_) => return,
             }
@@ -262,7 +279,7 @@ impl EmulatedQpState {
         self.listener = None;
     }
 
-    /// What the other end sends by, once it does.
+    /// Returns the virtual QP of the remote QP, once that has connected.
     fn recv_vqp(&mut self) -> Option<&Vqp> {
         if self.connection.as_ref()?.recv_vqp.is_none() {
             self.accept_peer();
@@ -270,7 +287,7 @@ impl EmulatedQpState {
         self.connection.as_ref()?.recv_vqp.as_ref()
     }
 
-    /// Receives a message by what the other end sends by.
+    /// Receives a message of the remote QP.
     pub(crate) fn receive_message(
         &mut self,
         (local, offset, len): (&Mr, usize, usize),
@@ -281,23 +298,23 @@ impl EmulatedQpState {
         }
     }
 
-    /// Nothing says of a queue pair that is not used to send that the other end has ended, but the queue pair itself.
+    /// Detects the end of the remote QP while no send is in flight: only a poll of the virtual QP to send reveals it.
     fn check_peer_closed(&mut self, qp: &EmulatedQp) {
-        let Some(link) = self
+        let Some(connection) = self
             .connection
             .as_ref()
             .filter(|_| self.posted_sends.is_empty())
         else {
             return;
         };
-        match link.send_vqp.pop(1, None) {
+        match connection.send_vqp.pop(1, None) {
             Ok(_) | Err(Error::WouldBlock | Error::Interrupted) => {}
             Err(_) => self.on_peer_closed(qp),
         }
     }
 
-    /// The other end has ended: nothing more comes from there. What has come waits for receives as long as they do not
-    /// wait for it.
+    /// Handles the end of the remote QP. Messages that have arrived wait for receives. Receives that wait for messages
+    /// are flushed after [`PEER_CLOSE_GRACE`].
     pub(crate) fn on_peer_closed(&mut self, qp: &EmulatedQp) {
         let since = *self.peer_closed_at.get_or_insert_with(Instant::now);
         if since.elapsed() <= PEER_CLOSE_GRACE {
@@ -309,16 +326,16 @@ impl EmulatedQpState {
         }
     }
 
-    /// The queue pair is to fail. What was done before that, and what has come, the program hears of first.
+    /// Moves the QP to the error state. Completed sends and messages that have arrived are reported first.
     pub(crate) fn fail(&mut self, qp: &EmulatedQp) {
         self.failed = true;
         self.poll_sends(qp);
-        // What cannot be taken now never will be.
+        // Messages that cannot be received now are lost.
         let _ = self.receive_messages(qp);
         self.flush_and_disconnect(qp);
     }
 
-    /// The queue pair has failed: nothing that waits is done, nothing more goes or comes.
+    /// Moves the QP to the error state: flushes all requests and closes the connection.
     pub(crate) fn flush_and_disconnect(&mut self, qp: &EmulatedQp) {
         self.attr.qp_state = IBV_QPS_ERR;
         self.failed = true;

@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The functions that make queue pairs, and take them from state to state.
+//! C functions that create queue pairs and change their states.
 
 use std::ffi::c_int;
 use std::sync::Arc;
 
 use kite::VQP_DEPTH;
 
-use crate::context;
+use super::{EmulatedQp, EmulatedQpState};
+use crate::device::context;
 use crate::errno::{errno_or_zero, ptr_or_null, Errno, Result};
 use crate::header::*;
+use crate::limits::{MAX_RECV_WR, MAX_SGE};
 use crate::object::{self, CStruct};
-use crate::pair::{EmulatedQp, EmulatedQpState, MAX_RECV_WR};
-use crate::pieces::MAX_SGE;
+use crate::poller::PolledQp;
 
 impl CStruct for ibv_qp {
     type Inner = Arc<EmulatedQp>;
 }
 
-/// Most bytes that a program may change at once after it has posted them.
+/// Maximum inline data of a request in bytes.
 const MAX_INLINE_BYTES: u32 = 1024;
 
-/// Requests that a queue pair has room for, if the program asks for less: some count on it that an RNIC has more.
+/// Minimum send queue depth. Some programs request less, and rely on an RNIC that grants more.
 const MIN_SEND_WR: u32 = 16;
 
-/// Refuses what is not there.
+/// Rejects unsupported attributes.
 fn check_init_attr(attr: &ibv_qp_init_attr) -> Result<()> {
     if attr.qp_type != IBV_QPT_RC || !attr.srq.is_null() {
         return Err(Errno(libc::EOPNOTSUPP));
@@ -41,33 +42,34 @@ fn check_init_attr(attr: &ibv_qp_init_attr) -> Result<()> {
 }
 
 /// # Safety
-/// The domain is live, and the attributes name live queues or none.
+/// The domain is live, and the attributes name live CQs or none.
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_create_qp(
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     ptr_or_null(unsafe { create_qp(pd, &mut *attr) })
 }
 
 /// # Safety
-/// As for [`ibv_create_qp`].
+/// See [`ibv_create_qp`].
 unsafe fn create_qp(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp> {
     check_init_attr(attr)?;
     let cap = &mut attr.cap;
     cap.max_send_wr = cap.max_send_wr.max(MIN_SEND_WR);
     cap.max_send_sge = cap.max_send_sge.max(1);
     cap.max_recv_sge = cap.max_recv_sge.max(1);
-    // SAFETY: the caller vouches for all of them.
+    // SAFETY: guaranteed by the caller for all of them.
     let (session, inner_pd, cqs) = unsafe {
         let cqs = [object::inner(attr.send_cq), object::inner(attr.recv_cq)];
         (context::session((*pd).context), object::inner(pd), cqs)
     };
     let options = (attr.cap, attr.sq_sig_all != 0);
     let inner = EmulatedQp::new(session, inner_pd, cqs, options)?;
+    let polled_qp: Arc<dyn PolledQp> = inner.clone();
     for cq in cqs {
-        cq.attach_qp(&inner);
+        cq.attach_qp(&polled_qp);
     }
     inner_pd.add_user();
     let qp = ibv_qp {
@@ -86,7 +88,7 @@ unsafe fn create_qp(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<*mut
     Ok(object::into_raw(qp, inner))
 }
 
-/// What has to be said with the step to a state (InfiniBand, volume 1, 11.2.5.2).
+/// Returns the attributes that a transition requires (InfiniBand Architecture, volume 1, 11.2.5.2).
 fn required_attr_mask(from: ibv_qp_state, to: ibv_qp_state) -> Result<u32> {
     match (from, to) {
         (_, IBV_QPS_RESET | IBV_QPS_ERR) | (IBV_QPS_RTS, IBV_QPS_RTS) => Ok(0),
@@ -107,7 +109,7 @@ fn required_attr_mask(from: ibv_qp_state, to: ibv_qp_state) -> Result<u32> {
     }
 }
 
-/// Takes over attributes of a mask.
+/// Copies the attributes of a mask.
 fn merge_attr(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: u32) {
     macro_rules! copy_fields {
         ($($flag:ident: $($field:ident)*;)*) => {
@@ -133,7 +135,7 @@ fn merge_attr(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: u32) {
     }
 }
 
-/// Goes to another state, or stays in this one.
+/// Changes the state or the attributes of a QP. Returns its state.
 fn modify_qp(qp: &EmulatedQp, attr: &ibv_qp_attr, mask: u32) -> Result<ibv_qp_state> {
     let to_reset = mask & IBV_QP_STATE != 0 && attr.qp_state == IBV_QPS_RESET;
     if to_reset {
@@ -170,14 +172,14 @@ fn apply_transition(
 }
 
 /// # Safety
-/// The queue pair is live, and the attributes are there.
+/// The queue pair is live, and the attributes are readable.
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_modify_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     mask: c_int,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let (inner, attr) = unsafe { (object::inner(qp), &*attr) };
     errno_or_zero(modify_qp(inner, attr, mask as u32).map(|state| {
         // SAFETY: likewise.
@@ -194,7 +196,7 @@ unsafe extern "C" fn ibv_query_qp(
     _mask: c_int,
     init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let (inner, c_qp) = unsafe { (object::inner(qp), &*qp) };
     let mut found = inner.with_locked(|state| state.attr);
     found.cur_qp_state = found.qp_state;
@@ -221,13 +223,14 @@ unsafe extern "C" fn ibv_query_qp(
 /// Its argument came from [`ibv_create_qp`].
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: guaranteed by the caller.
     let inner = unsafe { object::from_raw(qp) };
-    // Whoever looks after it may be at work, for which memory is needed that the program is about to free.
+    // Waits for a thread that polls the QP, since the program may free memory that such a poll accesses.
     inner.with_locked(EmulatedQpState::clear);
-    inner.session.remove_qp(&inner);
+    let polled_qp: Arc<dyn PolledQp> = inner.clone();
+    inner.session.remove_qp(&polled_qp);
     for cq in [&inner.send_cq, &inner.recv_cq] {
-        cq.detach_qp(&inner);
+        cq.detach_qp(&polled_qp);
     }
     inner.pd.remove_user();
     0

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What a request that a program posts is for kite, if it is one.
+//! Translation of work requests to requests of kite.
 //!
-//! What verbs would refuse is refused. What it would only find out later is a request that fails in its turn.
+//! A request that verbs reject when it is posted is rejected. A request that verbs fail later is recorded, and fails in
+//! its turn.
 
 use std::ffi::c_int;
 use std::sync::Arc;
 
 use kite::{Mr, RemoteMemory, SendWr, WrOp};
 
+use super::sge::{self, BounceBuffer, LocalBuffer};
+use super::EmulatedQp;
 use crate::header::*;
-use crate::pair::EmulatedQp;
-use crate::pieces::{self, BounceBuffer, LocalBuffer};
 
-/// A request for kite.
+/// Request for kite.
 pub(crate) struct PreparedWr {
-    /// What it is when it is done.
+    /// Completion of the request if it succeeds.
     pub(crate) completion: ibv_wc,
-    /// Whether the program wants to know.
+    /// The program requested a completion.
     pub(crate) signaled: bool,
     op: WrOp,
     local: Arc<Mr>,
@@ -25,26 +26,26 @@ pub(crate) struct PreparedWr {
     remote: RemoteMemory,
     immediate: Option<u32>,
     fence: bool,
-    /// What its bytes go through, if they are in pieces.
+    /// Bounce buffer of a request with several segments.
     pub(crate) bounce: Option<BounceBuffer>,
 }
 
-/// Local memory of a request: what kite has, from where on, and what that is instead of.
+/// Local memory of a request, the offset in it, and the bounce buffer if it is one.
 type LocalSource = (Arc<Mr>, usize, Option<BounceBuffer>);
 
-/// Why a request is none for kite.
+/// Reason why a work request is not pushed to kite.
 pub(crate) enum WrRejection {
-    /// It is refused.
+    /// Rejected when it is posted.
     AtPost(c_int),
-    /// It fails in its turn.
+    /// Fails when it completes.
     AtCompletion(ibv_wc_status),
 }
 
 type WrResult<T> = std::result::Result<T, WrRejection>;
 
-/// What an operation is with kite, and what its completion is called.
+/// Returns the operation of kite, and the opcode of its completion.
 pub(crate) fn wr_op(wr: &ibv_send_wr) -> Option<(WrOp, ibv_wc_opcode)> {
-    // SAFETY: of an atomic operation the program has said it, and any bits are numbers.
+    // SAFETY: the program sets the operands of an atomic operation, and any bits are valid numbers.
     let operands = || unsafe { (wr.wr.atomic.compare_add, wr.wr.atomic.swap) };
     Some(match wr.opcode {
         IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => (WrOp::Write, IBV_WC_RDMA_WRITE),
@@ -62,12 +63,12 @@ pub(crate) fn wr_op(wr: &ibv_send_wr) -> Option<(WrOp, ibv_wc_opcode)> {
     })
 }
 
-/// The remote memory of a request.
+/// Returns the remote memory of a request.
 fn remote_memory(wr: &ibv_send_wr, op: WrOp) -> RemoteMemory {
     let (addr, key) = match op {
         WrOp::Send => return RemoteMemory::default(),
         WrOp::Read | WrOp::Write => {
-            // SAFETY: the program has said it of such requests, and any bits are numbers.
+            // SAFETY: the program sets the field for these operations, and any bits are valid numbers.
             let rdma = unsafe { wr.wr.rdma };
             (rdma.remote_addr, rdma.rkey)
         }
@@ -91,7 +92,7 @@ impl PreparedWr {
             remote: self.remote,
             remote_offset: 0,
             immediate: self.immediate,
-            // So that it is known of each what became of it, and when.
+            // Signaled in any case, so that the result of each request is known when it completes.
             signaled: true,
             fence: self.fence,
         }
@@ -99,10 +100,10 @@ impl PreparedWr {
 }
 
 impl EmulatedQp {
-    /// What a request is for kite. There may be memory to spare for it.
+    /// Translates a work request. `spare` has bounce buffers for reuse.
     ///
     /// # Safety
-    /// Its pointers are valid.
+    /// The pointers of the request are valid.
     pub(crate) unsafe fn prepare_wr(
         &self,
         wr: &ibv_send_wr,
@@ -111,23 +112,23 @@ impl EmulatedQp {
     ) -> WrResult<PreparedWr> {
         let has = |flag| wr.send_flags & flag != 0;
         let (op, opcode) = wr_op(wr).ok_or(WrRejection::AtPost(libc::EOPNOTSUPP))?;
-        // SAFETY: there are so many, as the caller vouches.
-        let sges = unsafe { pieces::sge_slice(wr.sg_list, wr.num_sge) };
+        // SAFETY: there are `num_sge` entries, as the caller guarantees.
+        let sges = unsafe { sge::sge_slice(wr.sg_list, wr.num_sge) };
         if sges.len() > self.cap.max_send_sge as usize || has(IBV_SEND_IP_CSUM) {
             return Err(WrRejection::AtPost(libc::EINVAL));
         }
-        let (remote, len) = (remote_memory(wr, op), pieces::total_len(sges));
-        // Of no bytes there need not be a pointer either.
+        let (remote, len) = (remote_memory(wr, op), sge::total_len(sges));
+        // Checked first: a request of length 0 needs no valid pointers.
         check_wr(op, len, &remote)?;
         let (local, offset, bounce) = match has(IBV_SEND_INLINE) {
-            // SAFETY: the caller vouches for it.
+            // SAFETY: guaranteed by the caller.
             true => unsafe { self.copy_inline(op, sges, tag) }?,
             false => self.local_source(op, sges, spare)?,
         };
         let mut completion = self.new_wc(wr.wr_id, opcode);
         completion.byte_len = len as u32;
         let has_imm = matches!(wr.opcode, IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM);
-        // SAFETY: then the program has said it, and any bits are a number.
+        // SAFETY: the program sets the field for these operations, and any bits are a valid number.
         let imm_data = || u32::from_be(unsafe { wr.__bindgen_anon_1.imm_data });
         Ok(PreparedWr {
             completion,
@@ -143,7 +144,7 @@ impl EmulatedQp {
         })
     }
 
-    /// Local memory of a request.
+    /// Returns the local memory of a request.
     fn local_source(
         &self,
         op: WrOp,
@@ -164,23 +165,23 @@ impl EmulatedQp {
         }
     }
 
-    /// A copy of what a request is to send.
+    /// Copies the inline data of a request.
     ///
     /// # Safety
-    /// The bytes of each piece are there.
+    /// The bytes of each SGE are readable.
     unsafe fn copy_inline(&self, op: WrOp, list: &[ibv_sge], tag: u64) -> WrResult<LocalSource> {
-        let is_fitting = pieces::total_len(list) <= u64::from(self.cap.max_inline_data);
+        let is_fitting = sge::total_len(list) <= u64::from(self.cap.max_inline_data);
         let inline_buffer = self.inline_buffer.as_ref().filter(|_| is_fitting);
         let (Some(inline_buffer), WrOp::Write | WrOp::Send) = (inline_buffer, op) else {
             return Err(WrRejection::AtPost(libc::EINVAL));
         };
-        // Whoever had the place before has ended: no more requests are under way than there are places.
+        // The previous request of this slot has completed: there are as many slots as requests in flight.
         let offset =
             (tag % u64::from(self.cap.max_send_wr)) as usize * self.cap.max_inline_data as usize;
         let mut to = offset;
         for sge in list.iter().filter(|sge| sge.length != 0) {
             let (from, len) = (sge.addr as *const u8, sge.length as usize);
-            // SAFETY: the caller vouches for it, and nobody writes them meanwhile who knows verbs.
+            // SAFETY: guaranteed by the caller; verbs forbid the program to write the bytes during the call.
             let bytes = unsafe { std::slice::from_raw_parts(from, len) };
             let stored = inline_buffer.buffer().store(to, bytes);
             stored.map_err(|error| WrRejection::AtPost(error.errno()))?;
@@ -190,7 +191,7 @@ impl EmulatedQp {
     }
 }
 
-/// Refuses what kite has no request for, and what an RNIC does.
+/// Rejects a request that has no equivalent in kite, or that an RNIC rejects.
 fn check_wr(op: WrOp, len: u64, remote: &RemoteMemory) -> WrResult<()> {
     let atomic = matches!(op, WrOp::CompareSwap { .. } | WrOp::FetchAdd { .. });
     match len {

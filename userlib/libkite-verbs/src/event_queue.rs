@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Events that a program takes in their order: a descriptor is readable while there are any.
+//! Queues of events that a program takes in order. The descriptor of a queue is readable while there are events.
 //!
-//! Each event is of an owner, an object of the program's. One is not destroyed before the program has acknowledged all
-//! that it took, and what it has not taken then, it never will.
+//! Each event belongs to an owner, an object of the program. An owner is not destroyed before the program has
+//! acknowledged all of its events that it took. The remaining events are dropped.
 //!
-//! A thread that waits for one may be cancelled, which unwinds its stack. That may pass no frame with something to drop, so
-//! callers of [`Mailbox::next`] have nothing of the kind.
+//! A thread that waits for an event may be cancelled, which unwinds its stack. The unwinding must not pass a frame with
+//! a destructor, so callers of [`EventQueue::next_event`] have none.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_void};
@@ -14,19 +14,19 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use crate::counter::{create_eventfd, try_decrement};
 use crate::errno::Result;
+use crate::eventfd::{create_eventfd, try_decrement};
 use crate::object::SendPtr;
-use crate::session::lock;
+use crate::sync::lock;
 
 extern "C-unwind" {
-    /// That of libc, which ends a thread that is cancelled.
+    /// `read` of libc, at which a thread may be cancelled.
     fn read(fd: c_int, to: *mut c_void, len: usize) -> isize;
 }
 
 struct EventOwner<R> {
     ptr: SendPtr<R>,
-    /// Events that were taken, and not acknowledged yet.
+    /// Events that were taken, and are not acknowledged yet.
     unacked: u32,
 }
 
@@ -35,15 +35,15 @@ struct EventQueueState<R, E> {
     events: VecDeque<(u64, E)>,
 }
 
-/// Events `E` of owners that programs know as `R`.
+/// Queue of events `E` with owners that programs know as `R`.
 pub(crate) struct EventQueue<R, E> {
-    /// As much as there are events that nobody is about to take.
+    /// Counts the events that no thread is about to take.
     eventfd: File,
     state: Mutex<EventQueueState<R, E>>,
     acknowledged: Condvar,
 }
 
-/// An event that was taken, and of which owner it is.
+/// Event that was taken, with its owner.
 pub(crate) struct DeliveredEvent<R, E> {
     pub(crate) owner_id: u64,
     pub(crate) ptr: SendPtr<R>,
@@ -51,7 +51,7 @@ pub(crate) struct DeliveredEvent<R, E> {
 }
 
 impl<R, E> EventQueue<R, E> {
-    /// One without owners, whose descriptor has flags of `eventfd`.
+    /// Creates a queue without owners. Its descriptor has these flags of `eventfd`.
     pub(crate) fn new(flags: c_int) -> Result<Self> {
         Ok(Self {
             eventfd: create_eventfd(libc::EFD_SEMAPHORE | flags)?,
@@ -67,18 +67,18 @@ impl<R, E> EventQueue<R, E> {
         self.eventfd.as_raw_fd()
     }
 
-    /// Whether nobody has events here.
+    /// Returns `true` if no object has events here.
     pub(crate) fn has_no_owners(&self) -> bool {
         lock(&self.state).owners.is_empty()
     }
 
-    /// An owner may have events from now on.
+    /// Adds an owner, which may have events from now on.
     pub(crate) fn add_owner(&self, owner_id: u64, ptr: SendPtr<R>) {
         let owner = EventOwner { ptr, unacked: 0 };
         lock(&self.state).owners.insert(owner_id, owner);
     }
 
-    /// Takes back the events of an owner that were not taken.
+    /// Removes the events of an owner that were not taken, and returns them.
     pub(crate) fn remove_events(&self, owner_id: u64) -> Vec<E> {
         let mut state = lock(&self.state);
         let (removed, remaining) = std::mem::take(&mut state.events)
@@ -91,8 +91,8 @@ impl<R, E> EventQueue<R, E> {
         removed.into_iter().map(|(_, event)| event).collect()
     }
 
-    /// An owner has no more events, and all that were taken are acknowledged. Those that were not are dropped at once:
-    /// others may wait for what they hold.
+    /// Removes an owner, after all of its events that were taken are acknowledged. The remaining events are dropped
+    /// before that wait, since other threads may wait for what they hold.
     pub(crate) fn remove_owner(&self, owner_id: u64) {
         drop(self.remove_events(owner_id));
         let has_unacked = |state: &mut EventQueueState<R, E>| {
@@ -105,14 +105,14 @@ impl<R, E> EventQueue<R, E> {
         state.owners.remove(&owner_id);
     }
 
-    /// Adds an event, unless its owner is gone: then it comes back.
+    /// Adds an event. Returns the event if its owner was removed.
     pub(crate) fn push_event(&self, owner_id: u64, event: E) -> std::result::Result<(), E> {
         let mut state = lock(&self.state);
         if !state.owners.contains_key(&owner_id) {
             return Err(event);
         }
         state.events.push_back((owner_id, event));
-        // It cannot count so far that this would fail.
+        // The counter cannot get large enough for the write to fail.
         let _ = (&self.eventfd).write_all(&1u64.to_ne_bytes());
         Ok(())
     }
@@ -124,23 +124,23 @@ impl<R, E> EventQueue<R, E> {
         self.acknowledged.notify_all();
     }
 
-    /// Waits until it counts an event, which is then this thread's to take. A signal ends it, as programs expect.
+    /// Waits until the counter reserves an event for this thread. A signal interrupts the wait, as programs expect.
     fn wait_for_event(&self) -> io::Result<()> {
         let mut count = [0u8; 8];
-        // SAFETY: it writes no more than there is room for.
+        // SAFETY: the call writes at most the length of the buffer.
         match unsafe { read(self.fd(), count.as_mut_ptr().cast(), count.len()) } {
             0.. => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Takes the next event, once there is one, or if the program's descriptor does not wait fails.
+    /// Takes the next event. Waits for one, unless the descriptor is non-blocking.
     pub(crate) fn next_event(&self) -> io::Result<DeliveredEvent<R, E>> {
         loop {
             self.wait_for_event()?;
             let mut state = lock(&self.state);
             let Some((owner_id, event)) = state.events.pop_front() else {
-                // Its owner was destroyed meanwhile.
+                // The owner was removed meanwhile.
                 continue;
             };
             if let Some(owner) = state.owners.get_mut(&owner_id) {
@@ -213,7 +213,7 @@ mod tests {
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: it writes what was found to the one structure.
+        // SAFETY: the call writes only to the one structure.
         assert_eq!(unsafe { libc::poll(&mut readable, 1, 0) }, 0);
     }
 }
