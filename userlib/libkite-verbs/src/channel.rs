@@ -33,7 +33,7 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
 }
 
 /// # Safety
-/// Its argument came from [`ibv_create_comp_channel`].
+/// The argument comes from [`ibv_create_comp_channel`].
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: guaranteed by the caller.

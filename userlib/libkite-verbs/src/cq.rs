@@ -172,7 +172,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
 /// Waits until all events of the CQ are acknowledged.
 ///
 /// # Safety
-/// Its argument came from [`ibv_create_cq`].
+/// The argument comes from [`ibv_create_cq`].
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: guaranteed by the caller.

@@ -2,6 +2,8 @@
 //! Background poller: a thread that polls the objects of a session of kite while the program does not: QPs, or
 //! identifiers of the connection manager.
 //!
+//! # Operation
+//!
 //! For QPs, the thread finds completions for armed completion channels, accepts the connection of the remote QP, and
 //! detects that the remote QP has closed. If the program has not polled the CQs since the last round, the thread also
 //! fills posted receives, as an RNIC would. Otherwise it leaves the QP to the program.

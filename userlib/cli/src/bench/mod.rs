@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! `kite bench`: latency, bandwidth and rate of reads and writes, latency of RPCs and connections.
 //!
-//! Reads and writes access an anonymous region, which is freed afterwards. Buffers are resident before the clock starts.
-//! The data is compared after the last operation: times of wrong data are invalid.
+//! Reads and writes access an anonymous region, which is freed afterwards. Buffers are resident before the clock
+//! starts. The data is compared after the last operation: times of wrong data are invalid.
 
 mod args;
 mod bandwidth;

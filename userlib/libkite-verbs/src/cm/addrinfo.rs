@@ -116,7 +116,7 @@ unsafe extern "C" fn rdma_getaddrinfo(
 }
 
 /// # Safety
-/// Its argument came from [`rdma_getaddrinfo`], or is NULL.
+/// The argument comes from [`rdma_getaddrinfo`], or is NULL.
 #[no_mangle]
 unsafe extern "C" fn rdma_freeaddrinfo(info: *mut rdma_addrinfo) {
     if !info.is_null() {

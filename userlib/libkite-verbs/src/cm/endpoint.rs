@@ -111,7 +111,7 @@ unsafe fn setup_passive(
 }
 
 /// # Safety
-/// Its argument came from [`rdma_create_ep`] or [`rdma_get_request`].
+/// The argument comes from [`rdma_create_ep`] or [`rdma_get_request`].
 #[no_mangle]
 unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     // SAFETY: guaranteed by the caller.

@@ -135,7 +135,7 @@ unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_contex
 }
 
 /// # Safety
-/// Its argument came from [`rdma_get_devices`].
+/// The argument comes from [`rdma_get_devices`].
 #[no_mangle]
 unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
     // SAFETY: `rdma_get_devices` leaked the box, as the caller guarantees.

@@ -91,7 +91,7 @@ impl CmChannel {
         CmMessage::decode(&bytes)
     }
 
-    /// Returns the error of a send, whose completion is the only one.
+    /// Returns the error of a failed send. A send that succeeds has no completion, since it is unsignaled.
     fn check_closed(&self) -> Option<Error> {
         match retry_interrupted(|| self.vqp.pop(1, None)) {
             Ok(completions) => completions

@@ -125,7 +125,7 @@ unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_dev
 }
 
 /// # Safety
-/// Its argument came from [`ibv_get_device_list`].
+/// The argument comes from [`ibv_get_device_list`].
 #[no_mangle]
 unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     // SAFETY: `ibv_get_device_list` leaked the box, as the caller guarantees.

@@ -23,7 +23,7 @@ pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut 
 }
 
 /// # Safety
-/// Its argument came from [`ibv_alloc_pd`].
+/// The argument comes from [`ibv_alloc_pd`].
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: guaranteed by the caller.

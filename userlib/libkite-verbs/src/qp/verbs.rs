@@ -220,7 +220,7 @@ unsafe extern "C" fn ibv_query_qp(
 }
 
 /// # Safety
-/// Its argument came from [`ibv_create_qp`].
+/// The argument comes from [`ibv_create_qp`].
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: guaranteed by the caller.
