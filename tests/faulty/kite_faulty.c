@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Breaks one rule of the kernel as it is loaded, for a checker of the debug kernel to complain:
+ * Breaks one rule of the kernel on load, which a checker of the debug kernel reports:
  *
  *	insmod kite_faulty.ko fault=sleep
  *
- * On a kernel without checkers most of this goes unnoticed, and some of it does harm.
+ * A kernel without checkers does not report most of these faults, and some of them corrupt memory.
  */
 #include <linux/list.h>
 #include <linux/module.h>
@@ -37,7 +37,7 @@ static int write_beyond_an_object(void)
 
 	if (!object)
 		return -ENOMEM;
-	/* So that the compiler does not see that this is wrong. */
+	/* Prevents a warning of the compiler. */
 	OPTIMIZER_HIDE_VAR(len);
 	object[len] = 1;
 	kfree(object);
@@ -67,7 +67,7 @@ static int free_a_running_timer(void)
 		return -ENOMEM;
 	timer_setup(timer, timer_fn, 0);
 	mod_timer(timer, jiffies + 3600 * HZ);
-	/* The checker takes the timer off its list before it goes. */
+	/* The checker removes the timer from its list before the memory is freed. */
 	kfree(timer);
 	return 0;
 }
@@ -76,7 +76,7 @@ static int leak_an_object(void)
 {
 	void *object = kmalloc(2048, GFP_KERNEL);
 
-	/* So that the compiler does not leave out the call. */
+	/* Prevents the compiler from dropping the call. */
 	OPTIMIZER_HIDE_VAR(object);
 	return object ? 0 : -ENOMEM;
 }
@@ -123,5 +123,5 @@ static void __exit kite_faulty_exit(void)
 
 module_init(kite_faulty_init);
 module_exit(kite_faulty_exit);
-MODULE_DESCRIPTION("What a debug kernel has to notice");
+MODULE_DESCRIPTION("Faults for a debug kernel to report");
 MODULE_LICENSE("GPL");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Writes to a region again and again with low priority, on a workqueue as a module well may, until
- * it is unloaded.
+ * Writes to a region with low priority until the module is unloaded, from a work item that queues
+ * itself again.
  *
  *	insmod kite_background.ko region=NAME
  */
@@ -25,7 +25,7 @@ static void write_work_fn(struct work_struct *work)
 	int err = kite_write(session, handle, 0, data, SZ_64K);
 
 	if (err)
-		pr_err("no more is written: %d\n", err);
+		pr_err("write failed: %d\n", err);
 	else
 		schedule_work(work);
 }
@@ -69,6 +69,6 @@ static void __exit kite_background_exit(void)
 }
 module_exit(kite_background_exit);
 
-MODULE_DESCRIPTION("Writes in the background");
+MODULE_DESCRIPTION("Writes with low priority");
 MODULE_AUTHOR("The kite developers");
 MODULE_LICENSE("GPL");

@@ -1,63 +1,64 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Times connection setup of a kernel user of verbs: create an RC QP, exchange its address with the
- * remote kernel, and move it to RTS, repeatedly. As between programs, the endpoints exchange
- * addresses over TCP, which is connected, and the device stays open.
+ * Measures the time in which a user of verbs in the kernel connects to another node: creation of an
+ * RC queue pair, exchange of its number and LID with the remote kernel, and the transition to RTS.
+ * Endpoints exchange these over TCP, as programs do. TCP connection and device stay open.
  *
- * insmod kite_connect.ko clients=8 insmod kite_connect.ko clients=8 server=10.77.0.2 count=100 cat
- * /sys/module/kite_connect/parameters/median_ns
+ *	insmod kite_connect.ko clients=8
+ *	insmod kite_connect.ko clients=8 server=10.77.0.2 count=100
+ *	cat /sys/module/kite_connect/parameters/median_ns
  *
- * The first serves, and waits until as many clients have hung up; the second connects so many times
- * for each client, and leaves the results to be read. InfiniBand only.
+ * The first is the server: it waits until all clients have closed their connections. The second
+ * connects count times for each client, and leaves the results in its parameters. InfiniBand only.
  */
 #include <linux/inet.h>
 #include <linux/ktime.h>
 #include <linux/module.h>
 #include <linux/net.h>
 #include <linux/slab.h>
-#include <linux/sort.h>
 #include <linux/workqueue.h>
 #include <net/sock.h>
 
 #include <rdma/ib_verbs.h>
 
+#include "common.h"
 #include "qp.h"
 
 static char *server;
 module_param(server, charp, 0444);
-MODULE_PARM_DESC(server, "IPv4 address of who serves; without one, serve");
+MODULE_PARM_DESC(server, "IPv4 address of the server (default: be the server)");
 
 static ushort port = 18515;
 module_param(port, ushort, 0444);
-MODULE_PARM_DESC(port, "TCP port of who serves (default 18515)");
+MODULE_PARM_DESC(port, "TCP port of the server (default 18515)");
 
 static uint clients = 1;
 module_param(clients, uint, 0444);
-MODULE_PARM_DESC(clients, "how many connect at the same time (default 1)");
+MODULE_PARM_DESC(clients, "number of concurrent clients (default 1)");
 
 static uint count = 100;
 module_param(count, uint, 0444);
-MODULE_PARM_DESC(count, "how often each of them connects (default 100)");
+MODULE_PARM_DESC(count, "connections of each client, one after the other (default 100)");
 
 static ulong median_ns;
 module_param(median_ns, ulong, 0444);
-MODULE_PARM_DESC(median_ns, "result: the median time of a connection");
+MODULE_PARM_DESC(median_ns, "result: median time of a connection, in ns");
 
 static ulong per_second;
 module_param(per_second, ulong, 0444);
-MODULE_PARM_DESC(per_second, "result: connections of all clients in a second, each ended before the next");
+MODULE_PARM_DESC(per_second, "result: connections per second of all clients, each closed before its next");
 
-/* Requests that a queue pair may have under way. */
+/* Work requests in flight on a queue pair. */
 #define MAX_SEND_WR 64
 
-/* Message of an endpoint to its peer. */
+/* Attributes that the endpoints of a connection exchange. */
 struct qp_info {
 	u32 qp_num;
 	u16 lid;
 	u16 mtu;
 };
 
-/* One of those that connect, or that serve one. */
+/* One client, or the server side of one. */
 struct endpoint {
 	struct work_struct work;
 	struct socket *socket;
@@ -72,46 +73,18 @@ static struct ib_cq *cq;
 
 /* Queue pairs. */
 
-static struct ib_qp *create_qp(void)
-{
-	struct ib_qp_init_attr attr = {
-		.qp_type = IB_QPT_RC,
-		.send_cq = cq,
-		.recv_cq = cq,
-		.cap = {
-			.max_send_wr = MAX_SEND_WR,
-			.max_recv_wr = 1,
-			.max_send_sge = 1,
-			.max_recv_sge = 1,
-		},
-	};
-
-	return ib_create_qp(pd, &attr);
-}
-
-static int modify_to_rtr(struct ib_qp *qp, const struct qp_info *remote)
-{
-	struct ib_qp_attr attr = {
-		.qp_state = IB_QPS_RTR,
-		.path_mtu = min_t(u16, port_attr.active_mtu, remote->mtu),
-		.dest_qp_num = remote->qp_num,
-		.max_dest_rd_atomic = 1,
-		.min_rnr_timer = 12,
-		.ah_attr.type = RDMA_AH_ATTR_TYPE_IB,
-	};
-
-	rdma_ah_set_port_num(&attr.ah_attr, PORT);
-	rdma_ah_set_dlid(&attr.ah_attr, remote->lid);
-	return ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU | IB_QP_DEST_QPN |
-			    IB_QP_RQ_PSN | IB_QP_MAX_DEST_RD_ATOMIC | IB_QP_MIN_RNR_TIMER);
-}
-
 static int connect_qp(struct ib_qp *qp, const struct qp_info *remote)
 {
-	return modify_to_init(qp) ?: modify_to_rtr(qp, remote) ?: modify_to_rts(qp);
+	struct rdma_ah_attr path = { .type = RDMA_AH_ATTR_TYPE_IB };
+	enum ib_mtu mtu = min_t(u16, port_attr.active_mtu, remote->mtu);
+
+	rdma_ah_set_port_num(&path, PORT);
+	rdma_ah_set_dlid(&path, remote->lid);
+	return modify_to_init(qp) ?: modify_to_rtr(qp, remote->qp_num, mtu, &path) ?:
+	       modify_to_rts(qp);
 }
 
-/* What the endpoints send_qp_info. */
+/* Exchange of attributes. */
 
 static int send_qp_info(struct socket *socket, struct ib_qp *qp)
 {
@@ -123,7 +96,7 @@ static int send_qp_info(struct socket *socket, struct ib_qp *qp)
 	return sent < 0 ? sent : sent == sizeof(local) ? 0 : -EPIPE;
 }
 
-/* Returns 1, or 0 if the remote side has hung up. */
+/* Returns 1, or 0 if the peer has closed the connection. */
 static int recv_qp_info(struct socket *socket, struct qp_info *remote)
 {
 	struct kvec vec = { remote, sizeof(*remote) };
@@ -138,7 +111,7 @@ static int recv_qp_info(struct socket *socket, struct qp_info *remote)
 static int connect_once(struct endpoint *endpoint, u64 *time)
 {
 	u64 start = ktime_get_ns();
-	struct ib_qp *qp = create_qp();
+	struct ib_qp *qp = create_rc_qp(pd, cq, MAX_SEND_WR);
 	struct qp_info remote;
 	int err;
 
@@ -147,7 +120,7 @@ static int connect_once(struct endpoint *endpoint, u64 *time)
 	err = send_qp_info(endpoint->socket, qp);
 	if (!err)
 		err = recv_qp_info(endpoint->socket, &remote);
-	/* The peer never closes the connection first. */
+	/* The server does not close the connection before the client does. */
 	err = err == 1 ? connect_qp(qp, &remote) : err ?: -EPIPE;
 	*time = ktime_get_ns() - start;
 	ib_destroy_qp(qp);
@@ -177,12 +150,7 @@ static int connect_endpoint(struct endpoint *endpoint)
 			      sizeof(address), 0);
 }
 
-static int cmp_u64(const void *a, const void *b)
-{
-	return cmp_int(*(const u64 *)a, *(const u64 *)b);
-}
-
-/* Servers. */
+/* Server. */
 
 static void serve_one(struct work_struct *work)
 {
@@ -193,7 +161,7 @@ static void serve_one(struct work_struct *work)
 	while (!endpoint->err && (endpoint->err = recv_qp_info(endpoint->socket, &remote)) == 1) {
 		if (qp)
 			ib_destroy_qp(qp);
-		qp = create_qp();
+		qp = create_rc_qp(pd, cq, MAX_SEND_WR);
 		if (IS_ERR(qp)) {
 			endpoint->err = PTR_ERR(qp);
 			return;
@@ -225,9 +193,9 @@ static int accept_socket(struct socket *listener, struct endpoint *endpoint)
 	return err;
 }
 
-/* Both. */
+/* Client and server. */
 
-/* Lets all endpoints do their work at the same time. */
+/* Runs the work of all endpoints at the same time. */
 static int run_all(struct endpoint *endpoints, work_func_t work)
 {
 	struct workqueue_struct *queue = alloc_workqueue("kite_connect", WQ_UNBOUND, clients);
@@ -274,8 +242,7 @@ static int connect(struct endpoint *endpoints, u64 *times)
 	start = ktime_get_ns();
 	err = run_all(endpoints, connect_all);
 	per_second = div64_u64(all * NSEC_PER_SEC, ktime_get_ns() - start);
-	sort(times, all, sizeof(*times), cmp_u64, NULL);
-	median_ns = times[all / 2];
+	median_ns = median_of(times, all);
 	return err;
 }
 
@@ -319,7 +286,7 @@ static int measure(void)
 	return err;
 }
 
-/* Devices are found as any client of ib_core finds them. */
+/* The device is taken from the list that ib_core gives each client. */
 static int add_device(struct ib_device *ibdev)
 {
 	if (device || rdma_protocol_roce(ibdev, PORT) || !ib_device_try_get(ibdev))
@@ -353,6 +320,6 @@ static void __exit kite_connect_exit(void)
 }
 module_exit(kite_connect_exit);
 
-MODULE_DESCRIPTION("Times connections of reliable queue pairs that the kernel makes");
+MODULE_DESCRIPTION("Measures connection set-up of RC queue pairs in the kernel");
 MODULE_AUTHOR("The kite developers");
 MODULE_LICENSE("GPL");

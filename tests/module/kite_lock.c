@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Takes a lock of a region, and gives it back when it is unloaded.
+ * Acquires a lock of a region, and releases it on unload.
  *
  *	insmod kite_lock.ko region=NAME lock=NUMBER
  *
- * With count=N it comes to the barrier of that number first, as one of so many. With keep=1 it does
- * not give the lock back itself: it ends with the session.
+ * With count=N the module first arrives at the barrier of the same number, which has N
+ * participants. With keep=1 the module does not release the lock: the lock ends with the session.
  */
 #include <linux/module.h>
 
@@ -21,13 +21,13 @@ MODULE_PARM_DESC(lock, "number of the lock and of the barrier");
 
 static uint count;
 module_param(count, uint, 0444);
-MODULE_PARM_DESC(count, "how many come to the barrier, if not 0");
+MODULE_PARM_DESC(count, "participants of the barrier (default 0: no barrier)");
 
 static bool keep;
 module_param(keep, bool, 0444);
-MODULE_PARM_DESC(keep, "whether the lock is not given back");
+MODULE_PARM_DESC(keep, "do not release the lock on unload (default no)");
 
-/* Nothing here is about time. */
+/* No test expects a timeout. */
 #define TIMEOUT_MS 60000
 
 static struct kite_session *session;
@@ -72,6 +72,6 @@ static void __exit kite_lock_exit(void)
 }
 module_exit(kite_lock_exit);
 
-MODULE_DESCRIPTION("Holds a lock");
+MODULE_DESCRIPTION("Holds a lock of a region");
 MODULE_AUTHOR("The kite developers");
 MODULE_LICENSE("GPL");

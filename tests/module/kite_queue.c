@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Sample module with asynchronous requests: it writes numbers to a region of a node, many in
- * flight, and reads them back. It then receives a call and replies to it, as server and caller in
- * one. Until it is unloaded, each write that completes submits the next one.
- * /sys/module/kite_queue/parameters has their number and the error that ended them.
+ * A sample module with an I/O queue. It writes patterns to a region of a node, many requests at a
+ * time, and reads them back. Then it is server and caller of one call. From then on, until unload,
+ * the completion of each write submits the next; /sys/module/kite_queue/parameters has their number
+ * and the error that ended them.
  *
  *	insmod kite_queue.ko node=2
  *
- * With silent=REGION it also calls function 2 of the server of that region, which never replies,
- * and cancels the calls.
+ * With silent=REGION the module also calls function 2 of the server of that region, which never
+ * replies, and cancels the calls.
  */
 #include <linux/completion.h>
 #include <linux/module.h>
@@ -23,21 +23,21 @@ MODULE_PARM_DESC(node, "node that lends the memory, 0 for this one (default 0)")
 
 static char *silent = "";
 module_param(silent, charp, 0444);
-MODULE_PARM_DESC(silent, "a region whose server replies to no call of function 2 (default none)");
+MODULE_PARM_DESC(silent, "region whose server replies to no call of function 2 (default none)");
 
 static ulong writes;
 module_param(writes, ulong, 0444);
-MODULE_PARM_DESC(writes, "writes that have completed");
+MODULE_PARM_DESC(writes, "completed writes");
 
 static int ended;
 module_param(ended, int, 0444);
-MODULE_PARM_DESC(ended, "the error that ended them, or 0 while they go on");
+MODULE_PARM_DESC(ended, "error that ended the writes, or 0 while they continue");
 
-/* Requests under way, and how many there are in all. */
+/* Requests in flight, and requests of a check. */
 #define QUEUE_ENTRIES 32
 #define NUM_REQUESTS 1000
 
-/* Bytes of each. */
+/* Bytes of a request. */
 #define REQUEST_BYTES 64
 
 static struct kite_session *session;
@@ -45,7 +45,7 @@ static struct kite_queue *queue;
 static u64 region;
 static u8 *memory;
 
-/* What has become of the requests of some progress. */
+/* Completions since the last wait_completions(). */
 static struct {
 	wait_queue_head_t wait;
 	/* Protects the rest. */
@@ -68,7 +68,7 @@ static struct kite_sqe request(u32 number, u64 tag, const void *body, size_t siz
 	return submission;
 }
 
-/* A read or write of the access_request of the region, and of the memory, of that number. */
+/* Returns a read or write of part @tag of the region, to or from part @tag of memory. */
 static struct kite_sqe access_request(u32 number, u64 tag, u64 handle)
 {
 	struct kite_rw rw = {
@@ -93,7 +93,7 @@ static void on_completion(void *context, u64 tag, int error, u64 value)
 	wake_up(&progress.wait);
 }
 
-/* Submits a request as soon as the queue has space. */
+/* Submits a request, and waits for a free entry before that. */
 static int submit(const struct kite_sqe *submission)
 {
 	uint old_done;
@@ -108,7 +108,7 @@ static int submit(const struct kite_sqe *submission)
 	}
 }
 
-/* Waits for so many completions, of which so many failed, and returns the last error. */
+/* Waits for @done completions, of which @failed must have failed. Stores the last error. */
 static int wait_completions(uint done, uint failed, int *error)
 {
 	int err;
@@ -157,7 +157,7 @@ static int check_bytes(void)
 	return err;
 }
 
-/* What a submission fails with. */
+/* Submits a request that must complete with an error. */
 static int expect_error(struct kite_sqe submission, int expected)
 {
 	int error, err = submit(&submission) ?: wait_completions(1, 1, &error);
@@ -182,10 +182,7 @@ static int check_refusals(void)
 	return err;
 }
 
-/*
- * Takes the call that was made, and answers it with its data backwards; a second serve_call is
- * none.
- */
+/* Replies to the received call with its data reversed. A second reply to it must fail. */
 static int serve_call(void)
 {
 	struct kite_recv_header *incoming = (void *)memory;
@@ -203,12 +200,12 @@ static int serve_call(void)
 	for (i = 0; i < REQUEST_BYTES / 2; i++)
 		swap(data[i], data[REQUEST_BYTES - 1 - i]);
 	err = submit(&submission);
-	/* The reply, and the call that it is to. */
+	/* The completions of the reply and of the call. */
 	err = wait_completions(2, 0, &error) ?: err;
 	return err ?: expect_error(submission, -EBADF);
 }
 
-/* Serves a region of this node, and calls that. */
+/* Serves a region of this node, and calls its server. */
 static int check_serving(void)
 {
 	struct kite_receive receive = { .addr = (uintptr_t)memory, .len = REQUEST_BYTES };
@@ -253,7 +250,7 @@ static int check_calls(void)
 	u64 tag, len;
 
 	err = kite_map(session, silent, KITE_WRITE, &call.handle, &len);
-	/* As many are taken as may be under way, and as many wait for that. */
+	/* The queue accepts QUEUE_ENTRIES calls in flight, and as many that wait. */
 	for (tag = 0; !err && tag < 2 * QUEUE_ENTRIES; tag++) {
 		submission = request(KITE_IOC_CALL, tag, &call, sizeof(call));
 		do {
@@ -265,7 +262,7 @@ static int check_calls(void)
 		return err;
 	if (kite_submit(queue, &submission) != -EAGAIN)
 		return -EBADMSG;
-	/* While it is sent it cannot be given up. */
+	/* A call that is being sent cannot be cancelled. */
 	do {
 		cond_resched();
 		err = kite_cancel(queue, 5);
@@ -295,14 +292,14 @@ static void write_again(void *context, u64 tag, int error, u64 value)
 		WRITE_ONCE(ended, error);
 }
 
-/* Writes that go on by themselves. */
+/* Starts writes, each of which submits the next on completion. */
 static int start_endless_writes(void)
 {
 	struct kite_sqe submission;
 	u64 tag;
 	int err = 0;
 
-	/* Those that have completed find out by which to go on. */
+	/* Completions use the variable, so it is set before the first write. */
 	queue = kite_queue_open(session, QUEUE_ENTRIES, write_again, NULL);
 	if (IS_ERR(queue))
 		return PTR_ERR(queue);
@@ -368,5 +365,5 @@ module_init(kite_queue_init);
 module_exit(kite_queue_exit);
 
 MODULE_AUTHOR("The kite authors");
-MODULE_DESCRIPTION("Sample of a module that has requests done by kite while it goes on");
+MODULE_DESCRIPTION("Sample of a module with an I/O queue of kite");
 MODULE_LICENSE("GPL");

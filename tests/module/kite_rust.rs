@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Sample module in Rust: while it is loaded, it has a region on a node with a greeting and a counter of greeted
-//! programs.
+//! A sample module in Rust that uses kite: while loaded, the module has a region on a node with a greeting and a count of
+//! greeted peers.
 //!
 //! ```text
 //! insmod kite_rust.ko node=2
 //! ```
 //!
-//! [`Session`] and [`Region`] are all that it takes to use kite's C functions safely: the compiler sees to it
-//! that no handle outlives its session.
+//! [`Session`] and [`Region`] suffice to use kite's C functions safely: the compiler ensures that no handle outlives its
+//! session.
 
 use core::{borrow::Borrow, ptr};
 use kernel::{
@@ -30,7 +30,7 @@ module! {
     },
 }
 
-/// Bindings of `include/kite.h`.
+/// Bindings that bindgen generates from `include/kite.h`.
 #[allow(
     clippy::all,
     clippy::undocumented_unsafe_blocks,
@@ -48,27 +48,27 @@ mod sys {
 ///
 /// # Invariants
 ///
-/// The pointer is an open session, which is ours.
+/// The pointer is an open session that this value owns.
 struct Session(*mut sys::kite_session);
 
-// SAFETY: Any thread may use a session, also several at once.
+// SAFETY: Any thread may use a session.
 unsafe impl Send for Session {}
-// SAFETY: As above.
+// SAFETY: Several threads may use a session at the same time.
 unsafe impl Sync for Session {}
 
 impl Session {
-    /// Opens one on any RNIC.
+    /// Opens a session on any RNIC.
     fn open() -> Result<Self> {
-        // SAFETY: No name is allowed.
+        // SAFETY: `kite_open` accepts a null name.
         let session = from_err_ptr(unsafe { sys::kite_open(ptr::null()) })?;
-        // INVARIANT: It was just opened.
+        // INVARIANT: The session was just opened.
         Ok(Self(session))
     }
 
-    /// Allocates a region of `len` bytes on a node, with read and write rights for all users.
+    /// Allocates a region of `len` bytes on a node, which every user may read and write.
     fn alloc(&self, name: &CStr, len: u64, node: u32) -> Result<Region<'_>> {
         let (other_rights, mut handle) = (sys::KITE_READ | sys::KITE_WRITE, 0);
-        // SAFETY: The session is open by the type invariants, and the pointers are to what is borrowed.
+        // SAFETY: The session is open by the type invariants, and the pointers are to borrowed values.
         to_result(unsafe {
             sys::kite_alloc(
                 self.0,
@@ -89,7 +89,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // SAFETY: The session is open by the type invariants, and no reference to it is left.
+        // SAFETY: The session is open by the type invariants, and `drop` has the only reference to it.
         unsafe { sys::kite_close(self.0) };
     }
 }
@@ -110,7 +110,7 @@ impl Region<'_> {
         })
     }
 
-    /// Adds to the number at an offset. Returns what it was.
+    /// Adds to the number at an offset. Returns the value before.
     fn fetch_add(&self, offset: u64, operand: u64) -> Result<u64> {
         let (session, handle, mut value) = (self.session.0, self.handle, 0);
         let op = sys::KITE_ATOMIC_FETCH_ADD;
@@ -121,7 +121,7 @@ impl Region<'_> {
         Ok(value)
     }
 
-    /// Frees the region for all users.
+    /// Frees the region, for all nodes.
     fn free(self) -> Result {
         // SAFETY: The session is open by its type invariants.
         to_result(unsafe { sys::kite_free(self.session.0, self.handle) })
@@ -136,7 +136,7 @@ struct Greeter {
 }
 
 impl Greeter {
-    /// Where the count is.
+    /// Offset of the count in the region.
     const COUNT_OFFSET: u64 = 64;
 
     fn region(&self) -> Region<'_> {
@@ -163,10 +163,10 @@ impl Drop for Greeter {
     fn drop(&mut self) {
         match self.region().fetch_add(Self::COUNT_OFFSET, 0) {
             Ok(count) => pr_info!("{count} were greeted\n"),
-            Err(error) => pr_err!("nobody knows how many were greeted: {error:?}\n"),
+            Err(error) => pr_err!("cannot read the count of greeted peers: {error:?}\n"),
         }
         if let Err(error) = self.region().free() {
-            pr_err!("the region stays: {error:?}\n");
+            pr_err!("cannot free the region: {error:?}\n");
         }
     }
 }

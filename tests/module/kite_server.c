@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A server in the kernel: a thread that answers calls with their data, each byte inverted, until
- * the module is unloaded.
+ * An RPC server in the kernel: a thread that replies to calls with their data, each byte inverted,
+ * until the module is unloaded.
  *
  *	insmod kite_server.ko name=NAME
  *
- * With calls=N it makes as many of them itself before it is loaded.
+ * With calls=N the module makes N calls itself while it is loaded.
  */
 #include <linux/kthread.h>
 #include <linux/module.h>
@@ -15,13 +15,13 @@
 
 static char *name = "inverter";
 module_param(name, charp, 0444);
-MODULE_PARM_DESC(name, "name of the region that is served");
+MODULE_PARM_DESC(name, "name of the served region");
 
 static uint calls;
 module_param(calls, uint, 0444);
-MODULE_PARM_DESC(calls, "how many calls to make");
+MODULE_PARM_DESC(calls, "calls to make (default 0)");
 
-/* How long the thread waits for a call before it looks whether it is to stop. */
+/* Interval in which the thread checks whether it must stop. */
 #define STOP_POLL_MS 100
 
 static struct kite_session *session;
@@ -29,7 +29,7 @@ static struct task_struct *server;
 static u64 handle;
 static u8 *buf;
 
-/* Bytes of data of a call: some are long, and go by a region. */
+/* Maximum data of a call: twice the inline size, so that some calls use rendezvous. */
 #define MAX_DATA_BYTES (2 * KITE_DATA_INLINE)
 
 static void invert(u8 *data, size_t len)
@@ -55,7 +55,7 @@ static int serve(void *unused)
 	return 0;
 }
 
-/* Calls the server by a session of its caller_handle, as any other module would. */
+/* Calls the server by another session, as any other module would. */
 static int call(u8 *data)
 {
 	struct kite_session *caller = kite_open(NULL);
@@ -142,6 +142,6 @@ static void __exit kite_server_exit(void)
 }
 module_exit(kite_server_exit);
 
-MODULE_DESCRIPTION("Serves calls from the kernel");
+MODULE_DESCRIPTION("Serves RPCs in the kernel");
 MODULE_AUTHOR("The kite developers");
 MODULE_LICENSE("GPL");

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Uses kite from the kernel: allocates a region on a node, fills and reads it back in small and
- * large pieces, through another handle too, and frees it; and asks for what is refused. Loading
- * fails with the error if anything is not as it should be; there is nothing to do after that, so
- * unload it at will.
+ * Uses kite from the kernel: allocates a region on a node, writes it, reads it back in small and
+ * large parts, also through another handle, and frees it. Invalid requests must fail. Loading runs
+ * all checks, and fails with the error of the first check that fails. A loaded module does nothing
+ * more, and can be unloaded at any time.
  *
  *	insmod kite_user.ko node=2 len=9000001
  *
- * With greet=1 it runs the sample of README.md instead, which leaves a region.
+ * With greet=1 the module runs the sample of README.md instead, which leaves a region.
  */
 #include <linux/completion.h>
 #include <linux/module.h>
@@ -22,7 +22,7 @@ MODULE_PARM_DESC(node, "node that lends the memory, 0 for this one (default 0)")
 
 static ulong len = (8 << 20) + 1;
 module_param(len, ulong, 0444);
-MODULE_PARM_DESC(len, "bytes of the region (default 8 MiB and 1)");
+MODULE_PARM_DESC(len, "bytes of the region (default 8 MiB + 1)");
 
 static bool greets;
 module_param_named(greet, greets, bool, 0444);
@@ -30,7 +30,7 @@ MODULE_PARM_DESC(greet, "run the sample of README.md, which needs a node 2 (defa
 
 #define NAME "kite_user"
 
-/* The sample, which Kbuild takes out of README.md. */
+/* The sample, which Kbuild extracts from README.md. */
 #include "readme.h"
 
 static void fill(u8 *buf, size_t size)
@@ -41,7 +41,7 @@ static void fill(u8 *buf, size_t size)
 		buf[i] = (i >> 12) + i * 7;
 }
 
-/* Writes all of @data at once, and its first bytes again, from memory of the other kind. */
+/* Writes @data, which is vmalloc() memory, and its first bytes again from kmalloc() memory. */
 static int write_all(struct kite_session *session, u64 handle, const u8 *data)
 {
 	size_t small = min_t(size_t, len, 64);
@@ -57,7 +57,7 @@ static int write_all(struct kite_session *session, u64 handle, const u8 *data)
 	return err;
 }
 
-/* Writes and reads @data in three parts, of which one is empty, from the last to the first. */
+/* Writes and reads @data in three vectors: the second half, the first half, and an empty one. */
 static int check_vectors(struct kite_session *session, u64 handle, u8 *data, u8 *copy)
 {
 	size_t half = len / 2;
@@ -81,7 +81,7 @@ static int check_vectors(struct kite_session *session, u64 handle, u8 *data, u8 
 	return err;
 }
 
-/* Reads by name what was written, and compares. */
+/* Maps the region by its name, reads it, and compares. */
 static int check(struct kite_session *session, const u8 *data, u8 *copy)
 {
 	u64 handle, size;
@@ -93,7 +93,7 @@ static int check(struct kite_session *session, const u8 *data, u8 *copy)
 	err = size == len ? kite_read(session, handle, 0, copy, len) : -EBADMSG;
 	if (!err && memcmp(data, copy, len))
 		err = -EBADMSG;
-	/* The handle is for reading only, and ends where the region ends. */
+	/* The handle permits reads alone, and none beyond the region. */
 	if (!err && kite_write(session, handle, 0, copy, 1) != -EACCES)
 		err = -EBADMSG;
 	if (!err && kite_read(session, handle, len, copy, 1) != -ERANGE)
@@ -102,7 +102,7 @@ static int check(struct kite_session *session, const u8 *data, u8 *copy)
 	return err;
 }
 
-/* Adds to and swaps the first word, and leaves it as it was. */
+/* Adds to the first word and swaps it. The word has its value again at the end. */
 static int check_atomics(struct kite_session *session, u64 handle)
 {
 	u64 first, value;
@@ -122,7 +122,7 @@ static int check_atomics(struct kite_session *session, u64 handle)
 	return err;
 }
 
-/* Sets and copies the last half, and leaves it as it was. */
+/* Fills and copies the second half, which has its contents again at the end. */
 static int check_copies(struct kite_session *session, u64 handle)
 {
 	u64 half = len / 2, copy_handle;
@@ -150,7 +150,7 @@ static void released(void *context)
 	complete(context);
 }
 
-/* What is written to a region of memory of this module is there, until it is released. */
+/* Writes to a registered region change this module's memory, until kite releases it. */
 static int check_registered(struct kite_session *session)
 {
 	DECLARE_COMPLETION_ONSTACK(released_once);
@@ -184,7 +184,7 @@ static int check_registered(struct kite_session *session)
 	return err;
 }
 
-/* "" is no name: two such regions do not clash, and none can be opened. */
+/* Regions with the name "" are anonymous: several can exist, and none can be mapped. */
 static int check_anonymous(struct kite_session *session)
 {
 	u64 first, second;

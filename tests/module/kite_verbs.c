@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Two kernels communicate by a VQP: one registers memory, the other reads, writes, adds and swaps
- * there, with single requests and with a batch, and sends a message when it is done.
+ * Two kernels communicate by a virtual queue pair: one lends memory; the other one reads, writes,
+ * adds and swaps there, one request at a time and two at once, and then sends a message.
  *
  *	insmod kite_verbs.ko port=9
  *	insmod kite_verbs.ko port=9 node=2
  *
- * The first registers memory, and waits for the message. The second uses the memory of node 2.
- * Loading the module runs the test, and fails with the error of an unexpected result.
+ * The first lends, and waits for the last message of the second, which uses the memory of node 2.
+ * Loading runs all steps, and fails with the error of the first step that fails.
  */
 #include <linux/completion.h>
 #include <linux/module.h>
@@ -17,18 +17,18 @@
 
 static uint node;
 module_param(node, uint, 0444);
-MODULE_PARM_DESC(node, "the node that lends memory, or 0 to lend some");
+MODULE_PARM_DESC(node, "node that lends memory, or 0 to lend memory (default 0)");
 
 static uint port;
 module_param(port, uint, 0444);
-MODULE_PARM_DESC(port, "where it listens");
+MODULE_PARM_DESC(port, "port at which the lender listens");
 
-/* Nothing here is about time. */
+/* No step expects a timeout. */
 #define TIMEOUT_MS 60000
 
 #define MEMORY_BYTES (64 << 10)
 
-/* Places in the memory of each side: of a message, and of what is written and read. */
+/* Offsets in the memory of each side: the message, the words, the written and read data. */
 #define MESSAGE_OFFSET 0
 #define WORD_OFFSET 4096
 #define LOCAL_OFFSET 8192
@@ -163,7 +163,10 @@ static int transfer(u16 op, u32 lent_key)
 	return push(&work);
 }
 
-/* Pushes unsignaled writes with immediate data, and a compare-and-swap of a word that is 0. */
+/*
+ * Pushes a write with an immediate, which has no completion here, and a swap behind a fence, of a
+ * word that is 0.
+ */
 static int push_batch(u32 lent_key)
 {
 	struct kite_send_wr works[] = {
@@ -201,7 +204,7 @@ static int push_batch(u32 lent_key)
 	return -(int)done[0].error;
 }
 
-/* What was given back is known no more. */
+/* Requests to a closed queue pair and a deregistered key must fail. */
 static int check_teardown(void)
 {
 	int err = kite_close_vqp(session, vqp) ?: kite_dereg_mr(session, key);
@@ -234,7 +237,7 @@ static int use_memory(void)
 		return err;
 	if (!is_pattern(memory + LOCAL_OFFSET))
 		return -EBADMSG;
-	/* A key of another owner is rejected. The VQP stays usable. */
+	/* A request with an unknown key fails alone. */
 	if (transfer(KITE_WR_READ, lent_key ^ (1 << 20)) != -ENOENT)
 		return -EBADMSG;
 	return send_message(1, IMM_DONE) ?: check_teardown();
@@ -266,6 +269,6 @@ static void __exit kite_verbs_exit(void)
 }
 module_exit(kite_verbs_exit);
 
-MODULE_DESCRIPTION("Talks by a virtual queue pair");
+MODULE_DESCRIPTION("Communicates by a virtual queue pair");
 MODULE_AUTHOR("The kite developers");
 MODULE_LICENSE("GPL");

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A user of kite in the kernel that stays: a thread that reads a region until it cannot any more.
+ * A thread that reads a region until a read fails.
  *
  *	insmod kite_watch.ko region=NAME
  *	cat /sys/module/kite_watch/parameters/{reads,ended}
  *
- * ended is 0 as long as it goes on, and then the error. It may be unloaded at any time.
+ * The parameter ended is 0 while reads succeed, and then the error. The module can be unloaded at
+ * any time.
  */
 #include <linux/kthread.h>
 #include <linux/module.h>
@@ -19,11 +20,11 @@ MODULE_PARM_DESC(region, "name of a region of at least 64 bytes");
 
 static ulong reads;
 module_param(reads, ulong, 0444);
-MODULE_PARM_DESC(reads, "how often it was read");
+MODULE_PARM_DESC(reads, "number of successful reads");
 
 static int ended;
 module_param(ended, int, 0444);
-MODULE_PARM_DESC(ended, "the error that ended it");
+MODULE_PARM_DESC(ended, "error of the read that failed, or 0");
 
 static struct kite_session *session;
 static struct task_struct *reader;
@@ -38,7 +39,7 @@ static int read_loop(void *unused)
 		reads += !ended;
 		cond_resched();
 	}
-	/* kthread_stop() needs the thread, so it must not exit before. */
+	/* kthread_stop() needs a thread that still exists. */
 	while (!kthread_should_stop())
 		schedule_timeout_interruptible(HZ);
 	return 0;

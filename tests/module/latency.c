@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Times single reads or writes of the kernel, by kite or by verbs: the cost of kite for its kernel
- * users beside the minimum. Both RNICs are in this machine, so verbs need no remote peer. Loading
- * the module runs the measurement and leaves the result to be read:
+ * Measures the time of single reads or writes from within the kernel, by kite or by verbs alone:
+ * the cost of kite for its kernel users, beside the minimum. Both RNICs are in this machine, so
+ * verbs need no agreement with another kernel. Loading measures, and leaves the result in a
+ * parameter:
  *
  *	insmod kite_latency.ko contender=kite operation=write size=64 count=100
  *	cat /sys/module/kite_latency/parameters/median_ns
@@ -11,11 +12,11 @@
 #include <linux/module.h>
 #include <linux/netdevice.h>
 #include <linux/slab.h>
-#include <linux/sort.h>
 
 #include <kite.h>
 #include <rdma/ib_verbs.h>
 
+#include "common.h"
 #include "latency.h"
 
 static char *contender = "kite";
@@ -32,11 +33,11 @@ MODULE_PARM_DESC(size, "bytes of an operation (default 64)");
 
 static uint count = 100;
 module_param(count, uint, 0444);
-MODULE_PARM_DESC(count, "how many to time (default 100)");
+MODULE_PARM_DESC(count, "operations to measure (default 100)");
 
 static uint node = 2;
 module_param(node, uint, 0444);
-MODULE_PARM_DESC(node, "the other RNIC's number in the cluster (default 2)");
+MODULE_PARM_DESC(node, "node number of the other RNIC (default 2)");
 
 static char *from = "left";
 module_param(from, charp, 0444);
@@ -48,7 +49,7 @@ MODULE_PARM_DESC(to, "network device of the other RNIC (default right)");
 
 static ulong median_ns;
 module_param(median_ns, ulong, 0444);
-MODULE_PARM_DESC(median_ns, "the result");
+MODULE_PARM_DESC(median_ns, "result: median time of an operation, in ns");
 
 static struct kite_session *session;
 static u64 handle;
@@ -97,7 +98,7 @@ static const struct transport_ops kite_ops = {
 	.close = close_kite,
 };
 
-/* Moves a pattern there and back: times of wrong bytes are no result. */
+/* Transfers a pattern there and back: times of transfers that corrupt data are no result. */
 static int verify(const struct transport_ops *ops, u8 *buf)
 {
 	size_t i;
@@ -115,11 +116,6 @@ static int verify(const struct transport_ops *ops, u8 *buf)
 	return err;
 }
 
-static int cmp_u64(const void *a, const void *b)
-{
-	return cmp_int(*(const u64 *)a, *(const u64 *)b);
-}
-
 static int repeat(const struct transport_ops *ops, bool write, u64 *times)
 {
 	uint warmup = count / 10 + 1;
@@ -135,8 +131,7 @@ static int repeat(const struct transport_ops *ops, bool write, u64 *times)
 		if (i >= warmup)
 			times[i - warmup] = ktime_get_ns() - start;
 	}
-	sort(times, count, sizeof(*times), cmp_u64, NULL);
-	median_ns = times[count / 2];
+	median_ns = median_of(times, count);
 	return 0;
 }
 
@@ -178,6 +173,6 @@ static void __exit kite_latency_exit(void)
 }
 module_exit(kite_latency_exit);
 
-MODULE_DESCRIPTION("Times reads and writes by kite and by verbs alone");
+MODULE_DESCRIPTION("Measures reads and writes by kite and by verbs alone");
 MODULE_AUTHOR("The kite developers");
 MODULE_LICENSE("GPL");

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What kite_latency.ko times: one way to move a buffer to the other RNIC's memory, and back. */
+/* Transports of kite_latency.ko: each moves a buffer to the memory of the other RNIC, and back. */
 #ifndef _KITE_LATENCY_H
 #define _KITE_LATENCY_H
 
 #include <linux/types.h>
 
 /**
- * struct transport_ops - one way to do it.
- * @open: gets ready to move @size bytes at @buf, between the RNICs of two network devices.
- * @transfer: moves them all, and returns when that is done.
- * @close: gives back what @open took, also after it failed.
+ * struct transport_ops - one transport.
+ * @open: prepares transfers of @size bytes at @buf, between the RNICs of two network devices.
+ * @transfer: transfers all bytes, and returns when the transfer has completed.
+ * @close: releases the resources that @open acquired, also after @open failed.
  */
 struct transport_ops {
 	const char *name;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The least that a read or write costs in the kernel: a queue pair on each of two RNICs of this
- * machine, one request posted, and its completion polled for. Like kite it uses the keys to all
- * memory, so nothing is registered. MAC addresses are not resolved: Soft-RoCE does that itself.
+ * Minimum cost of a read or write in the kernel: a queue pair on each of two RNICs of this machine,
+ * one posted request, and polling for its completion. Like kite, this transport uses the keys to
+ * all memory, so it registers none. It does not resolve MAC addresses: Soft-RoCE does that itself.
  */
 #include <linux/netdevice.h>
 #include <linux/slab.h>
@@ -13,7 +13,7 @@
 #include "latency.h"
 #include "qp.h"
 
-/* What one RNIC has. */
+/* Objects of one RNIC. */
 struct endpoint {
 	struct ib_device *device;
 	struct ib_pd *pd;
@@ -49,10 +49,6 @@ static int query_port(struct endpoint *endpoint)
 static int create_queues(struct endpoint *endpoint)
 {
 	struct ib_cq_init_attr depth = { .cqe = 16 };
-	struct ib_qp_init_attr attr = {
-		.qp_type = IB_QPT_RC,
-		.cap = { .max_send_wr = 4, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
-	};
 
 	endpoint->pd = ib_alloc_pd(endpoint->device, IB_PD_UNSAFE_GLOBAL_RKEY);
 	if (IS_ERR(endpoint->pd))
@@ -60,9 +56,7 @@ static int create_queues(struct endpoint *endpoint)
 	endpoint->cq = ib_create_cq(endpoint->device, NULL, NULL, NULL, &depth);
 	if (IS_ERR(endpoint->cq))
 		return PTR_ERR(endpoint->cq);
-	attr.send_cq = endpoint->cq;
-	attr.recv_cq = endpoint->cq;
-	endpoint->qp = ib_create_qp(endpoint->pd, &attr);
+	endpoint->qp = create_rc_qp(endpoint->pd, endpoint->cq, 4);
 	return PTR_ERR_OR_ZERO(endpoint->qp);
 }
 
@@ -96,31 +90,16 @@ static void destroy_objects(struct endpoint *endpoint)
 		ib_device_put(endpoint->device);
 }
 
-static int modify_to_rtr(struct endpoint *endpoint, struct endpoint *peer)
-{
-	struct ib_qp_attr attr = {
-		.qp_state = IB_QPS_RTR,
-		.path_mtu = min(endpoint->mtu, peer->mtu),
-		.dest_qp_num = peer->qp->qp_num,
-		.max_dest_rd_atomic = 1,
-		.min_rnr_timer = 12,
-		.ah_attr.type = rdma_ah_find_type(endpoint->device, PORT),
-	};
-
-	rdma_ah_set_port_num(&attr.ah_attr, PORT);
-	rdma_ah_set_grh(&attr.ah_attr, &peer->gid, 0, 0, 64, 0);
-	return ib_modify_qp(endpoint->qp, &attr,
-			    IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU | IB_QP_DEST_QPN |
-			    IB_QP_RQ_PSN | IB_QP_MAX_DEST_RD_ATOMIC | IB_QP_MIN_RNR_TIMER);
-}
-
 static int connect(struct endpoint *endpoint, struct endpoint *peer)
 {
-	int err = modify_to_init(endpoint->qp);
+	struct rdma_ah_attr path = { .type = rdma_ah_find_type(endpoint->device, PORT) };
+	enum ib_mtu mtu = min(endpoint->mtu, peer->mtu);
 
-	if (!err)
-		err = modify_to_rtr(endpoint, peer);
-	return err ?: modify_to_rts(endpoint->qp);
+	rdma_ah_set_port_num(&path, PORT);
+	rdma_ah_set_grh(&path, &peer->gid, 0, 0, 64, 0);
+	return modify_to_init(endpoint->qp) ?:
+	       modify_to_rtr(endpoint->qp, peer->qp->qp_num, mtu, &path) ?:
+	       modify_to_rts(endpoint->qp);
 }
 
 static int open_verbs(const char *from, const char *to, void *buf, size_t size)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Serves the calls of the sample rpc.c, takes one, and gives its handle back without an answer.
- * Then it does nothing until it is killed.
+ * Serves the calls of the sample rpc.c, receives one, and unmaps its handle without a reply. Then
+ * sleeps until it is killed.
  */
 #include <kite/lite.h>
 #include <stdio.h>

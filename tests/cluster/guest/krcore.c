@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * All that krcore.h has, between two programs: the one without arguments lends memory, and the one
- * with the number of its node does there what can be done, in one kr_push, and waits by poll(2).
+ * Tests all functions of krcore.h between two programs. The one without arguments lends memory. The
+ * one with the number of that node runs all operations there, in one kr_push, and waits by poll(2).
  */
 #include <errno.h>
 #include <kite/krcore.h>
@@ -13,7 +13,7 @@
 #define PORT 2002
 #define PATIENCE_MS 60000
 
-/* Prints the line of a failed condition, and exits. */
+/* Prints the place of the failure, and exits. */
 #define CHECK(good)                                                        \
 	do {                                                               \
 		if (!(good)) {                                             \
@@ -22,7 +22,7 @@
 		}                                                          \
 	} while (0)
 
-/* What is lent. */
+/* The lent memory. */
 static struct {
 	uint64_t swapped;
 	uint64_t counted;
@@ -34,7 +34,7 @@ static struct place {
 	uint32_t key;
 } message;
 
-/* What the other side has. */
+/* The memory of the peer. */
 static struct {
 	uint64_t was[3];
 	char written[sizeof(lent.bytes)];
@@ -120,7 +120,7 @@ static void lend(void)
 	CHECK(kr_close(qd) == 0 && kr_close(bound) == 0);
 }
 
-/* Pops count completions, waiting by poll(2) as a program with other descriptors does. */
+/* Pops @count completions, and waits for them by poll(2). */
 static void take(int qd, struct kr_completion *done, int count)
 {
 	struct pollfd fd = { .fd = kr_fd(), .events = POLLIN };
@@ -170,7 +170,7 @@ static void do_all(int qd, uint32_t key)
 	CHECK(own.was[0] == 0 && own.was[1] == 9 && own.was[2] == 0);
 }
 
-/* Reads a byte of the registered memory. Returns the status of the completion. */
+/* Reads a byte of the lent memory. Returns the error of its completion. */
 static int read_byte(int qd, uint32_t key, uint64_t offset)
 {
 	struct kr_request request = { .addr = own.read,
@@ -209,7 +209,7 @@ static void use(uint32_t node)
 	want(qd, 2);
 	hear(qd);
 	message = place;
-	/* For as long as it is trusted what was known of the key, it is read from all the same. */
+	/* Reads succeed until the cached attributes of the key expire. */
 	do
 		err = read_byte(qd, key, 0);
 	while (!err);

@@ -3,8 +3,8 @@
  * Locked memory of a process that uses the C library.
  *
  *   locked transfer NODE: 4 threads write, read and compare 4 MiB each
- *   locked register MIB COUNT MAX: registers and takes back MIB of memory COUNT times, with at most
- *   MAX MiB pinned
+ *   locked register MIB COUNT MAX: registers and deregisters MIB of memory COUNT times, with at
+ *   most MAX MiB pinned
  *
  * Prints "all is well" at the end.
  */

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
  * Two ends that exchange words as private data while they connect, and print each event with its
- * private data. The program uses librdmacm only, and gets events when the descriptor of its channel
- * is readable.
+ * private data. The program uses librdmacm alone, and reads events when the descriptor of its
+ * channel is readable.
  *
  * rdmacm_echo
- *	accepts each peer and returns its word; but rejects a peer with the word "no", with "sorry",
- *	and disconnects a peer with the word "late" at once
+ *	accepts connections, and returns the received word; rejects the word "no" with "sorry";
+ *	disconnects at once after "late"
  * rdmacm_echo ADDRESS WORD
- *	connects, and disconnects; with the word "wait" it waits until the peer disconnects; with
- *	"late" it gets no event before SIGUSR1
+ *	connects and disconnects; with the word "wait" waits until the peer disconnects; with
+ *	"late" reads no event before SIGUSR1
  */
 
 #include <arpa/inet.h>
@@ -27,7 +27,7 @@
 
 static struct rdma_event_channel *channel;
 
-/* Signal before which a "late" client gets no event. */
+/* The signal before which no event is read. */
 static sigset_t late;
 
 static void check(int good, const char *what)
@@ -38,7 +38,7 @@ static void check(int good, const char *what)
 	exit(1);
 }
 
-/* Returns the private data of an event of a connection. */
+/* Prints an event of a connection. */
 static const char *word(const struct rdma_cm_event *event)
 {
 	static char said[256];
@@ -100,7 +100,10 @@ static void end(struct rdma_cm_id *id)
 	check(!rdma_destroy_id(id), "ending");
 }
 
-/* Listens by another channel until the first request, then migrates its events to this channel. */
+/*
+ * Listens on another channel until the first request. Then migrates the listener, with that event,
+ * to the main channel.
+ */
 static void listen_for_first(void)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(PORT) };
@@ -142,12 +145,12 @@ static void expect(enum rdma_cm_event_type type)
 	int good = event->event == type;
 
 	rdma_ack_cm_event(event);
-	/* What came instead was printed. */
+	/* next() has printed the unexpected event. */
 	if (!good)
 		exit(2);
 }
 
-/* Both sides may disconnect, also a second time. */
+/* A second disconnect, of either end, must succeed. */
 static void disconnect(struct rdma_cm_id *id)
 {
 	check(!rdma_disconnect(id) && !rdma_disconnect(id), "disconnecting");
@@ -189,7 +192,7 @@ static void *take(void *of)
 	return NULL;
 }
 
-/* A thread that waits for an event that never comes may be cancelled. */
+/* A thread that waits for an event can be cancelled. */
 static void cancel(void)
 {
 	struct rdma_event_channel *quiet = rdma_create_event_channel();

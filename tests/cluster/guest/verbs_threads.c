@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Threads that share a queue pair and a completion queue: each adds to a number of the other end,
- * and takes whatever completions there are. It knows verbs alone.
+ * Threads that share a queue pair and a completion queue: each adds to a number of the peer, and
+ * polls completions of all threads. The program uses verbs alone.
  *
- * verbs_threads DEVICE has the number, and prints it in the end.
- * verbs_threads DEVICE ADDRESS adds to it, and prints the sum of what was there before each time.
+ * verbs_threads DEVICE has the number, and prints it at the end.
+ * verbs_threads DEVICE ADDRESS adds to it, and prints the sum of the values before each add.
  */
 
 #include <arpa/inet.h>
@@ -128,7 +128,7 @@ static void exchange(int tcp)
 	check(recv(tcp, &other, sizeof(other), MSG_WAITALL) == sizeof(other), "hearing");
 }
 
-/* Takes completions, of which there need not be any. */
+/* Polls completions once. */
 static void poll(void)
 {
 	struct ibv_wc found[16];
@@ -165,7 +165,7 @@ static void *add(void *unused)
 		wr.wr.atomic.remote_addr = other.addr;
 		wr.wr.atomic.rkey = other.rkey;
 		wr.wr.atomic.compare_add = 1;
-		/* There is room for fewer than that. */
+		/* The queue has room for fewer requests. */
 		while (ibv_post_send(qp, &wr, &bad))
 			poll();
 	}
@@ -185,7 +185,7 @@ int main(int argc, char **argv)
 	tcp = meet(argc > 2 ? argv[2] : NULL);
 	exchange(tcp);
 	connect_to_other();
-	/* Both are ready. */
+	/* Both ends are ready. */
 	check(write(tcp, "", 1) == 1 && read(tcp, &end, 1) == 1, "waiting");
 	if (argc == 2) {
 		check(!read(tcp, &end, 1), "the end");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Waits of the C library: their limits, signals, and what other threads do meanwhile. Runs on one
- * node, which reaches itself. Prints "all is well" at the end.
+ * Waits of the C library: timeouts, signals, and concurrent requests of other threads. Runs on one
+ * node, which connects to itself. Prints "all is well" at the end.
  */
 #include <assert.h>
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 enum { PORT = 4711, TAG = 7 };
 
-/* More bytes for replies than the memory of a queue may have. */
+/* More bytes of replies than the memory of an I/O queue can have. */
 enum { CALLS = 150, ROOM = 8 << 20 };
 
 static int64_t pair;
@@ -62,7 +62,7 @@ static void signal_and_cancel(LT_lh lh, void *memory)
 	expect("LT_wait_timeout of 0", LT_wait_timeout(pair, &done, 0), -ETIMEDOUT);
 	expect("LT_wait_timeout", LT_wait_timeout(pair, &done, 20), -ETIMEDOUT);
 	pthread_create(&waiter, NULL, wait_twice, NULL);
-	/* A signal that comes before the thread sleeps ends no wait. */
+	/* A signal that arrives before the thread sleeps does not end the wait. */
 	while (!interrupted)
 		pthread_kill(waiter, SIGUSR1);
 	expect("LT_cancel", LT_cancel(pair, TAG), 1);
@@ -82,7 +82,7 @@ static void *answer(void *lh)
 	return NULL;
 }
 
-/* The replies have room in one buffer: each has one byte, and they are stored in turn. */
+/* The replies fit into one buffer: each has one byte, and they are stored one after the other. */
 static void multicast(LT_lh lh)
 {
 	struct LT_reply replies[CALLS];

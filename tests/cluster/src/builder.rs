@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Decides what a cluster is made of, and boots it.
+//! Plan of a cluster, and its boot.
 
 use std::env;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -10,25 +10,25 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crate::accel::Accel;
-use crate::connectx::Connectx;
 use crate::error::{Error, Result};
+use crate::fabric::connectx::Connectx;
 use crate::fabric::Fabric;
-use crate::firmware::Firmware;
-use crate::hosts::Hosts;
-use crate::kernel::{patience, Kernel};
+use crate::machine::accel::Accel;
+use crate::machine::firmware::Firmware;
+use crate::machine::hosts::Hosts;
+use crate::machine::kernel::{patience, Kernel};
+use crate::machine::qemu::Plan;
+use crate::machine::workdir::Workdir;
 use crate::node::Node;
-use crate::qemu::Plan;
-use crate::workdir::Workdir;
 use crate::Cluster;
 
-/// Machines share the host's processors and may be emulated.
+/// Default timeout of a boot: machines share the host's processors and may be emulated.
 const BOOT_SECONDS: u64 = 240;
 
-/// Longer names would make the paths of sockets too long.
-const NAME: usize = 32;
+/// Maximum characters of a name: paths of sockets have at most 107 bytes.
+const MAX_NAME: usize = 32;
 
-/// The plan of a cluster; [`Builder::boot`] carries it out.
+/// The plan of a cluster, which [`Builder::boot`] boots.
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens until `boot`"]
 pub struct Builder {
@@ -68,44 +68,44 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// Sets the number of nodes. The default is 2.
+    /// Sets the number of nodes; 2 if unset.
     pub fn nodes(mut self, count: usize) -> Self {
         self.nodes = count;
         self
     }
 
-    /// Sets the fabric. The default is the environment variable `FABRIC`.
+    /// Sets the RDMA fabric; the one that `FABRIC` names if unset.
     pub fn fabric(mut self, fabric: Fabric) -> Self {
         self.fabric = Some(fabric);
         self
     }
 
-    /// Memory of each node; 1024 MiB if unset. The host gives only what a node touches.
+    /// Sets the memory of each node; 1024 MiB if unset. The host allocates only pages that a node touches.
     pub fn memory(mut self, mib: usize) -> Self {
         self.memory_mib = mib;
         self
     }
 
-    /// Processors of each node; 2 if unset.
+    /// Sets the processors of each node; 2 if unset.
     pub fn cpus(mut self, count: usize) -> Self {
         self.cpus = count;
         self
     }
 
-    /// Software ConnectXs of each node; 1 if unset. What can be done to a node's network is done to the first.
+    /// Sets the software ConnectXs of each node; 1 if unset. Methods of [`Node`] for links and RNICs affect the first.
     pub fn rnics(mut self, count: usize) -> Self {
         self.rnics = count;
         self
     }
 
-    /// Maps the doorbells of software ConnectXs as memory, so that a doorbell does not trap. The default is `true` if
-    /// the environment variable `MAP_DOORBELLS` is set.
+    /// Maps doorbells of software ConnectXs as memory of the machines, which does not trap. The variable
+    /// `MAP_DOORBELLS`, with any value, does the same.
     pub fn map_doorbells(mut self, map: bool) -> Self {
         self.map_doorbells = map;
         self
     }
 
-    /// Takes the dynamically connected transport from the software ConnectXs of these nodes.
+    /// Disables the dynamically connected transport in the software ConnectXs of these nodes.
     pub fn without_dc(mut self, nodes: &[usize]) -> Self {
         self.without_dc = nodes.into();
         self
@@ -117,8 +117,8 @@ impl Builder {
         self
     }
 
-    /// Makes the nodes' clocks count instructions, those of all processors of a node together, as
-    /// nanoseconds. Nodes then have no common time: this is for what happens within one.
+    /// Makes the nodes' clocks advance by 1 ns with each instruction of any of their processors. Nodes then have no
+    /// common time: only measurements within one node are valid.
     pub fn count_instructions(mut self, count: bool) -> Self {
         self.count_instructions = count;
         self
@@ -131,7 +131,7 @@ impl Builder {
         self
     }
 
-    /// Parameters for the kernels' command line, such as `module.sig_enforce=1`; none if unset.
+    /// Adds parameters to the kernels' command line, such as `module.sig_enforce=1`; none if unset.
     pub fn kernel_parameters(mut self, parameters: &str) -> Self {
         self.parameters = parameters.into();
         self
@@ -143,13 +143,13 @@ impl Builder {
         self
     }
 
-    /// The cluster's name, and so its directory's; if unset, that of the test.
+    /// Sets the name of the cluster and its directory; that of the test if unset.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Boots all nodes at once and waits until each has its fabric and takes commands.
+    /// Boots all nodes at once, and waits until each has its fabric and accepts commands.
     pub fn boot(self) -> Result<Cluster> {
         if !(1..=254).contains(&self.nodes) {
             return Err(Error::Nodes(self.nodes));
@@ -208,11 +208,11 @@ impl Builder {
             None => thread::current().name().unwrap_or("cluster").into(),
         };
         let safe = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
-        name.chars().map(safe).take(NAME).collect()
+        name.chars().map(safe).take(MAX_NAME).collect()
     }
 }
 
-/// Returns the maximum time of a boot.
+/// Returns the timeout of a boot.
 pub(crate) fn boot_limit() -> Duration {
     let given = env::var("KITE_BOOT_SECONDS")
         .ok()
@@ -237,8 +237,8 @@ fn boot_all(plans: &[Plan], network: &Option<Arc<Connectx>>) -> Result<Vec<Node>
     })
 }
 
-/// Returns a multicast group for one cluster. Running processes have different numbers (at most 22 bits), and the port
-/// distinguishes the clusters of a process.
+/// Returns a multicast group for one cluster. Live processes have different numbers (at most 22 bits), and clusters
+/// of a process different ports.
 fn private_group() -> SocketAddrV4 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let [_, a, b, c] = process::id().to_be_bytes();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What can go wrong with a cluster, in words that say what to look at next.
+//! Errors of clusters, nodes and commands, with the log or file to look at next.
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::kernel::Series;
+use crate::machine::kernel::Series;
 
-/// The result of whatever can fail here.
+/// Result with an error of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// A failure of a cluster, a node or a command.
@@ -23,39 +23,39 @@ pub enum Error {
     /// `FABRIC` or `--fabric` names no fabric.
     #[error("\"{0}\" is not a fabric; known: connectx, rxe")]
     UnknownFabric(String),
-    /// The software ConnectX is asked for and was not built.
-    #[error("there is no software ConnectX yet: make connectx builds it")]
+    /// The software ConnectX is required and was not built.
+    #[error("software ConnectX is not built: run make connectx")]
     NoConnectx,
-    /// The operation needs software ConnectXs.
+    /// The operation is possible with software ConnectXs only.
     #[error("the RNIC of this node is no software ConnectX")]
     NotConnectx,
-    /// The software ConnectX does not run.
+    /// The software ConnectX did not start.
     #[error("the software ConnectX ended; see {}", .0.display())]
     Connectx(PathBuf),
-    /// The software ConnectX did not do as it was asked.
-    #[error("the software ConnectX answers: {0}")]
+    /// The software ConnectX rejected a request.
+    #[error("software ConnectX replied: {0}")]
     Control(String),
     /// `KITE_KERNEL` names no kernel.
     #[error("\"{0}\" is not a kernel; known: stock, debug, or a series such as 7.2")]
     UnknownKernel(String),
     /// The set-up has not prepared this kernel series.
-    #[error("kernel series {0} is not prepared: scripts/setup {0} prepares it")]
+    #[error("kernel series {0} is not prepared: run scripts/setup {0}")]
     NoSeries(Series),
-    /// The debug kernel is asked for and was not built.
-    #[error("there is no debug kernel yet: make test-debug builds it (scripts/setup-debug)")]
+    /// The debug kernel is required and was not built.
+    #[error("debug kernel is not built: run make test-debug (scripts/setup-debug)")]
     NoDebugKernel,
-    /// The minimal Debian of tests of packages was not made.
-    #[error("no Debian host is prepared: scripts/setup-packaging prepares one")]
+    /// The minimal Debian for the tests of packages was not made.
+    #[error("no Debian host is prepared: run scripts/setup-packaging")]
     NoMachine,
     /// A cluster of no nodes, or of more than its network has addresses for.
     #[error("a cluster has 1 to 254 nodes, not {0}")]
     Nodes(usize),
-    /// An operation on this side of the machines failed.
+    /// An operation on the host failed.
     #[error("{what}: {source}")]
     Io {
         /// The operation.
         what: String,
-        /// Why it failed.
+        /// Its error.
         source: io::Error,
     },
     /// A node stopped, or was not ready in time.
@@ -63,7 +63,7 @@ pub enum Error {
     Boot {
         /// The node.
         node: String,
-        /// The observation.
+        /// The reason.
         why: String,
         /// The fault or the last lines of its console.
         log: String,
@@ -75,10 +75,10 @@ pub enum Error {
     Unreachable {
         /// The node.
         node: String,
-        /// Output of ssh or QEMU.
+        /// The message of ssh or QEMU.
         why: String,
     },
-    /// A command, or what was waited for in its output, took too long.
+    /// A command, or the awaited part of its output, exceeded its timeout.
     #[error(
         "{node}: `{}`: not within {limit:?}; so far it wrote:\n{output}",
         brief(command)
@@ -88,12 +88,12 @@ pub enum Error {
         node: String,
         /// The command.
         command: String,
-        /// The limit that was exceeded.
+        /// The timeout.
         limit: Duration,
         /// Its output until then.
         output: String,
     },
-    /// A command that had to succeed did not.
+    /// A command that must succeed failed.
     #[error("{node}: `{}` ended with status {status}:\n{output}", brief(command))]
     Failed {
         /// The node.
@@ -105,15 +105,15 @@ pub enum Error {
         /// Its output.
         output: String,
     },
-    /// QEMU refused a command or spoke out of turn.
-    #[error("QEMU, asked to {command}: {why}")]
+    /// QEMU rejected a command or sent an unexpected reply.
+    #[error("QEMU command {command}: {why}")]
     Qemu {
         /// The QMP command.
         command: String,
-        /// Its answer.
+        /// Its reply.
         why: String,
     },
-    /// An unloaded module left objects that nothing points to.
+    /// An unloaded module left unreferenced objects.
     #[error("{node}: memory was leaked:\n{objects}")]
     Leak {
         /// The node.
@@ -126,10 +126,10 @@ pub enum Error {
     Fault(String),
 }
 
-/// As many lines of a command are shown.
+/// Maximum lines of a command in a message.
 const LINES: usize = 12;
 
-/// Enough of a command to know it by: a whole script would hide what it printed.
+/// Returns the first and last lines of a command: a whole script would hide its output.
 fn brief(command: &str) -> String {
     let lines: Vec<&str> = command.lines().collect();
     let Some(hidden) = lines.len().checked_sub(LINES).filter(|hidden| *hidden > 0) else {
@@ -143,15 +143,14 @@ fn brief(command: &str) -> String {
     )
 }
 
-/// As for people: this is what a test prints that returns an error, and console lines have to
-/// remain lines there.
+/// Formats as `Display`: the test harness prints errors by `Debug`, and console lines must remain lines.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// Adds the operation to an I/O error.
+/// Adds the failed operation to an I/O error.
 pub(crate) trait Context<T> {
     fn context(self, what: impl FnOnce() -> String) -> Result<T>;
 }
@@ -170,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_long_commands_both_ends_are_shown() {
+    fn long_command_is_shortened_to_both_ends() {
         assert_eq!(brief("a\nb"), "a\nb");
         let lines: Vec<String> = (1..=13).map(|i| i.to_string()).collect();
         assert_eq!(

@@ -1,41 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! kite on the nodes of a cluster: the module, its daemons, its command, and the test programs.
 //!
-//! Node 1 is the seed, and daemons join in order, so that kite's number of a node is the harness's.
-//! The state is in the nodes alone: [`Cluster::start_kite`] brings any cluster to the same start,
-//! also one that a failed test left in disorder.
+//! Node 1 is the seed, and daemons join in order, so that the node numbers of kite and the harness agree. The harness
+//! keeps no state: [`Cluster::start_kite`] restores the same initial state from any other, also after a failed test.
 
 use std::collections::HashMap;
 use std::thread;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::kernel::patience;
+use crate::machine::kernel::patience;
+use crate::node::process::Process;
 use crate::node::{Node, Remote};
-use crate::process::Process;
 use crate::wait::until;
 use crate::{Cluster, TOP};
 
-/// Maximum time for daemons to agree on a view.
+/// Timeout of the agreement of daemons on a view.
 const AGREEMENT: Duration = Duration::from_secs(60);
 
-/// Maximum time for a daemon to leave and close the device.
+/// Timeout of a daemon's exit.
 const FAREWELL: Duration = Duration::from_secs(30);
 
 const SCRIPT: &str = include_str!("../guest/start-kite");
 
-/// Parameters of module and daemon.
+/// Configuration of module and daemons.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Parameters of the module, "a=1 b=2".
     pub parameters: String,
-    /// Milliseconds between heartbeats.
+    /// Interval of heartbeats, in ms.
     pub heartbeat_ms: u32,
-    /// Milliseconds of silence after which a node is dead.
+    /// Silence after which a node counts as dead, in ms.
     pub dead_ms: u32,
 }
 
-/// Slow machines do not take each other for dead, and tests of the dead do not take long.
+/// Long enough that slow machines do not count as dead, and short enough for tests of dead nodes.
 impl Default for Setup {
     fn default() -> Self {
         let ms = |ms| patience(Duration::from_millis(ms)).as_millis() as u32;
@@ -48,7 +47,8 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Returns parameters with which no node is removed for its silence. A suspected node has two heartbeats to reply.
+    /// Returns a configuration in which no silent node is removed during a test: a suspected node has two heartbeats to
+    /// respond.
     pub fn patient() -> Self {
         Setup {
             heartbeat_ms: 10_000,
@@ -59,12 +59,12 @@ impl Setup {
 }
 
 impl Cluster {
-    /// Starts the module and the daemon on each node where they do not run with this set-up, and
-    /// waits until each node's kernel acts on a view of all.
+    /// Starts the module and the daemon on each node where they do not run with this configuration, and waits until
+    /// each node's kernel has a view of all nodes.
     ///
     /// # Errors
     ///
-    /// If a node does not get there; the end of its daemon's log is in the message.
+    /// A node does not get that view within 60 s. The end of its daemon's log is in the message.
     pub fn start_kite(&self, setup: &Setup) -> Result<()> {
         if self.runs_kite(setup) {
             return Ok(());
@@ -75,14 +75,14 @@ impl Cluster {
         self.await_members(self.nodes().len())
     }
 
-    /// Cuts the links of a node until a QP has failed, and restores them. There must be traffic from or to the node.
-    /// The end that detects the failure depends on the operations in flight.
+    /// Takes down the links of a node until a queue pair has failed, and brings them up again. Requests from or to the
+    /// node must be in flight. A queue pair of either end may fail.
     ///
     /// # Errors
     ///
-    /// If none fails within `limit`.
+    /// [`Error::Timeout`]: no queue pair fails within `limit`.
     pub fn cut(&self, number: usize, limit: Duration) -> Result<()> {
-        // Of all at once: what is on the way may end meanwhile.
+        // Read the counters of all nodes at once, while requests are in flight.
         let lost = || -> Result<u64> {
             let lost = |node: &Node| Ok(node.stats()?["qp_errors"]);
             thread::scope(|scope| {
@@ -98,16 +98,16 @@ impl Cluster {
         self.node(number).reconnect()
     }
 
-    /// Has all nodes lose this share of what they send while something is done.
+    /// Drops this share of the packets that each node sends while `work` runs.
     ///
     /// # Errors
     ///
-    /// Those of `work`.
+    /// The errors of `work`.
     ///
     /// # Panics
     ///
-    /// If a node has lost nothing meanwhile.
-    pub fn losing<T>(&self, percent: f64, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// If a node lost no packet.
+    pub fn with_loss<T>(&self, percent: f64, work: impl FnOnce() -> Result<T>) -> Result<T> {
         for node in self.nodes() {
             node.loss(percent)?;
         }
@@ -125,8 +125,8 @@ impl Cluster {
         Ok(done)
     }
 
-    /// Returns `true` if all nodes run kite with this setup, which is the usual case. One command per node, run
-    /// concurrently, checks it.
+    /// Returns `true` if kite runs with this configuration on all nodes. This is the usual case, and takes one command
+    /// on each node, all at once.
     fn runs_kite(&self, setup: &Setup) -> bool {
         let members = self.nodes().len();
         let runs = |(number, node): (usize, &Node)| {
@@ -135,7 +135,7 @@ impl Cluster {
                  --members {members} --limit-ms 0",
                 script(number, setup)
             );
-            node.mend()
+            node.restore_links()
                 .and_then(|()| node.run(&line))
                 .is_ok_and(|output| output.success())
         };
@@ -144,7 +144,7 @@ impl Cluster {
                 .zip(self.nodes())
                 .map(|node| scope.spawn(move || runs(node)))
                 .collect();
-            // Wait for all threads, also after a failure of the first.
+            // Join all threads, whatever the first returns.
             looks
                 .into_iter()
                 .fold(true, |all, look| look.join().unwrap_or(false) && all)
@@ -155,7 +155,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// If that takes longer than a minute.
+    /// [`Error::Failed`] after 60 s.
     pub fn await_members(&self, count: usize) -> Result<()> {
         let nodes = (1..).zip(self.nodes()).take(count);
         for (number, node) in nodes {
@@ -166,14 +166,14 @@ impl Cluster {
 }
 
 impl Node {
-    /// Starts the module and the daemon unless they run with this set-up, and repairs what a test
-    /// may have left of the network; `number` is the node's.
+    /// Starts the module and the daemon of node `number` unless they run with this configuration, and restores links
+    /// that a test took down.
     ///
     /// # Errors
     ///
-    /// If the module does not load.
+    /// The module cannot be loaded.
     pub fn start_kite(&self, number: usize, setup: &Setup) -> Result<()> {
-        self.mend()?;
+        self.restore_links()?;
         self.sh(&script(number, setup)).map(drop)
     }
 
@@ -181,7 +181,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// If it is not within a minute.
+    /// [`Error::Failed`] after 60 s.
     pub fn await_view(&self, number: usize, members: usize) -> Result<()> {
         let limit = patience(AGREEMENT).as_millis();
         let line = format!("await --own {number} --members {members} --limit-ms {limit}");
@@ -193,30 +193,31 @@ impl Node {
         })
     }
 
-    /// Asks the daemon to leave, if it runs, and waits for its end.
+    /// Sends SIGTERM to the daemon, which then leaves the cluster, and waits for its end. Does nothing without a
+    /// daemon.
     ///
     /// # Errors
     ///
-    /// If it does not end within half a minute.
+    /// [`Error::Failed`]: the daemon does not end within 30 s.
     pub fn stop_kited(&self) -> Result<()> {
         self.end_kited("TERM")
     }
 
-    /// Kills the daemon, if it runs, and waits for its end.
+    /// Kills the daemon, and waits for its end. Does nothing without a daemon.
     ///
     /// # Errors
     ///
-    /// As of [`Node::stop_kited`].
+    /// See [`Node::stop_kited`].
     pub fn kill_kited(&self) -> Result<()> {
         self.end_kited("KILL")
     }
 
-    /// Starts the daemon in place of the one that runs, with a file descriptor store that outlives it, and waits until
-    /// it is ready. It is started again when it ends, until it leaves the cluster (SIGINT).
+    /// Replaces the running daemon by one with a file descriptor store that outlives it, and waits until the daemon is
+    /// ready. The store starts the daemon again when it ends, until it leaves the cluster (SIGINT).
     ///
     /// # Errors
     ///
-    /// If it is not ready within a minute.
+    /// [`Error::Timeout`]: the daemon is not ready within 60 s.
     pub fn keep_kited(&self, number: usize, setup: &Setup) -> Result<Process> {
         self.stop_kited()?;
         let arguments = arguments(number, setup);
@@ -239,11 +240,11 @@ impl Node {
         self.command(line).limit(FAREWELL * 3).sh().map(drop)
     }
 
-    /// Runs the command `kite`, which has to succeed, and returns what it prints.
+    /// Runs the command `kite`, which must succeed. Returns its output.
     ///
     /// # Errors
     ///
-    /// If it fails.
+    /// [`Error::Failed`]: the command fails.
     pub fn kite(&self, arguments: &str) -> Result<String> {
         self.sh(&format!("{TOP}/target/release/kite {arguments}"))
     }
@@ -255,20 +256,20 @@ impl Node {
         ))
     }
 
-    /// Executes an operation of the workload program. Returns "OK" or the symbol of the errno.
+    /// Runs one request by the test program. Returns "OK" or the symbol of the errno.
     ///
     /// # Errors
     ///
-    /// If it does not end.
+    /// The program fails or does not end.
     pub fn attempt(&self, user: &str, what: &str) -> Result<String> {
         self.workload(&format!("attempt {what}")).user(user).sh()
     }
 
-    /// Counters and gauges.
+    /// Returns counters and gauges.
     ///
     /// # Errors
     ///
-    /// If there is no module, or no RNIC.
+    /// The module is not loaded, or the node has no RNIC.
     pub fn stats(&self) -> Result<HashMap<String, u64>> {
         let json = self.kite("stats --json")?;
         serde_json::from_str(&json).map_err(|error| Error::Io {
@@ -277,11 +278,11 @@ impl Node {
         })
     }
 
-    /// Waits until gauges have values, "a=1 b=2", and returns how long it took.
+    /// Waits until gauges have values, "a=1 b=2". Returns the elapsed time.
     ///
     /// # Errors
     ///
-    /// If that takes longer than `limit`.
+    /// [`Error::Failed`] after `limit`.
     pub fn await_gauges(&self, gauges: &str, limit: Duration) -> Result<Duration> {
         let line = format!("await {gauges} --limit-ms {}", patience(limit).as_millis());
         let ms = self.workload(&line).limit(limit * 2 + FAREWELL).sh()?;
@@ -300,7 +301,7 @@ fn script(number: usize, setup: &Setup) -> String {
     )
 }
 
-/// Options of the daemon.
+/// Returns the options of the daemon.
 fn arguments(number: usize, setup: &Setup) -> String {
     let role = match number {
         1 => "--listen 10.77.0.1:7700",
@@ -316,7 +317,7 @@ fn arguments(number: usize, setup: &Setup) -> String {
     )
 }
 
-/// Adds the daemon's own words to a failure.
+/// Adds the end of the daemon's log to a failure.
 fn explain(error: Error, log: &str) -> Error {
     match error {
         Error::Failed {

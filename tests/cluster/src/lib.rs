@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Clusters of virtual machines for kite's tests: real kernels, an RDMA fabric between them, and
-//! control over all that may happen to a machine.
+//! Clusters of virtual machines for kite's tests: stock kernels, an RDMA fabric between them, and control over
+//! power, network and RNIC of each machine.
 //!
-//! Machines run the stock kernel on the build root, read-only, with the checkout at `/kite`; what
-//! they write goes to memory. A kernel that reports a fault fails the test that has its cluster.
+//! Machines run the stock kernel on the build root, read-only, with the checkout at `/kite`. Their writes go to
+//! memory. A kernel that reports a fault fails the test that uses its cluster.
 //!
 //! ```no_run
 //! # fn main() -> kite_cluster::Result<()> {
@@ -14,30 +14,17 @@
 //! # }
 //! ```
 
-mod accel;
 mod builder;
-mod connectx;
-mod console;
 mod error;
 mod fabric;
-mod faults;
-mod firmware;
-mod guarded;
-mod hosts;
-mod image;
-mod kernel;
 mod kited;
-mod leaks;
+mod machine;
 mod node;
 pub mod preload;
-mod process;
-mod qemu;
-mod qmp;
+mod report;
 mod shared;
-mod ssh;
 pub mod vqp;
 mod wait;
-mod workdir;
 
 use std::path::Path;
 use std::thread;
@@ -45,28 +32,28 @@ use std::thread;
 pub use builder::Builder;
 pub use error::{Error, Result};
 pub use fabric::Fabric;
-pub use hosts::Hosts;
-pub use image::ImageMachine;
-pub use kernel::Kernel;
 pub use kited::Setup;
+pub use machine::hosts::Hosts;
+pub use machine::image::ImageMachine;
+pub use machine::kernel::Kernel;
+pub use node::process::{outputs, Output, Process};
 pub use node::{Node, Remote, COMMAND_LIMIT};
-pub use process::{outputs, Output, Process};
 pub use shared::{SharedCluster, Turn};
 pub use wait::until;
 
-use workdir::Workdir;
+use machine::workdir::Workdir;
 
-/// Where the checkout is, in the build root and in each node.
+/// Path of the checkout in the build root and on each node.
 const TOP: &str = "/kite";
 
-/// The module that must have let go of everything when a cluster ends.
+/// The module that is unloaded when a cluster ends.
 const MODULE: &str = "kite";
 
-/// Finds what else holds the module.
+/// Script that fails if more than the daemon has a reference to the module.
 const COUNT_REFERENCES: &str = include_str!("../guest/count-references");
 
-/// Running nodes and their network. Dropping it ends them, after the checks of
-/// [`Cluster::shutdown`]; a failed check panics, unless a panic is on its way already.
+/// Running nodes and their network. Drop ends them, after the checks of [`Cluster::shutdown`]. A failed check
+/// panics, unless the thread is panicking.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Node>,
@@ -75,7 +62,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts with two nodes, of 2 processors and 1 GiB each.
+    /// Returns the plan of a cluster of two nodes, of 2 processors and 1 GiB each.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -88,12 +75,12 @@ impl Cluster {
         }
     }
 
-    /// All nodes, in order.
+    /// Returns all nodes, in order.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// The node with this number, counted from 1 as in its name and address.
+    /// Returns the node with this number, counted from 1 as in its name and address.
     ///
     /// # Panics
     ///
@@ -102,7 +89,7 @@ impl Cluster {
         &self.nodes[number - 1]
     }
 
-    /// Lets two processes on each node run kite-workload with these arguments.
+    /// Starts two processes of kite-workload with these arguments on each node.
     ///
     /// # Errors
     ///
@@ -112,7 +99,7 @@ impl Cluster {
         nodes.map(|node| node.workload(arguments).spawn()).collect()
     }
 
-    /// Where console logs and QEMU's messages are, also after the cluster's end.
+    /// Returns the directory of console logs and QEMU's messages, which outlives the cluster.
     pub fn artefacts(&self) -> &Path {
         self.dir.path()
     }
@@ -126,7 +113,7 @@ impl Cluster {
         }
     }
 
-    /// Fails if on any node more than the daemons holds the module.
+    /// Fails if on any node more than the daemon has a reference to the module.
     fn check_references(&self) -> Result<()> {
         let check = |node: &Node| node.sh(COUNT_REFERENCES).map(drop);
         thread::scope(|scope| {
@@ -140,8 +127,8 @@ impl Cluster {
         })
     }
 
-    /// Ends the cluster: stops its daemons, unloads kite, which fails if the module is still in use, and checks the
-    /// kernel logs a last time. On a debug kernel it also checks for leaks.
+    /// Ends the cluster: stops its daemons, unloads kite where it is loaded, and checks the kernels a last time. The
+    /// unload fails if a reference to the module exists. On a debug kernel, also checks for leaked memory.
     pub fn shutdown(mut self) -> Result<()> {
         self.finish()
     }
@@ -152,7 +139,7 @@ impl Cluster {
         let unloaded = answering
             .map(|node| node.stop_kited().and_then(|()| node.retire(MODULE)))
             .collect::<Result<Vec<()>>>();
-        // A fault explains more than the unload that failed for it.
+        // A fault explains more than the unload that failed because of it.
         self.check().and(unloaded.map(drop))
     }
 }

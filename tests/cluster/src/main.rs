@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `cluster`: boots a cluster and starts kite on it, then either gives a prompt to enter its nodes, or
-//! runs one command on all of them and ends with the worst of their exit statuses.
+//! `cluster`: boots a cluster and starts kite on it. Then offers a prompt that opens shells on its nodes, or runs one
+//! command on all nodes and exits with the largest of their statuses.
 //!
-//! Ctrl-C needs no handler: the machines die with this process, and nothing else is left behind.
+//! Ctrl-C needs no handler: the machines end with this process.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use kite_cluster::{Cluster, Fabric, Node, Result, Setup};
 
-/// The status for a failure of the cluster itself, as for `timeout` and `docker`.
+/// Exit status for a failure of the cluster itself, as that of `timeout` and `docker`.
 const FAILURE: u8 = 125;
 
-/// Commands given on the command line may take as long as they like.
-const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Commands from the command line have no timeout.
+const NO_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Boots a cluster of virtual machines with an RDMA fabric between them, and starts kite on each.
 #[derive(Parser)]
@@ -24,7 +24,7 @@ struct Options {
     /// Number of nodes
     #[arg(long, default_value_t = 2)]
     nodes: usize,
-    /// Fabric: connectx, rxe (default: the environment variable FABRIC)
+    /// RDMA fabric: connectx or rxe (default: the variable FABRIC)
     #[arg(long)]
     fabric: Option<Fabric>,
     /// Processors of each node
@@ -33,10 +33,10 @@ struct Options {
     /// Memory of each node, in MiB
     #[arg(long, default_value_t = 1024)]
     memory: usize,
-    /// Names the directory of its logs, target/cluster/NAME
+    /// Name of the directory of its logs, target/cluster/NAME
     #[arg(long, default_value = "interactive")]
     name: String,
-    /// Runs this on every node instead of giving a prompt
+    /// Command to run on every node instead of the prompt
     #[arg(last = true)]
     command: Vec<String>,
 }
@@ -118,7 +118,7 @@ fn enter(cluster: &Cluster, choice: &str) {
                 eprintln!("cluster: ssh: {error}");
             }
         }
-        None => println!("There is no node \"{choice}\"."),
+        None => println!("no such node: {choice}"),
     }
 }
 
@@ -135,13 +135,13 @@ fn run_everywhere(cluster: &Cluster, line: &str) -> Result<u8> {
     })
 }
 
-/// Runs `line` and prints both its streams line by line, after the node's name.
+/// Runs `line`. Prints both its streams line by line, each line after the node's name.
 fn run_on(node: &Node, line: &str) -> Result<u8> {
     let name = node.name();
     let mut process = node.spawn(&format!("exec 2>&1\n{line}"))?;
-    while let Some(text) = process.read_line(FOR_EVER)? {
+    while let Some(text) = process.read_line(NO_LIMIT)? {
         println!("{name}: {text}");
     }
-    let status = process.wait(FOR_EVER)?.status;
+    let status = process.wait(NO_LIMIT)?.status;
     Ok(u8::try_from(status).unwrap_or(FAILURE))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Programs of verbs as they are, which run on nodes with `libkite_verbs.so` preloaded: how tests start them, and see that
-//! they go by kite.
+//! Unmodified verbs programs on nodes, with `libkite_verbs.so` preloaded: how tests start them, and check that they use
+//! kite.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,18 +10,18 @@ use crate::{until, Cluster, Node, Output, Process, Result, Setup};
 const SOON: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(300);
 
-/// Starts kite so that all commands of the RNIC for QPs are those of programs: all nodes are connected, and kite
-/// creates no further QPs under load.
+/// Starts kite so that later commands to an RNIC are for queue pairs of programs: all nodes are connected, and kite
+/// creates no more connections under load.
 ///
 /// # Errors
-/// Those of [`Cluster::start_kite`].
+/// See [`Cluster::start_kite`].
 pub fn start_for_verbs(cluster: &Cluster) -> Result<()> {
     cluster.start_kite(&Setup {
         parameters: "conns_per_peer=1".into(),
         ..Setup::patient()
     })?;
     for node in cluster.nodes() {
-        until("the nodes to be connected", SOON, || {
+        until("nodes to be connected", SOON, || {
             let stats = node.stats()?;
             Ok(stats["qp_connects"] > stats["qp_errors"])
         })?;
@@ -29,38 +29,39 @@ pub fn start_for_verbs(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// A command line by which a program finds kite's device, and no other.
+/// Returns a command line with which a program finds kite's device alone.
 pub fn preloaded(line: &str) -> String {
     format!("LD_PRELOAD=/kite/target/release/libkite_verbs.so {line}")
 }
 
-/// Starts a program that waits for another at a port of TCP, as those of rdma-core and perftest do.
+/// Starts a server program that listens at TCP port 18515, as those of rdma-core and perftest do.
 ///
 /// # Errors
-/// Those of [`Node::sh`]; if it does not listen.
+/// See [`Node::sh`]; [`Error::Timeout`](crate::Error::Timeout) if the program does not listen.
 ///
 /// # Panics
-/// If it ends.
+/// If the program ends.
 pub fn serve(node: &Node, line: &str) -> Result<Process> {
     let mut server = node.command(line).limit(LONG).spawn()?;
-    until("it listens", SOON, || {
+    until("server to listen", SOON, || {
         assert!(server.is_running(), "{line}: {:?}", server.wait(SOON)?);
         Ok(!node.sh("ss -Hltn sport = :18515")?.is_empty())
     })?;
     Ok(server)
 }
 
-/// Returns the number of commands of the RNIC of a node that concern QPs.
+/// Returns the number of commands for queue pairs that the RNIC of a node received.
 ///
 /// # Errors
-/// Those of [`Node::sh`].
+/// See [`Node::sh`].
 pub fn commands(node: &Node) -> Result<u64> {
     let counts = node.sh("cat /sys/kernel/debug/mlx5/*/commands/*QP*/n")?;
     let counts = counts.lines().map(|count| count.parse::<u64>().unwrap());
     Ok(counts.sum())
 }
 
-/// Builds a program that knows a library of rdma-core alone, of `tests/cluster/guest/NAME.c`. Returns where it is on nodes.
+/// Builds `tests/cluster/guest/NAME.c`, which uses a library of rdma-core alone. Returns the path of the program on
+/// nodes.
 pub fn compile(name: &str, library: &str) -> String {
     let (source, program) = (
         format!("tests/cluster/guest/{name}.c"),
@@ -75,10 +76,10 @@ pub fn compile(name: &str, library: &str) -> String {
     format!("/kite/{program}")
 }
 
-/// Waits for the end of a program, which is not to its liking.
+/// Waits for a program that must fail.
 ///
 /// # Errors
-/// Those of [`Process::wait`].
+/// See [`Process::wait`].
 pub fn failed(mut program: Process) -> Result<Output> {
     let output = program.wait(SOON)?;
     assert!(!output.success(), "{output:?}");

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! One cluster for the tests of a file: booting is most of a test's time.
+//! One cluster for the tests of a program: booting is most of a test's time.
 //!
-//! A static is never dropped, so it holds the cluster weakly: the tests that have it or wait for it
-//! keep it alive, and the last one shuts it down. Tests take turns, and each answers for the faults
-//! of its own turn.
+//! A static is never dropped, so it has a weak reference to the cluster. The tests that use it or wait for it keep it
+//! alive, and the last one shuts it down. Tests take turns. Each fails for the faults of its own turn.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,7 +14,7 @@ use crate::Cluster;
 
 /// A cluster that is booted for the first test that takes it.
 ///
-/// With `--test-threads=1` no test waits while another runs, so each test boots its own cluster.
+/// With `--test-threads=1` no other test waits while a test runs, so each test boots a cluster of its own.
 ///
 /// ```no_run
 /// use kite_cluster::{Cluster, SharedCluster};
@@ -31,16 +30,16 @@ pub struct SharedCluster {
     turn: Mutex<()>,
 }
 
-/// A turn with the shared cluster; its end checks the kernels' logs, and that nothing holds the module.
+/// A turn with the shared cluster. Its end checks the kernels' logs and the references to the module.
 #[derive(Debug)]
 pub struct Turn<'a> {
-    // Released before the cluster ends, which may take long and must not delay other tests.
+    // Dropped before the cluster, whose shutdown must not delay other tests.
     _turn: MutexGuard<'a, ()>,
     cluster: Arc<Cluster>,
 }
 
 impl SharedCluster {
-    /// Creates a shared cluster that `builder` boots on first use.
+    /// Creates a cluster that `builder` plans at the first use.
     pub const fn new(builder: fn() -> Builder) -> Self {
         SharedCluster {
             builder,
@@ -49,7 +48,7 @@ impl SharedCluster {
         }
     }
 
-    /// Boots the cluster unless it is running, and waits for a turn with it.
+    /// Boots the cluster unless it is running, and waits for a turn.
     pub fn take(&self) -> Result<Turn<'_>> {
         let cluster = self.cluster()?;
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);

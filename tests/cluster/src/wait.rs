@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Waiting for what a test expects to happen, for so long and no longer.
+//! Waits for a condition, with a timeout.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::kernel::patience;
+use crate::machine::kernel::patience;
 
-/// Between two looks; a look at a node takes longer by itself.
+/// Interval of checks. A check on a node takes longer itself.
 const NAP: Duration = Duration::from_millis(20);
 
-/// Waits until `condition` holds, and returns how long that took. `what` is for the message of the
-/// failure.
+/// Waits until `condition` holds. Returns the elapsed time. `what` names the condition in the error.
 ///
 /// # Errors
 ///
-/// [`Error::Timeout`] after `limit`, and those of `condition`.
+/// - [`Error::Timeout`] after `limit`.
+/// - The errors of `condition`.
 pub fn until(
     what: &str,
     limit: Duration,
@@ -41,13 +41,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_condition_is_waited_for_and_not_for_ever() {
-        let mut looks = 0;
+    fn until_waits_for_the_condition_and_times_out() {
+        let mut checks = 0;
         let mut third = || {
-            looks += 1;
-            Ok(looks == 3)
+            checks += 1;
+            Ok(checks == 3)
         };
-        assert!(until("three looks", Duration::from_secs(5), &mut third).is_ok());
+        assert!(until("three checks", Duration::from_secs(5), &mut third).is_ok());
         let never = until("never", Duration::from_millis(30), || Ok(false));
         assert!(matches!(never, Err(Error::Timeout { .. })));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Hostile users: no sequence of requests damages the kernel or delays other users.
+//! Hostile users: no request of theirs harms the kernel or other users.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("abus
 const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(900);
 
-/// The gauges of a node on which nothing goes on: the sessions are kited's and the one that asks.
+/// Gauges of an idle node. The sessions are those of kited and of the reader.
 const IDLE: &str = "sessions=2 open_handles=0 inflight=0 regions=0 lent_bytes=0";
 
 fn pair() -> Result<Turn<'static>> {
@@ -41,7 +41,7 @@ fn fuzz(node: &Node, requests: u32, seed: u32) -> Result<String> {
 fn random_requests_leave_kernel_and_other_users_intact() -> Result<()> {
     let pair = pair()?;
     let report = fuzz(pair.node(1), 200_000, 1)?;
-    // It did reach the inside of every request: some of them worked.
+    // Some requests succeeded, so the requests passed the checks of arguments.
     let worked = report
         .lines()
         .find(|line| line.ends_with(" OK"))

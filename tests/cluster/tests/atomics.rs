@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Atomic operations on words of regions: each is applied exactly once, from every node, on every node, despite lost
-//! packets and failed QPs.
+//! Atomic operations on words of regions: each is applied exactly once, from every node, on local and remote words,
+//! and despite lost packets and failed queue pairs.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("atom
 const SOON: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(300);
 
-/// A word on node 1, and one on node 2.
+/// A word on node 1, and a word on node 2.
 const OFFSETS: [u64; 2] = [8, 4 << 20];
 
 fn trio() -> Result<Turn<'static>> {
@@ -28,7 +28,7 @@ fn word(node: &Node, name: &str, offset: u64) -> Result<u64> {
     Ok(node.workload(&line).sh()?.parse().unwrap())
 }
 
-/// Checks by sum and count that each number from 0 on was returned once.
+/// Asserts that each number from 0 to `count` - 1 was returned once, by the sum of the numbers.
 fn assert_each_once(sums: &[String], count: u64) {
     let sum: u64 = sums.iter().map(|sum| sum.parse::<u64>().unwrap()).sum();
     assert_eq!(sum, count * (count - 1) / 2, "{sums:?}");
@@ -39,7 +39,7 @@ fn concurrent_fetch_adds_are_applied_exactly_once() -> Result<()> {
     let trio = trio()?;
     trio.node(1).kite("alloc tally 8M --node 1 --node 2")?;
     for offset in OFFSETS {
-        // More at once than may be under way.
+        // More requests than can be in flight.
         let line = format!("atomics tally tally {offset} --threads 40 --operations 10");
         let sums = outputs(&mut trio.everywhere(&line)?, LONG)?;
         let count = 2 * 3 * 40 * 10;
@@ -64,18 +64,18 @@ fn swap_lock_excludes_threads_of_all_nodes() -> Result<()> {
     Ok(())
 }
 
-/// A request whose answer was lost is made again, and gets the same answer.
+/// A request whose reply was lost is retried, and gets the same reply.
 #[test]
 fn fetch_add_is_applied_once_despite_lost_packets_and_failed_qps() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     one.kite("alloc lossy 4096 --node 2")?;
-    let sums = trio.losing(5.0, || {
+    let sums = trio.with_loss(5.0, || {
         let line = "atomics tally lossy 0 --threads 4 --operations 1000";
         let mut before = one.stats()?["atomics"];
         let mut crowd = trio.everywhere(line)?;
         for _ in 0..3 {
-            until("more to be counted", SOON, || {
+            until("more operations", SOON, || {
                 Ok(one.stats()?["atomics"] > before + 20)
             })?;
             trio.cut(2, SOON)?;
@@ -102,7 +102,7 @@ fn atomics_fail_when_the_lender_or_home_is_down() -> Result<()> {
         one.workload(&add("there")).spawn()?,
         one.workload(&add("theirs")).spawn()?,
     ];
-    until("a beginning", SOON, || {
+    until("the first operations", SOON, || {
         Ok(one.stats()?["atomics"] > before + 10)
     })?;
     three.stop_kited()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The directory of DCT addresses while nodes join and leave, also nodes that store it. Nodes without traffic know
-//! each other without a connection.
+//! The directory of reachable nodes, while nodes leave and join, among them its owners. Nodes without traffic find
+//! each other in the directory, and stay unconnected.
 
 use std::time::Duration;
 
@@ -15,41 +15,42 @@ const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(600);
 const PORT: u32 = 7;
 
-/// Starts a server at the port of a node that sends the number of the node's incarnation.
-fn say(node: &Node, number: usize, round: usize) -> Result<Process> {
+/// Starts a server at the port, which replies with the number of the node's incarnation, `round`.
+fn serve_round(node: &Node, number: usize, round: usize) -> Result<Process> {
     let line = format!("vqp say {PORT} {}", number * 1000 + round);
     let mut process = node.workload(&line).spawn()?;
     process.read_until("ready", SOON)?;
     Ok(process)
 }
 
-/// A connection made meanwhile reaches the present incarnation of the node, or fails. It never reaches another node.
+/// A client that connects meanwhile reaches the present incarnation of the node, or gets an error. It never reaches
+/// another node.
 #[test]
 fn node_that_rejoins_never_gets_packets_of_another() -> Result<()> {
     let four = FOUR.take()?;
     four.start_kite(&Setup::patient())?;
-    // One that keeps the directory, and one that does not.
+    // Node 1 owns a copy of the directory, node 4 does not.
     let (one, reader) = (four.node(1), four.node(4));
     for node in [one, reader] {
         node.sh("rm -f /tmp/enough")?;
     }
     let reads = reader.stats()?["directory_reads"];
     let others = [2, 3];
-    let mut said = others.map(|number| say(four.node(number), number, 0).unwrap());
+    let mut said = others.map(|number| serve_round(four.node(number), number, 0).unwrap());
     let ask = format!("vqp ask {PORT} 2 3 --until /tmp/enough");
     let mut asking = [one, reader].map(|node| node.workload(&ask).limit(LONG).spawn().unwrap());
-    // The second keeps a copy of the directory, and so does the third while it is away.
+    // Node 2 owns a copy of the directory, and so does node 3 while node 2 is away.
     for (round, number) in (1..).zip([3, 2, 3, 2]) {
         let node = four.node(number);
         node.stop_kited()?;
-        until("the others know", SOON, || {
+        until("the other nodes' view", SOON, || {
             Ok(one.kite("nodes")?.lines().count() == 4)
         })?;
         said[number - 2].kill()?;
         four.start_kite(&Setup::patient())?;
-        said[number - 2] = say(node, number, round)?;
+        said[number - 2] = serve_round(node, number, round)?;
         let before = node.stats()?["vqp_messages_received"];
-        until("it is found again", SOON, || {
+        until("messages to the rejoined node", SOON, || {
             Ok(node.stats()?["vqp_messages_received"] > before)
         })?;
     }
@@ -68,15 +69,16 @@ fn node_that_rejoins_never_gets_packets_of_another() -> Result<()> {
     said.iter_mut().try_for_each(|process| process.kill())
 }
 
-/// A node that stored the directory while others were down is not read afterwards, when it gets no updates.
+/// A node that owns a copy only while others are away gets no updates afterwards. Clients then must not read that
+/// copy.
 #[test]
 fn directory_is_restored_after_two_owners_were_down() -> Result<()> {
     let four = FOUR.take()?;
     four.start_kite(&Setup::patient())?;
-    let mut said = [2, 3].map(|number| say(four.node(number), number, 0).unwrap());
+    let mut said = [2, 3].map(|number| serve_round(four.node(number), number, 0).unwrap());
     for (left, number) in [(3, 2), (2, 3)] {
         four.node(number).stop_kited()?;
-        until("the others know", SOON, || {
+        until("the other nodes' view", SOON, || {
             Ok(four.node(1).kite("nodes")?.lines().count() == left + 1)
         })?;
     }
@@ -85,7 +87,7 @@ fn directory_is_restored_after_two_owners_were_down() -> Result<()> {
     }
     for number in [3, 2] {
         four.node(number).start_kite(number, &Setup::patient())?;
-        said[number - 2] = say(four.node(number), number, 1)?;
+        said[number - 2] = serve_round(four.node(number), number, 1)?;
     }
     four.await_members(4)?;
     for asker in [1, 4] {
@@ -96,8 +98,8 @@ fn directory_is_restored_after_two_owners_were_down() -> Result<()> {
     said.iter_mut().try_for_each(|process| process.kill())
 }
 
-/// Restarts kite on all nodes, so that counters begin with zero, with one connection for each pair of nodes.
-fn start_anew(four: &Cluster) -> Result<()> {
+/// Restarts kite on all nodes, so that counters start at zero, with one connection between two nodes.
+fn restart_kite(four: &Cluster) -> Result<()> {
     for node in four.nodes() {
         node.stop_kited()?;
         node.unload("kite")?;
@@ -108,8 +110,9 @@ fn start_anew(four: &Cluster) -> Result<()> {
     })
 }
 
-/// Creates names on node 1 whose owners are all nodes. An owner grants a name when all members have sent their names.
-fn make_names(four: &Cluster, prefix: &str) -> Result<()> {
+/// Creates names on node 1 whose owner can be any node. Each owner grants names only after all nodes have announced
+/// the view to it.
+fn create_names(four: &Cluster, prefix: &str) -> Result<()> {
     for i in 0..16 {
         four.node(1).kite(&format!("alloc {prefix}-{i} 1"))?;
     }
@@ -119,13 +122,12 @@ fn make_names(four: &Cluster, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// All nodes are connected to the nodes that store the directory. Other pairs are not connected before they have
-/// traffic.
+/// All nodes are connected to the owners of the directory, and have no other connections until there is traffic.
 #[test]
 fn nodes_without_traffic_have_no_connection() -> Result<()> {
     let four = FOUR.take()?;
-    start_anew(&four)?;
-    make_names(&four, "name")?;
+    restart_kite(&four)?;
+    create_names(&four, "name")?;
     let connects = || -> Result<Vec<u64>> {
         let stats = four.nodes().iter().map(Node::stats);
         stats.map(|stats| Ok(stats?["qp_connects"])).collect()
@@ -136,7 +138,7 @@ fn nodes_without_traffic_have_no_connection() -> Result<()> {
     four.node(3).kite("free far").map(drop)
 }
 
-/// Lost announcements are repeated until every node has received those of all others.
+/// Lost announcements are retried: in the end each node has those of all others.
 #[test]
 fn view_announcements_are_retried_until_acknowledged() -> Result<()> {
     let four = FOUR.take()?;
@@ -146,7 +148,7 @@ fn view_announcements_are_retried_until_acknowledged() -> Result<()> {
     for round in 0..2 {
         three.stop_kited()?;
         four.start_kite(&Setup::patient())?;
-        make_names(&four, &format!("round-{round}"))?;
+        create_names(&four, &format!("round-{round}"))?;
     }
     loser.loss(0.0)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What kite refuses, and with which errno.
+//! Requests that kite rejects, and their errnos.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn pair() -> Result<Turn<'static>> {
     Ok(pair)
 }
 
-/// A case of the test program's `errors`, on node 1; its failure lists all that was wrong.
+/// Runs a case of the test program's `errors` on node 1, whose failure lists all violations.
 fn case(user: &str, name: &str) -> Result<()> {
     case_on(&*pair()?, user, name)
 }
@@ -96,7 +96,7 @@ fn failed_request_leaves_the_argument_unchanged() -> Result<()> {
 #[test]
 fn request_with_unwritable_result_creates_no_object() -> Result<()> {
     let pair = pair()?;
-    // The case looks at node 1. What it left lent by node 2 outlives its session if it has a name.
+    // The case checks node 1. Memory that node 2 lends to a named region outlives the session.
     let lent = || Ok(pair.node(2).stats()?["lent_bytes"]);
     let before = lent()?;
     case_on(&pair, "alice", "undelivered")?;
@@ -159,7 +159,7 @@ fn invalid_grants_are_rejected() -> Result<()> {
     case("alice", "grants")
 }
 
-/// Starts a program of bob on node 2, and waits for this output.
+/// Starts a program as bob on node 2, and waits until it prints `says`.
 fn bob(pair: &Cluster, line: &str, says: &str) -> Result<Process> {
     let mut process = pair.node(2).workload(line).user("bob").spawn()?;
     process.read_until(says, SOON)?;
@@ -174,7 +174,7 @@ fn assert_denied(process: &mut Process) -> Result<()> {
     Ok(())
 }
 
-/// Whichever node has the memory, and whichever the region.
+/// Regions with memory and home on each node.
 #[test]
 fn revoked_right_ends_the_mappings_that_used_it() -> Result<()> {
     let pair = pair()?;
@@ -205,7 +205,7 @@ fn revoked_right_ends_the_mappings_that_used_it() -> Result<()> {
         holder.signal("TERM")?;
         assert_denied(&mut holder)?;
         assert_eq!((may("r")?.as_str(), may("w")?.as_str()), ("OK", "EACCES"));
-        // They go on by what they still may.
+        // They continue with the rights that they have left.
         assert!(reader.is_running() && watcher.is_running());
         alice(&format!("grant ours - --user {uid}"))?;
         assert_denied(&mut reader)?;
@@ -213,7 +213,7 @@ fn revoked_right_ends_the_mappings_that_used_it() -> Result<()> {
         assert_eq!(may("r")?, "EACCES", "others may");
         alice(&format!("grant ours rwm --user {uid}"))?;
         let mut copier = bob(&pair, "copies endless ours ours", "copying")?;
-        // A master may revoke its own right.
+        // A master may revoke its own rights.
         on(2, "bob", &format!("grant ours rm --user {uid}"))?;
         assert_denied(&mut copier)?;
         assert_eq!(pair.node(2).attempt("bob", "free ours")?, "OK");
@@ -262,7 +262,7 @@ fn invalid_views_are_rejected() -> Result<()> {
     Ok(())
 }
 
-/// No node is removed before a deadline: a suspected node has two heartbeats to reply.
+/// Returns nodes of which none is removed before a deadline: a suspected node has two heartbeats to respond.
 fn patient_pair() -> Result<Turn<'static>> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup {
@@ -298,7 +298,7 @@ fn unresponsive_peer_fails_at_the_deadline() -> Result<()> {
     );
     interrupted?;
     let works = || Ok(one.attempt("root", "write far")? == "OK");
-    until("the paused node to be back", SOON, works)?;
+    until("the resumed node to respond", SOON, works)?;
     one.kite("free far")?;
     Ok(())
 }
@@ -316,7 +316,7 @@ fn signals_do_not_extend_a_deadline() -> Result<()> {
     two.resume()?;
     assert_eq!(write?, "ETIMEDOUT");
     let works = || Ok(one.attempt("root", "write far")? == "OK");
-    until("the paused node to be back", SOON, works)?;
+    until("the resumed node to respond", SOON, works)?;
     one.kite("free far")?;
     Ok(())
 }

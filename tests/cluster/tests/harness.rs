@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The harness itself, on real machines: if one of these fails, no other cluster test means much.
+//! The harness itself, on real machines. If a test of this file fails, results of other cluster tests are not
+//! reliable.
 //!
-//! Most share one cluster of two nodes; what leaves a node dead or a kernel blamed has its own.
+//! Most tests share a cluster of two nodes. Tests that kill a node or cause a fault boot a cluster of their own.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +17,7 @@ static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("harn
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// One ping with a second to come back.
+/// Sends one ping. Returns `true` if the reply arrives within 1 s.
 fn pings(from: &Node, to: &Node) -> Result<bool> {
     let ping = from.run(&format!("ping -c 1 -W 1 {}", to.address()))?;
     Ok(ping.success())
@@ -162,7 +163,7 @@ fn test_that_keeps_a_module_reference_fails() -> Result<()> {
     holder.read_until("held", SOON)?;
     let end = catch_unwind(AssertUnwindSafe(|| drop(pair)));
     drop(holder);
-    // Another turn awaits the end of what held it.
+    // The end of this turn waits until the process has released its reference.
     drop(PAIR.take()?);
     let complaint = *end.unwrap_err().downcast::<String>().unwrap();
     assert!(complaint.contains("1 references"), "{complaint}");
@@ -175,7 +176,7 @@ fn rdma_transfers_data_between_nodes() -> Result<()> {
     let (one, two) = (pair.node(1), pair.node(2));
     let line = |node: &Node| {
         let rnic = node.rnic()?;
-        // On Ethernet the GID index selects the addresses.
+        // On Ethernet a GID index selects the addresses.
         let gid = if rnic == "rxe0" { "-g 1" } else { "" };
         Ok(format!("ibv_rc_pingpong -d {rnic} {gid} -n 100"))
     };
@@ -197,9 +198,11 @@ fn network_can_be_cut_and_made_lossy() -> Result<()> {
     two.reconnect()?;
     until("a mended network", SOON, || pings(one, two))?;
     two.loss(100.0)?;
-    until("a network that loses all", SOON, || Ok(!pings(one, two)?))?;
+    until("a network that drops all packets", SOON, || {
+        Ok(!pings(one, two)?)
+    })?;
     two.loss(0.0)?;
-    until("a network that loses nothing", SOON, || pings(one, two))?;
+    until("a network that drops no packets", SOON, || pings(one, two))?;
     Ok(())
 }
 
@@ -274,7 +277,7 @@ fn kernel_faults_are_reported_and_panic_ends_the_node() -> Result<()> {
 mod on_debug_kernel {
     use super::*;
 
-    /// Breaks a rule on the node, see `tests/faulty`.
+    /// Breaks a rule on the node: see `tests/faulty`.
     fn commit(node: &Node, fault: &str) -> Result<()> {
         let module = "/run/kite/build/faulty/kite_faulty.ko";
         node.sh(&format!(
@@ -287,7 +290,7 @@ mod on_debug_kernel {
     #[ignore = "needs the debug kernel"]
     fn debug_kernel_reports_count_as_faults() -> Result<()> {
         let cluster = Cluster::builder().nodes(1).boot()?;
-        // Lockdep is over after its first report, and after any of broken memory.
+        // lockdep is disabled after its first report, and after a report of corrupt memory.
         for (fault, report) in [
             (
                 "sleep",
@@ -320,7 +323,7 @@ mod on_debug_kernel {
     }
 }
 
-/// The processes whose parent is `parent`.
+/// Returns the processes whose parent is `parent`.
 fn children(parent: u32) -> BTreeSet<u32> {
     let numbers = fs::read_dir("/proc")
         .unwrap()
@@ -350,7 +353,7 @@ fn killed_harness_leaves_no_process() {
     harness.kill().unwrap();
     harness.wait().unwrap();
     let lives = |number: &u32| fs::read_link(format!("/proc/{number}/exe")).is_ok();
-    until("the end of all it started", SOON, || {
+    until("the end of all child processes", SOON, || {
         Ok(!started.iter().any(lives))
     })
     .unwrap();
@@ -386,7 +389,7 @@ impl Terminal {
         write!(self.keys, "{keys}\r").unwrap();
     }
 
-    /// Reads until the screen has shown `text`.
+    /// Reads until `text` was printed.
     fn see(&mut self, text: &str) {
         let (mut shown, mut byte) = (Vec::new(), [0]);
         while !shown.ends_with(text.as_bytes()) {
@@ -404,7 +407,7 @@ fn cluster_command_on_a_terminal_opens_a_shell() {
     let mut terminal = Terminal::start(&format!("{cluster} --nodes 2 --name terminal"));
     terminal.see("node 1-2, or exit> ");
     terminal.press("3");
-    terminal.see("There is no node \"3\".");
+    terminal.see("no such node: 3");
     terminal.see("exit> ");
     terminal.press("2");
     terminal.see("# ");

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The module as a whole: it comes and goes cleanly, keeps nothing, and is idle when nothing happens.
+//! The module as a whole: load, unload, leaks, and idle cost.
 //!
-//! A leak of one object per cycle shows in the slab caches: after many cycles one of them holds more
-//! objects by about their number. Caches are shrunk before they are counted, so that only objects in
-//! use count, and cycles are run before the first count to fill what is kept for good. Leaked pages
-//! show in the memory that is neither free nor in use for anything known, leaked mappings in the list
-//! of vmalloc.
+//! A leak of one object per cycle shows in the slab caches: after many cycles one cache has more objects, by about
+//! the number of cycles. Caches are shrunk before they are counted, so that only objects in use count. Cycles before
+//! the first count fill permanent caches. Leaked pages show in memory that is neither free nor in a known use, leaked
+//! mappings in the list of vmalloc areas.
 
 use std::collections::HashMap;
 use std::env;
@@ -19,15 +18,15 @@ static PAIR: SharedCluster = SharedCluster::new(|| Cluster::builder().name("life
 const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(900);
 
-/// Cycles before those that are counted.
+/// Cycles before the counted ones.
 const WARM_UP: u64 = 30;
 
-/// Where a checker of the debug kernel notes which objects there are. It keeps what it does not need
-/// any more, and what it notes of is counted itself.
+/// Slab cache in which a checker of the debug kernel tracks objects. It keeps entries that it no longer needs, and
+/// the tracked objects are counted themselves.
 const NOTES: &str = "debug_objects_cache";
 
-/// Number of cycles that are counted. `KITE_LONG` has more of them. The debug kernel takes long for each and finds
-/// the first leak by itself.
+/// Returns the number of counted cycles, which is larger with `KITE_LONG`. The debug kernel takes long for each
+/// cycle, and its checkers find the first leak.
 fn cycles() -> Result<u64> {
     let is_long = env::var("KITE_LONG").is_ok_and(|value| value == "1");
     Ok(match Kernel::from_env()? {
@@ -43,12 +42,11 @@ fn pair() -> Result<Turn<'static>> {
     Ok(pair)
 }
 
-/// Resources of a kernel in use.
+/// Memory in use by a kernel.
 struct Usage {
     /// Objects of each slab cache.
     objects: HashMap<String, u64>,
-    /// Memory that is free, also on the lists of processors, or is in use by what counts its memory
-    /// itself.
+    /// Memory that is free, also on the lists of processors, or in a use that has a counter of its own.
     known_kib: u64,
     vmalloc_areas: u64,
 }
@@ -76,7 +74,7 @@ impl Usage {
         })
     }
 
-    /// Returns the resources that grew since `before` by about one for each of `cycles`.
+    /// Returns the uses that grew since `before` by about one for each of `cycles`.
     fn grown(&self, before: &Usage, cycles: u64) -> Vec<String> {
         let bound = cycles * 3 / 4;
         let mut grown = Vec::new();
@@ -103,8 +101,8 @@ impl Usage {
     }
 }
 
-/// Runs `cycle` and fails if any of `nodes` then has more in use than before. What is freed late has
-/// time for that.
+/// Runs `cycle`, and fails if any of `nodes` then has more memory in use than before. Memory that is freed late has
+/// 30 s.
 fn leaks_nothing(nodes: &[&Node], cycles: u64, cycle: impl Fn(u64) -> Result<()>) -> Result<()> {
     cycle(WARM_UP)?;
     let before = nodes
@@ -113,7 +111,7 @@ fn leaks_nothing(nodes: &[&Node], cycles: u64, cycle: impl Fn(u64) -> Result<()>
         .collect::<Result<Vec<_>>>()?;
     cycle(cycles)?;
     let mut report = Vec::new();
-    let settled = until("memory to be given back", SOON, || {
+    let settled = until("memory to be freed", SOON, || {
         report.clear();
         for (node, before) in nodes.iter().zip(&before) {
             for line in Usage::of(node)?.grown(before, cycles) {
@@ -168,7 +166,7 @@ fn module_load_logs_no_warning() -> Result<()> {
     node.sh("dmesg --clear")?;
     node.insmod_kite("")?;
     let log = node.sh("dmesg --level=emerg,alert,crit,err,warn")?;
-    // Messages of the kernel for any out-of-tree module, and of the RDMA core for any user of a global key.
+    // Warnings of the kernel about any such module, and of the RDMA core about any user of a global key.
     let usual = [
         "loading out-of-tree module taints kernel",
         "module verification failed",
@@ -187,12 +185,12 @@ fn module_load_logs_no_warning() -> Result<()> {
     Ok(())
 }
 
-/// On a machine of its own: it takes as long as all others together.
+/// Uses a machine of its own: this test takes as long as all others together.
 #[test]
 fn repeated_load_and_unload_leaks_nothing() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).cpus(1).boot()?;
     let node = cluster.node(1);
-    // Debugging information takes most of the time.
+    // Debug information takes most of the load time.
     node.sh("strip -g -o /tmp/kite.ko /run/kite/build/kite.ko")?;
     leaks_nothing(&[node], cycles()?, |cycles| {
         let line =
@@ -241,7 +239,7 @@ fn repeated_map_and_unmap_leaks_nothing() -> Result<()> {
     Ok(())
 }
 
-/// Virtual queue pairs, of which one session makes as many.
+/// Virtual queue pairs, all of one session.
 #[test]
 fn repeated_vqp_connect_and_close_leaks_nothing() -> Result<()> {
     let pair = pair()?;
@@ -254,7 +252,7 @@ fn repeated_vqp_connect_and_close_leaks_nothing() -> Result<()> {
     Ok(())
 }
 
-/// With an end at the other node, which accepts each and answers.
+/// Virtual queue pairs to the other node, which accepts each connection and replies.
 #[test]
 fn repeated_vqp_messages_and_close_leaks_nothing() -> Result<()> {
     let pair = pair()?;
@@ -278,7 +276,7 @@ fn repeated_vqp_messages_and_close_leaks_nothing() -> Result<()> {
 fn idle_node_uses_little_cpu_time() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
-    // The two have talked to each other, so all that serves a connection is there.
+    // The two nodes have had traffic, so all objects of a connection exist.
     one.kite("alloc used 100000 --node 2")?;
     one.kite("free used")?;
     let ticks = |node: &Node| -> Result<(u64, u64)> {
@@ -306,7 +304,7 @@ fn idle_node_uses_little_cpu_time() -> Result<()> {
     for (node, (threads, before)) in [one, two].into_iter().zip(before) {
         let (now_threads, now) = ticks(node)?;
         assert_eq!((threads, now_threads), (2, 2), "threads of {}", node.name());
-        // 100 ticks are a second.
+        // 100 ticks are 1 s.
         assert!(
             now - before < seconds,
             "{} ticks in {seconds} s",

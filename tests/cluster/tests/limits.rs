@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Small machines, and users that request more memory than there is.
+//! Users that request more resources than a machine or a limit allows.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use kite_cluster::{until, Cluster, Fabric, Result, Setup};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// Less than makes a queue pair fail.
+/// Delay that does not yet make a queue pair fail.
 const LATE: Duration = Duration::from_millis(200);
 
-/// The gauges of a node on which nothing goes on: the sessions are kited's and the one that asks.
+/// Gauges of an idle node. The sessions are those of kited and of the reader.
 const IDLE: &str = "sessions=2 open_handles=0 inflight=0 regions=0 lent_bytes=0";
 
-/// Makes a cgroup that may have this much memory; a line after it runs there.
+/// Returns a script that runs `line` in a cgroup with this memory limit.
 fn in_cgroup(limit: &str, line: &str) -> String {
     format!(
         "set -e; cd /sys/fs/cgroup; echo +memory >cgroup.subtree_control
@@ -42,7 +42,7 @@ fn local_memory_is_charged_to_the_cgroup_of_the_caller() -> Result<()> {
     };
     assert_eq!(attempt("32M", 64 << 20)?, "ENOMEM");
     assert_eq!(attempt("128M", 64 << 20)?, "OK");
-    until("it to be given back", SOON, || Ok(charged()? < 32 << 20))?;
+    until("the memory to be freed", SOON, || Ok(charged()? < 32 << 20))?;
 
     let kept = in_cgroup("128M", "exec /kite/target/release/kite alloc kept 64M");
     node.sh(&kept)?;
@@ -52,11 +52,11 @@ fn local_memory_is_charged_to_the_cgroup_of_the_caller() -> Result<()> {
         "{bytes} are charged"
     );
     node.kite("free kept")?;
-    until("it to be given back", SOON, || Ok(charged()? < 32 << 20))?;
+    until("the memory to be freed", SOON, || Ok(charged()? < 32 << 20))?;
     cluster.shutdown()
 }
 
-/// Regions that users allocate on their own node may outlive the users, so all of them together have a limit.
+/// Local memory of users may outlive them, so a limit applies to all users together.
 #[test]
 fn local_regions_are_limited_by_max_local_mib() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).boot()?;
@@ -77,7 +77,7 @@ fn local_regions_are_limited_by_max_local_mib() -> Result<()> {
     cluster.shutdown()
 }
 
-/// Any number of waiters for unresponsive nodes leaves slots for other nodes.
+/// Threads that wait for unresponsive nodes leave slots to threads that access another node, however many wait.
 #[test]
 fn many_waiters_for_one_node_leave_slots_for_others() -> Result<()> {
     let cluster = Cluster::builder()
@@ -103,9 +103,9 @@ fn many_waiters_for_one_node_leave_slots_for_others() -> Result<()> {
     for crowd in &mut crowds {
         crowd.read_until("ops", SOON)?;
     }
-    // So that all of a crowd meet, however slow this machine is.
+    // Delays packets, so that all threads of a crowd wait at the same time even on a slow machine.
     one.delay(cluster.node(2), LATE)?;
-    until("somebody to wait", SOON, || {
+    until("a thread to wait for a credit", SOON, || {
         Ok(one.stats()?["credit_waits"] != 0)
     })?;
     cluster.node(2).disconnect()?;
@@ -118,13 +118,13 @@ fn many_waiters_for_one_node_leave_slots_for_others() -> Result<()> {
     let said = other.wait(SOON)?.stdout;
     assert!(!said.contains("error"), "{said}");
     let stats = one.stats()?;
-    assert_eq!(stats["slot_waits"], 0, "those two had all slots");
+    assert_eq!(stats["slot_waits"], 0, "the two crowds used all slots");
     cluster.node(2).reconnect()?;
     cluster.node(3).reconnect()?;
     cluster.shutdown()
 }
 
-/// An allocation of more memory than there is fails, and no process is killed.
+/// A request for more memory than exists fails, and the OOM killer kills no process.
 #[test]
 fn region_larger_than_memory_fails_without_oom_kill() -> Result<()> {
     let cluster = Cluster::builder().nodes(2).memory(512).boot()?;

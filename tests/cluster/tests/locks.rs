@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Locks and barriers: a lock is exclusive or shared, and a barrier releases all participants or none, from every
-//! node, despite lost packets, failed QPs, and killed processes and nodes.
+//! Locks and barriers: exclusive and shared locks, barriers that release all participants or none, among threads of
+//! all nodes, and despite lost packets, failed queue pairs, killed processes and dead nodes.
 
 use std::time::Duration;
 
@@ -29,30 +29,30 @@ fn first_word(node: &Node, name: &str) -> Result<u64> {
     Ok(node.workload(&line).sh()?.parse().unwrap())
 }
 
-/// Starts one that takes a lock, which it may have to wait for.
-fn wanting(node: &Node, line: &str) -> Result<Process> {
+/// Starts a process that acquires a lock, and waits until it has mapped the region.
+fn start_lock(node: &Node, line: &str) -> Result<Process> {
     let mut process = node.workload(&format!("locks hold {line}")).spawn()?;
     process.read_until("mapped", SOON)?;
     Ok(process)
 }
 
-/// As [`wanting`], when it stands in line.
-fn waiting(node: &Node, line: &str) -> Result<Process> {
+/// Starts a process as [`start_lock`] does, and waits until it queues for the lock.
+fn queue_for_lock(node: &Node, line: &str) -> Result<Process> {
     let waits = || -> Result<u64> { Ok(node.stats()?["lock_waits"]) };
     let before = waits()?;
-    let process = wanting(node, line)?;
-    until("it to stand in line", SOON, || Ok(waits()? > before))?;
+    let process = start_lock(node, line)?;
+    until("the process to queue", SOON, || Ok(waits()? > before))?;
     Ok(process)
 }
 
-/// Waits until a process owns its lock. Returns the state that it reports.
+/// Waits until a process has its lock. Returns the line that it prints.
 fn await_held(process: &mut Process) -> Result<String> {
     process.read_until("held", SOON)
 }
 
-/// As [`wanting`], when it has it.
-fn holding(node: &Node, line: &str) -> Result<Process> {
-    let mut process = wanting(node, line)?;
+/// Starts a process as [`start_lock`] does, and waits until it has the lock.
+fn acquire_lock(node: &Node, line: &str) -> Result<Process> {
+    let mut process = start_lock(node, line)?;
     assert_eq!(await_held(&mut process)?, "held");
     Ok(process)
 }
@@ -64,16 +64,16 @@ fn unlock(process: &mut Process) -> Result<()> {
     Ok(())
 }
 
-/// Starts one that comes to a barrier.
-fn coming(node: &Node, line: &str) -> Result<Process> {
+/// Starts a process that arrives at a barrier.
+fn arrive_at_barrier(node: &Node, line: &str) -> Result<Process> {
     let mut process = node.workload(&format!("locks come {line}")).spawn()?;
     process.read_until("mapped", SOON)?;
     Ok(process)
 }
 
-/// Returns the result of an attempt to lock.
+/// Tries to acquire a lock without waiting. Returns the line that the process prints, or its error.
 fn attempt(node: &Node, line: &str) -> Result<String> {
-    let mut process = wanting(node, &format!("{line} --try"))?;
+    let mut process = start_lock(node, &format!("{line} --try"))?;
     match process.read_line(SOON)? {
         Some(held) => {
             unlock(&mut process)?;
@@ -103,13 +103,13 @@ fn lock_is_exclusive_or_shared_across_nodes() -> Result<()> {
     Ok(())
 }
 
-/// A lost request, reply or notification is repeated, and never grants a lock twice.
+/// A lost request, reply or grant is retried, and no lock gets two owners.
 #[test]
 fn lock_is_granted_once_despite_lost_packets_and_failed_qps() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc lossy 4096")?;
-    trio.losing(5.0, || {
+    trio.with_loss(5.0, || {
         let mut crowd = trio.everywhere("locks count lossy --threads 4 --operations 40")?;
         for _ in 0..2 {
             let before = two.stats()?["locks"];
@@ -131,12 +131,12 @@ fn lock_is_granted_in_fifo_order() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     two.kite("alloc line 4096 --other-rights rw")?;
-    let mut first = holding(one, "line 7")?;
-    let mut second = waiting(three, "line 7")?;
-    let mut third = waiting(one, "line 7 --shared")?;
-    let mut fourth = waiting(two, "line 7 --shared")?;
-    let mut fifth = waiting(three, "line 7")?;
-    // Other locks are free, and a failed attempt leaves no waiter.
+    let mut first = acquire_lock(one, "line 7")?;
+    let mut second = queue_for_lock(three, "line 7")?;
+    let mut third = queue_for_lock(one, "line 7 --shared")?;
+    let mut fourth = queue_for_lock(two, "line 7 --shared")?;
+    let mut fifth = queue_for_lock(three, "line 7")?;
+    // Other locks are free, and an attempt without waiting does not queue.
     assert_eq!(attempt(three, "line 8")?, "held");
     assert!(attempt(two, "line 7")?.contains(TAKEN));
     unlock(&mut first)?;
@@ -145,7 +145,7 @@ fn lock_is_granted_in_fifo_order() -> Result<()> {
     unlock(&mut second)?;
     assert_eq!(await_held(&mut third)?, "held");
     assert_eq!(await_held(&mut fourth)?, "held");
-    // The lock could be shared, but an exclusive request waits.
+    // The lock is shared, but an exclusive waiter is first in the queue.
     assert!(attempt(two, "line 7 --shared")?.contains(TAKEN));
     unlock(&mut third)?;
     unlock(&mut fourth)?;
@@ -160,13 +160,13 @@ fn lock_waiter_that_times_out_leaves_the_queue() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc late 4096")?;
-    let mut first = holding(two, "late 0")?;
+    let mut first = acquire_lock(two, "late 0")?;
     for node in [one, two] {
-        let mut late = wanting(node, "late 0 --seconds 1")?;
+        let mut late = start_lock(node, "late 0 --seconds 1")?;
         assert_fails(&mut late, "deadline passed")?;
     }
-    let mut killed = waiting(two, "late 0")?;
-    let mut last = waiting(one, "late 0")?;
+    let mut killed = queue_for_lock(two, "late 0")?;
+    let mut last = queue_for_lock(one, "late 0")?;
     killed.kill()?;
     unlock(&mut first)?;
     assert_eq!(await_held(&mut last)?, "held");
@@ -181,15 +181,15 @@ fn lock_of_a_dead_owner_passes_on_with_owner_died() -> Result<()> {
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     one.kite("alloc robust 4096")?;
     for (holder, next) in [(one, two), (two, one), (two, three)] {
-        let mut first = holding(holder, "robust 3")?;
-        let mut second = waiting(next, "robust 3 --shared")?;
-        let mut third = waiting(holder, "robust 3")?;
+        let mut first = acquire_lock(holder, "robust 3")?;
+        let mut second = queue_for_lock(next, "robust 3 --shared")?;
+        let mut third = queue_for_lock(holder, "robust 3")?;
         first.kill()?;
-        // A shared owner does not end the owner-died state.
+        // A shared owner does not clear the state "owner died".
         assert_eq!(await_held(&mut second)?, "held, warned");
         unlock(&mut second)?;
         assert_eq!(await_held(&mut third)?, "held, warned");
-        // Nor does an owner that dies, even without waiters.
+        // An owner that dies in turn does not clear it either, even without a waiter.
         third.kill()?;
         until("the lock to be free", SOON, || {
             Ok(!attempt(next, "robust 3 --shared")?.contains(TAKEN))
@@ -207,11 +207,11 @@ fn locks_and_waits_end_with_the_home_or_owner_node() -> Result<()> {
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     one.kite("alloc here 4096")?;
     three.kite("alloc there 4096")?;
-    let mut gone = holding(three, "here 0")?;
-    let mut next = waiting(two, "here 0")?;
-    let mut holder = holding(one, "there 0")?;
-    let mut waiter = waiting(two, "there 0")?;
-    let mut comer = coming(two, "there 0 2")?;
+    let mut gone = acquire_lock(three, "here 0")?;
+    let mut next = queue_for_lock(two, "here 0")?;
+    let mut holder = acquire_lock(one, "there 0")?;
+    let mut waiter = queue_for_lock(two, "there 0")?;
+    let mut comer = arrive_at_barrier(two, "there 0 2")?;
     three.stop_kited()?;
     assert_eq!(await_held(&mut next)?, "held, warned");
     assert_fails(&mut waiter, "is not in the cluster")?;
@@ -225,15 +225,14 @@ fn locks_and_waits_end_with_the_home_or_owner_node() -> Result<()> {
     Ok(())
 }
 
-/// In its next life a node numbers its requests from 1 again: what is left of the former must not be taken
-/// for it.
+/// In its next incarnation a node numbers its requests from 1 again. Requests of the former one must not match them.
 #[test]
 fn lock_ends_with_the_incarnation_of_its_owner() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc lives 4096")?;
-    let mut before = holding(two, "lives 1")?;
-    let mut shared = holding(two, "lives 2 --shared")?;
+    let mut before = acquire_lock(two, "lives 1")?;
+    let mut shared = acquire_lock(two, "lives 2 --shared")?;
     two.stop_kited()?;
     one.await_view(1, 2)?;
     two.start_kite(2, &setup())?;
@@ -269,8 +268,8 @@ fn free_ends_locks_of_the_region() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc freed 4096")?;
-    let mut holder = holding(two, "freed 0")?;
-    let mut waiter = waiting(one, "freed 0")?;
+    let mut holder = acquire_lock(two, "freed 0")?;
+    let mut waiter = queue_for_lock(one, "freed 0")?;
     two.kite("free freed")?;
     assert_fails(&mut waiter, "was freed")?;
     holder.signal("TERM")?;
@@ -303,19 +302,22 @@ fn dead_or_timed_out_participant_does_not_count_at_barrier() -> Result<()> {
     one.kite("alloc gate 4096")?;
     let waits = || -> Result<u64> { Ok(two.stats()?["lock_waits"]) };
     let before = waits()?;
-    let mut killed = coming(two, "gate 5 2")?;
-    until("it to wait", SOON, || Ok(waits()? > before))?;
+    let mut killed = arrive_at_barrier(two, "gate 5 2")?;
+    until("the process to wait", SOON, || Ok(waits()? > before))?;
     let odd = three.workload("locks come gate 5 3").run()?;
     assert!(odd.stderr.contains("invalid argument"), "{odd:#?}");
     killed.kill()?;
-    // Another count is rejected while a participant waits.
-    until("the dead one to be forgotten", SOON, || {
+    // A different number of participants is rejected while another participant waits.
+    until("the killed participant to be removed", SOON, || {
         let odd = three.workload("locks come gate 5 3 --seconds 1").run()?;
         Ok(odd.stderr.contains("deadline passed"))
     })?;
     let late = three.workload("locks come gate 5 2 --seconds 3").run()?;
     assert!(late.stderr.contains("deadline passed"), "{late:#?}");
-    let mut crowd = [coming(two, "gate 5 2")?, coming(three, "gate 5 2")?];
+    let mut crowd = [
+        arrive_at_barrier(two, "gate 5 2")?,
+        arrive_at_barrier(three, "gate 5 2")?,
+    ];
     assert_eq!(outputs(&mut crowd, SOON)?, ["mapped\n1", "mapped\n1"]);
     one.kite("free gate")?;
     Ok(())
@@ -328,11 +330,13 @@ fn lock_waiters_per_region_are_limited() -> Result<()> {
     one.kite("alloc hoard 4096")?;
     let held = one.workload("locks hoard hoard").limit(LONG).sh()?;
     assert_eq!(held, "65536");
-    // All of them died with their holder, and room is made by taking them over.
+    // All locks are in the state "owner died". Acquiring them makes room.
     let two = trio.node(2);
-    until("the hoarder to be gone", SOON, || {
-        Ok(!attempt(two, "hoard 5")?.contains(TAKEN))
-    })?;
+    until(
+        "the locks of the ended process to be released",
+        SOON,
+        || Ok(!attempt(two, "hoard 5")?.contains(TAKEN)),
+    )?;
     assert!(attempt(two, "hoard 70000")?.contains("held"));
     assert!(attempt(two, "hoard 6")?.contains("held, warned"));
     one.kite("free hoard")?;
@@ -350,13 +354,13 @@ fn kernel_module_uses_locks_and_barriers() -> Result<()> {
     assert!(!one.run("rmmod kite")?.success());
     one.sh("rmmod kite_lock")?;
     assert_eq!(attempt(two, "module 9")?, "held");
-    let mut comer = coming(two, "module 9 2")?;
+    let mut comer = arrive_at_barrier(two, "module 9 2")?;
     one.sh(&format!("{load} count=2 keep=1"))?;
     assert_eq!(
         outputs(std::slice::from_mut(&mut comer), SOON)?,
         ["mapped\n1"]
     );
-    let mut next = waiting(two, "module 9")?;
+    let mut next = queue_for_lock(two, "module 9")?;
     one.sh("rmmod kite_lock")?;
     assert_eq!(await_held(&mut next)?, "held, warned");
     unlock(&mut next)?;

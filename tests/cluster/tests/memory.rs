@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Memory by name: reads return the written bytes, for every reader, writer and placement.
+//! Named memory: data written by any process on any node is read by all others, wherever the memory is.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("memo
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// Enough for slow machines to move what a test asks of them.
+/// Timeout of large transfers on slow machines.
 const LONG: Duration = Duration::from_secs(300);
 
 const SIZES: &str = "1 4095 4096 4097 4194303 4194304 4194305";
 
-/// Maximum memory that a node lends, in bytes.
+/// Maximum memory that a node lends.
 const CAP: u64 = 96 << 20;
 
 fn trio() -> Result<Turn<'static>> {
@@ -30,7 +30,7 @@ fn gauge(node: &Node, name: &str) -> Result<u64> {
     Ok(node.stats()?[name])
 }
 
-/// Regions of all sizes in one place: node 1 writes, and nodes 1 and 3 read.
+/// Tests regions of all sizes in one placement: node 1 writes, nodes 1 and 3 read.
 fn sizes(prefix: &str, place: &str) -> Result<()> {
     let trio = trio()?;
     let programs = "kite=/kite/target/release/kite; workload=/kite/target/release/kite-workload";
@@ -79,7 +79,7 @@ fn region_of_64_mib_keeps_its_data() -> Result<()> {
     Ok(())
 }
 
-/// A process whose memory is a region.
+/// Starts a process whose memory is a region.
 fn registered(node: &Node, line: &str) -> Result<Process> {
     let mut process = node.workload(&format!("register {line}")).spawn()?;
     process.read_until("registered", SOON)?;
@@ -115,7 +115,7 @@ fn registered_memory_is_accessible_from_all_nodes() -> Result<()> {
     Ok(())
 }
 
-/// Pages that are pinned on a node.
+/// Returns the number of pinned pages of a node.
 fn pinned(node: &Node) -> Result<String> {
     node.sh(
         "echo 1 >/proc/sys/vm/stat_refresh; awk '/^nr_foll_pin_acquired/ { pages += $2 } \
@@ -123,7 +123,7 @@ fn pinned(node: &Node) -> Result<String> {
     )
 }
 
-/// With a name the memory is the region's for as long as that lives, and else ends with the process.
+/// With a name, the memory lives as long as the region. Without one, it ends with the process.
 #[test]
 fn registered_memory_outlives_its_process() -> Result<()> {
     let trio = trio()?;
@@ -140,7 +140,7 @@ fn registered_memory_outlives_its_process() -> Result<()> {
         two.kite(&format!("free {name}"))?;
     }
     one.await_gauges("regions=0 open_handles=0 lent_bytes=0", SOON)?;
-    until("all pages to be let go", SOON, || {
+    until("all pages to be unpinned", SOON, || {
         Ok(pinned(one)? == pinned_before)
     })?;
     Ok(())
@@ -170,7 +170,6 @@ fn concurrent_writers_of_three_nodes_lose_no_byte() -> Result<()> {
     Ok(())
 }
 
-/// Whatever becomes of packets and queue pairs, each change is made once, and in its turn.
 #[test]
 fn rpcs_over_the_memlock_limit_complete() -> Result<()> {
     let trio = trio()?;
@@ -186,17 +185,18 @@ fn rpcs_over_the_memlock_limit_complete() -> Result<()> {
     Ok(())
 }
 
+/// Despite lost packets and failed queue pairs each change is applied once, in order.
 #[test]
 fn fills_and_copies_match_a_model() -> Result<()> {
     let trio = trio()?;
     let two = trio.node(2);
     outputs(&mut trio.everywhere("copies check --operations 60")?, LONG)?;
-    trio.losing(1.0, || {
+    trio.with_loss(1.0, || {
         let line = "copies check --operations 1000 --most 65536 --seed 2";
         let mut all = trio.everywhere(line)?;
         for _ in 0..2 {
             let before = two.stats()?["copies"];
-            until("more to be copied", SOON, || {
+            until("more copies", SOON, || {
                 Ok(two.stats()?["copies"] > before + 5)
             })?;
             trio.cut(2, SOON)?;
@@ -216,7 +216,7 @@ fn copy_within_one_node_stays_on_that_node() -> Result<()> {
     };
     let (before, copied) = (moved()?, one.stats()?["copies"]);
     let mut endless = one.workload("copies endless there there").spawn()?;
-    until("more to be copied", SOON, || {
+    until("more copies", SOON, || {
         Ok(one.stats()?["copies"] > copied + 2)
     })?;
     assert_eq!(moved()?, before);
@@ -238,7 +238,7 @@ fn copy_fails_when_source_or_destination_node_is_down() -> Result<()> {
         two.workload("copies endless there here").spawn()?,
         one.workload("copies endless there there").spawn()?,
     ];
-    until("something to be copied", SOON, || {
+    until("the first copies", SOON, || {
         Ok(one.stats()?["copies"] > before + 2)
     })?;
     three.stop_kited()?;
@@ -413,9 +413,9 @@ fn lending_is_limited_and_refusal_leaks_nothing() -> Result<()> {
     assert_eq!(attempt(2 * CAP + 1, "2,3")?, "ENOMEM");
     let served = gauge(trio.node(3), "ctrl_requests_served")?;
     assert_eq!(attempt(3 * CAP, "3,2,2")?, "ENOMEM");
-    // Chunks of other sizes, of which there are eleven, would do as little.
+    // More requests, for each of the eleven chunks, would fail in the same way.
     let again = gauge(trio.node(3), "ctrl_requests_served")? - served;
-    assert!(again < 11, "node 3 was asked {again} times");
+    assert!(again < 11, "node 3 received {again} requests");
     for node in [2, 3] {
         trio.node(node).await_gauges("lent_bytes=0", SOON)?;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What an operator can see of kite from outside: files, counters, trace events, the kernel's log.
+//! Observability of kite: files, counters, trace events, kernel log.
 
 use std::time::Duration;
 
@@ -105,7 +105,7 @@ fn shell_completes_names_of_regions_and_nodes() -> Result<()> {
     node.kite("free complete-me").map(drop)
 }
 
-/// Turns all of kite's trace events on, or off again.
+/// Enables or disables all trace events of kite.
 fn trace(node: &Node, on: bool) -> Result<String> {
     let line = match on {
         true => "echo >trace; echo 1 >events/kite/enable",
@@ -114,7 +114,7 @@ fn trace(node: &Node, on: bool) -> Result<String> {
     node.sh(&format!("set -e; cd /sys/kernel/tracing; {line}"))
 }
 
-/// Runs a line with all of kite's trace events on, and returns what was traced.
+/// Runs a line with all trace events of kite enabled. Returns the trace.
 fn traced(pair: &Cluster, line: &str) -> Result<String> {
     let node = pair.node(1);
     trace(node, true)?;
@@ -123,7 +123,7 @@ fn traced(pair: &Cluster, line: &str) -> Result<String> {
     ran.and(traced)
 }
 
-/// Returns `true` if an event with all of these words was traced.
+/// Returns `true` if the trace has the event with all of these words.
 fn has(trace: &str, event: &str, words: &[&str]) -> bool {
     let event = format!(" {event}: ");
     let mut lines = trace.lines();
@@ -156,9 +156,9 @@ fn trace_events_record_each_step_of_a_request() -> Result<()> {
     Ok(())
 }
 
-/// The kernel of node 2 leaves the cluster, while that of node 1 keeps it in its view, since its daemon is stopped.
-/// Returns the result of a write to the memory of node 2.
-fn write_to_who_left(pair: &Cluster) -> Result<String> {
+/// Writes to memory of node 2, whose kernel has left the cluster. The kernel of node 1 still has node 2 in its view,
+/// since the daemon of node 1 is stopped. Returns the result of the write.
+fn write_to_departed_node(pair: &Cluster) -> Result<String> {
     let (one, two) = (pair.node(1), pair.node(2));
     one.kite("alloc far 9000 --node 2")?;
     one.sh("pkill -STOP -x kited")?;
@@ -175,7 +175,7 @@ fn unresponsive_node_is_visible_in_events_and_counters() -> Result<()> {
     let (one, two) = (pair.node(1), pair.node(2));
     let before = [one.stats()?, two.stats()?];
     trace(one, true)?;
-    let wrote = write_to_who_left(&pair);
+    let wrote = write_to_departed_node(&pair);
     let after = [one.stats()?, two.stats()?];
     pair.start_kite(&Setup::default())?;
     one.kite("alloc near 9000 --node 2")?;
@@ -209,7 +209,7 @@ fn unresponsive_node_is_visible_in_events_and_counters() -> Result<()> {
     Ok(())
 }
 
-/// Waits until a counter of a node has moved; `meanwhile` is done again and again.
+/// Waits until a counter of a node has grown. Repeats `meanwhile` until then.
 fn move_counter(
     node: &Node,
     counter: &str,
@@ -223,12 +223,12 @@ fn move_counter(
     .map(drop)
 }
 
-/// The memory is given back while it is still being lent, and that has to wait.
+/// The memory is freed while the node is still preparing it, so the free must wait.
 #[test]
 fn cancellation_of_a_pending_request_is_counted() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
-    // Zeroing so much memory takes longer than a kill.
+    // Clearing so many bytes takes longer than killing a process.
     let len = 800 << 20;
     move_counter(two, "duplicate_messages", || {
         let line = format!("anonymous {len} --nodes 2");

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Debian packages on fresh Debian hosts: the life of a host from the installation to the purge, signatures
-//! of modules, and the disk image.
+//! Debian packages on fresh Debian hosts: a host from installation to purge, module signatures, and the disk image.
 //!
 //! `make test ONLY=packages` runs these tests, since they need `make image`.
 
@@ -15,18 +14,18 @@ use kite_cluster::{outputs, until, Cluster, Fabric, Hosts, ImageMachine, Kernel,
 /// Packages that `make deb` built.
 const PACKAGES: &str = "/kite/target/deb";
 
-/// The repository of an older version, as hosts find it.
+/// The repository of an older version, at its path on hosts.
 const OLDER: &str = "/kite/target/hosts/older";
 
-/// apt and dpkg on an emulated machine.
+/// Timeout of apt and dpkg on an emulated machine.
 const APT: Duration = Duration::from_secs(900);
 
 const SOON: Duration = Duration::from_secs(90);
 
-/// Firmware, boot loader, initramfs and systemd on an emulated machine.
+/// Timeout of firmware, boot loader, initramfs and systemd on an emulated machine.
 const BOOT: Duration = Duration::from_secs(1500);
 
-/// Runs a command in the build root and returns what it prints.
+/// Runs a command in the build root. Returns its output.
 fn host(line: &str) -> String {
     let output = Command::new("bash")
         .args(["-euc", &format!("exec 2>&1; cd /kite; {line}")])
@@ -37,8 +36,8 @@ fn host(line: &str) -> String {
     text
 }
 
-/// Makes a repository of the same packages under a lower version, whose metapackage depends on the module for
-/// the oldest kernel.
+/// Makes a repository of the same packages with a lower version, whose metapackage depends on the module for the
+/// oldest kernel.
 fn older_repository(oldest: &str) {
     host(&format!(
         r#"rm -rf {OLDER}; mkdir -p {OLDER}.debs
@@ -57,14 +56,14 @@ fn older_repository(oldest: &str) {
     ));
 }
 
-/// Runs a line on these nodes at once; all have to succeed.
+/// Runs a line on these nodes at once. All must succeed.
 fn at_once(nodes: &[&Node], line: &str, limit: Duration) -> Result<Vec<String>> {
     let start = |node: &&Node| node.spawn(line);
     let mut running = nodes.iter().map(start).collect::<Result<Vec<_>>>()?;
     outputs(&mut running, limit)
 }
 
-/// The two commands with which an administrator adds a repository.
+/// Runs the two commands that add a repository.
 fn add_repository(nodes: &[&Node], directory: &str) -> Result<()> {
     let line = format!(
         "sed 's|^URIs:.*|URIs: file:{directory}|' {directory}/kite.sources \
@@ -86,7 +85,7 @@ fn boot(hosts: &Hosts, kernels: &[Kernel]) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Makes the first node the seed of a cluster and has the others join it.
+/// Makes the first node the seed of a cluster that the others join.
 fn start(cluster: &Cluster) -> Result<()> {
     let (seed, others) = cluster.nodes().split_first().expect("a node");
     seed.command("kite init").limit(SOON).sh()?;
@@ -98,7 +97,7 @@ fn start(cluster: &Cluster) -> Result<()> {
     at_once(&nodes, "usermod -aG kite alice", SOON).map(drop)
 }
 
-/// Waits until each node has a view of all.
+/// Waits until each node has a view of all nodes.
 fn wait_joined(cluster: &Cluster) -> Result<()> {
     let count = cluster.nodes().len();
     let joined = |node: &Node| {
@@ -111,7 +110,7 @@ fn wait_joined(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// An ordinary user in the group kite shares a file between two nodes.
+/// Shares a file between two nodes as an ordinary user in the group kite.
 fn share(from: &Node, to: &Node, name: &str) -> Result<()> {
     let put = format!("kite put /etc/os-release {name} --node 2");
     from.command(put).user("alice").sh()?;
@@ -123,7 +122,7 @@ fn share(from: &Node, to: &Node, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The lives of all nodes, as a node sees them.
+/// Returns the incarnations of all nodes in the view of a node.
 fn lives(node: &Node) -> Result<String> {
     node.sh("kite nodes | awk 'NR > 1 { print $1, $3 }'")
 }
@@ -132,7 +131,7 @@ fn version(node: &Node, package: &str) -> Result<String> {
     node.sh(&format!("dpkg-query -W -f '${{Version}}' {package}"))
 }
 
-/// Files that a host has for good: not logs, caches and what apt and dpkg keep.
+/// Returns permanent files of a host: without logs, caches and state of apt and dpkg.
 fn lasting(hosts: &Hosts, number: usize) -> Result<BTreeSet<String>> {
     const PASSING: [&str; 14] = [
         "/dev",
@@ -172,7 +171,7 @@ fn accounts(hosts: &Hosts, number: usize) -> String {
         .concat()
 }
 
-/// Installs the older packages: the first host takes the metapackage, the others a module alone.
+/// Installs the older packages: the metapackage on the first host, a module alone on the others.
 fn install(nodes: [&Node; 3], oldest: &str) -> Result<()> {
     add_repository(&nodes, OLDER)?;
     let apt = "DEBIAN_FRONTEND=noninteractive apt-get -qy install kite-tools";
@@ -188,8 +187,8 @@ fn install(nodes: [&Node; 3], oldest: &str) -> Result<()> {
     Ok(())
 }
 
-/// Upgrades all packages while a region exists. It survives, since a restart of kited keeps the life of the node. The
-/// metapackage brings the newer kernel and its module to the first host.
+/// Upgrades all packages while a region exists. The region survives, since a restart of kited keeps the incarnation
+/// of the node. The metapackage brings the newer kernel and its module to the first host.
 fn upgrade(nodes: [&Node; 2], kernels: [&str; 2]) -> Result<()> {
     let older = version(nodes[1], "kite-tools")?;
     let before = lives(nodes[0])?;
@@ -238,7 +237,7 @@ fn install_and_start(node: &Node) -> Result<()> {
 }
 
 #[test]
-fn hosts_share_memory_from_installation_to_purge_and_keep_no_trace() -> Result<()> {
+fn hosts_share_memory_from_installation_until_purge() -> Result<()> {
     let oldest = *Kernel::others()?.last().expect("two kernel series");
     let (oldest_abi, newest_abi) = (oldest.release()?, Kernel::Stock.release()?);
     older_repository(&oldest_abi);
@@ -273,13 +272,13 @@ fn hosts_share_memory_from_installation_to_purge_and_keep_no_trace() -> Result<(
     purge(&[one, two])?;
     let left: Vec<_> = lasting(&hosts, 2)?.difference(&files).cloned().collect();
     assert!(left.is_empty(), "{left:#?}");
-    // The administrator added alice to the group, which is gone.
+    // alice was in the group kite, which purge removes.
     assert_eq!(accounts(&hosts, 2), users);
     install_and_start(one)?;
     cluster.shutdown()
 }
 
-/// A module of the packages, with signature, unpacked where nodes see it.
+/// Unpacks the module of the packages, with its signature, where nodes see it.
 fn signed_module() -> String {
     let place = "/kite/target/hosts/signed";
     let abi = Kernel::Stock.release().unwrap();
@@ -291,14 +290,14 @@ fn signed_module() -> String {
     module
 }
 
-/// Tries to load a module and returns the error, or nothing.
+/// Tries to load a module. Returns the error, or an empty string.
 fn try_load(node: &Node, module: &str) -> Result<String> {
     let load = format!("modprobe -a $(modinfo -F depends {module} | tr , ' '); insmod {module}");
     Ok(node.run(&load)?.stderr)
 }
 
 #[test]
-fn kernel_that_enforces_signatures_refuses_unsigned_and_unknown_ones() -> Result<()> {
+fn kernel_with_sig_enforce_rejects_unsigned_and_unknown_modules() -> Result<()> {
     let signed = signed_module();
     let cluster = Cluster::builder()
         .name("signatures")
@@ -319,7 +318,7 @@ fn kernel_that_enforces_signatures_refuses_unsigned_and_unknown_ones() -> Result
 }
 
 #[test]
-fn kernel_under_secure_boot_loads_modules_of_an_enrolled_owner_key_only() -> Result<()> {
+fn secure_boot_kernel_loads_only_modules_of_an_enrolled_key() -> Result<()> {
     let signed = signed_module();
     let cluster = Cluster::builder()
         .name("secure-boot")

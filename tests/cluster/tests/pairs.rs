@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The queue pairs that two nodes share.
+//! Connections that two nodes share.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("pair
 const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
-/// Restarts kite on the first nodes with parameters for each, so that counters begin with zero.
+/// Restarts kite on the first `N` nodes, so that counters start at zero, with parameters for each.
 fn start<const N: usize>(cluster: &Cluster, parameters: [String; N]) -> Result<()> {
     for node in cluster.nodes() {
         node.stop_kited()?;
@@ -26,7 +26,7 @@ fn start<const N: usize>(cluster: &Cluster, parameters: [String; N]) -> Result<(
     cluster.await_members(N)
 }
 
-/// Queue pairs that are connected.
+/// Returns the number of connected queue pairs.
 fn connected(node: &Node) -> Result<u64> {
     let stats = node.stats()?;
     Ok(stats["qp_connects"] - stats["qp_errors"])
@@ -49,7 +49,7 @@ fn peers_with_different_conns_per_peer_use_the_smaller() -> Result<()> {
             let shown =
                 format!("module:  conns_per_peer={own} max_idle_conns=256 max_inflight=256 ");
             assert!(status.starts_with(&shown), "{status}");
-            // Each processor has a connection of its own, if there are that many.
+            // Each processor has a connection of its own, if there are enough.
             for processor in [1, 0] {
                 let got = node.sh(&format!(
                     "taskset -c {processor} /kite/target/release/kite-workload \
@@ -69,8 +69,8 @@ fn peers_with_different_conns_per_peer_use_the_smaller() -> Result<()> {
     cluster.start_kite(&Setup::default())
 }
 
-/// Uses a region of the other node again and again from a processor, with pauses of about `ms`.
-fn use_now_and_then(node: &Node, processor: u32, times: u32, ms: [u32; 2]) -> Result<Process> {
+/// Accesses a region of the other node from a processor `times` times, with pauses of about `ms`.
+fn access_periodically(node: &Node, processor: u32, times: u32, ms: [u32; 2]) -> Result<Process> {
     let [least, most] = ms;
     node.spawn(&format!(
         "for i in $(seq {times}); do \
@@ -81,7 +81,7 @@ fn use_now_and_then(node: &Node, processor: u32, times: u32, ms: [u32; 2]) -> Re
     ))
 }
 
-/// Both sides agree to evict idle connections, if the connecting or the accepting side exceeds its limit.
+/// The limit of either side evicts connections: both agree to close those that neither uses.
 #[test]
 fn idle_connections_over_the_limit_are_evicted() -> Result<()> {
     let cluster = TRIO.take()?;
@@ -100,7 +100,7 @@ fn idle_connections_over_the_limit_are_evicted() -> Result<()> {
                 parted > qp_evictions,
                 "{bounds:?}: {parted} in round {round}"
             );
-            // Each side has them made again.
+            // An access of each side connects again.
             one.kite("get far /dev/null")?;
             two.kite("get far /dev/null")?;
             one.kite("free far")?;
@@ -115,7 +115,7 @@ fn idle_connections_over_the_limit_are_evicted() -> Result<()> {
     cluster.start_kite(&Setup::default())
 }
 
-/// A connection that is requested during its eviction is set up again, and the request succeeds.
+/// A connection that is requested during its eviction is established again, and the request succeeds.
 #[test]
 fn connection_requested_during_eviction_is_established() -> Result<()> {
     let cluster = TRIO.take()?;
@@ -124,10 +124,10 @@ fn connection_requested_during_eviction_is_established() -> Result<()> {
     one.kite("alloc far 9000 --node 2")?;
     one.kite("alloc near 9000")?;
     two.kite("get near /dev/null")?;
-    // A connection may be evicted after one second without use.
+    // Connections that were idle for 1 s may be evicted.
     let around = [800, 1300];
     let mut all = [(one, 0), (one, 1), (two, 0), (two, 1)]
-        .map(|(node, processor)| use_now_and_then(node, processor, 12, around))
+        .map(|(node, processor)| access_periodically(node, processor, 12, around))
         .into_iter()
         .collect::<Result<Vec<_>>>()?;
     for user in &mut all {
@@ -144,7 +144,7 @@ fn connection_requested_during_eviction_is_established() -> Result<()> {
     cluster.start_kite(&Setup::default())
 }
 
-/// Where there is room for no more, both processors use the same, which stays.
+/// With room for one connection, both processors use the same, and it is kept.
 #[test]
 fn max_idle_conns_connections_are_kept() -> Result<()> {
     let cluster = TRIO.take()?;
@@ -155,8 +155,8 @@ fn max_idle_conns_connections_are_kept() -> Result<()> {
         node.await_gauges("connected_qps=1", SOON)?;
     }
     let mut users = [
-        use_now_and_then(one, 0, 30, [50, 150])?,
-        use_now_and_then(one, 1, 30, [50, 150])?,
+        access_periodically(one, 0, 30, [50, 150])?,
+        access_periodically(one, 1, 30, [50, 150])?,
     ];
     for user in &mut users {
         let output = user.wait(LONG)?;
@@ -171,7 +171,7 @@ fn max_idle_conns_connections_are_kept() -> Result<()> {
     cluster.start_kite(&Setup::default())
 }
 
-/// The least recently used connections are evicted, and no more than the excess.
+/// The least recently used connections are evicted, and no more than exceed the limit.
 #[test]
 fn recently_used_connections_are_kept() -> Result<()> {
     let cluster = TRIO.take()?;
@@ -205,7 +205,7 @@ fn recently_used_connections_are_kept() -> Result<()> {
     cluster.start_kite(&Setup::default())
 }
 
-/// Messages for which the RNIC had no receive: it had them sent again.
+/// Returns the messages that arrived without a posted receive. The RNIC makes the sender retry them.
 fn unexpected(node: &Node) -> Result<u64> {
     let count = node.sh(&format!(
         "rdma -p statistic show link {}/1 | grep -oE '(send_rnr_err|out_of_buffer) [0-9]+' | cut -d ' ' -f 2",
@@ -214,7 +214,7 @@ fn unexpected(node: &Node) -> Result<u64> {
     Ok(count.parse().expect(&count))
 }
 
-/// However many call each other at once: requests and replies each have their receives.
+/// With many concurrent callers, each request and reply has a posted receive.
 #[test]
 fn every_message_has_a_posted_receive() -> Result<()> {
     let cluster = TRIO.take()?;

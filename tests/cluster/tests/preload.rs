@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Programs of verbs as they are, with `libkite_verbs.so` preloaded: they run over virtual queue pairs.
+//! Unmodified verbs programs with `libkite_verbs.so` preloaded run over virtual queue pairs.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use kite_cluster::{outputs, until, Cluster, Fabric, Process, Result, Setup, Shar
 
 static PAIR: SharedCluster = SharedCluster::new(|| {
     let builder = Cluster::builder().name("preload").nodes(2);
-    // No other has DC.
+    // Soft-RoCE has no DC.
     builder.fabric(Fabric::Connectx)
 });
 
 const SOON: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(300);
 
-/// More than any of these does before something happens to it.
+/// More iterations than a program completes before the test interrupts it.
 const ENDLESS: &str = "-n 2000000";
 
 fn pair() -> Result<Turn<'static>> {
@@ -24,7 +24,7 @@ fn pair() -> Result<Turn<'static>> {
     Ok(pair)
 }
 
-/// Runs a program on both nodes, preloaded, until something happens to it.
+/// Starts a program on both nodes, preloaded, that runs until it is interrupted.
 fn endless(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
     let line = preloaded(&format!("{program} {ENDLESS}"));
     let (one, two) = (pair.node(1), pair.node(2));
@@ -32,7 +32,7 @@ fn endless(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
     let before = one.stats()?["vqp_requests"];
     let line = format!("{line} {}", two.address());
     let mut client = one.command(line).limit(LONG).spawn()?;
-    until("it is at work", SOON, || {
+    until("the program to transfer data", SOON, || {
         let said = |process: &mut Process| process.wait(SOON);
         assert!(
             client.is_running(),
@@ -45,8 +45,8 @@ fn endless(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
     Ok((server, client))
 }
 
-/// Runs a program on both nodes. Returns how many requests of virtual queue pairs the second of them made meanwhile, and
-/// how many messages it received; no RNIC had a queue pair made for that.
+/// Runs a program on both nodes. Returns the number of requests of virtual queue pairs that the second node made, and
+/// of messages that it received. Asserts that no RNIC created a queue pair.
 fn run(pair: &Cluster, program: &str) -> Result<[u64; 2]> {
     let (one, two) = (pair.node(1), pair.node(2));
     let count = || -> Result<_> {
@@ -71,7 +71,7 @@ fn run(pair: &Cluster, program: &str) -> Result<[u64; 2]> {
 #[test]
 fn preload_runs_ibv_pingpong_programs() -> Result<()> {
     let pair = pair()?;
-    // Short and long messages, polling and sleeping. Each side checks the received data.
+    // Short and long messages, with polling and with events. Each side checks its data.
     for how in ["-c -s 1000", "-c", "-c -e", "-c -e -s 100000"] {
         let counts = run(&pair, &format!("ibv_rc_pingpong -n 200 {how}"))?;
         assert_eq!(counts, [200, 200], "{how}");
@@ -121,7 +121,7 @@ fn preload_runs_perftest() -> Result<()> {
         ("ib_send_bw -b -s 1024", 100, 100),
     ] {
         let counts = run(&pair, &format!("{program} -n 100"))?;
-        // Some programs print a warm-up or their progress first.
+        // Some programs warm up or send their progress.
         assert!(
             counts[0] >= sent && counts[1] >= received,
             "{program}: {counts:?}"
@@ -130,11 +130,11 @@ fn preload_runs_perftest() -> Result<()> {
     Ok(())
 }
 
-/// The program that does all that queue pairs can do.
+/// The program that uses all operations of queue pairs.
 const VERBS: &str = "/kite/tests/cluster/guest/verbs";
 
-/// Runs the program as a user on the first node, with these scenes as arguments, and their servers on the second.
-/// Returns its output.
+/// Runs the program as a user on the first node, with arguments, while it is the peer on the second. Returns its
+/// output.
 fn see(pair: &Cluster, program: &str, user: &str, scenes: &str) -> Result<String> {
     let (one, two) = (pair.node(1), pair.node(2));
     let mut server = two.command(program).limit(LONG).spawn()?;
@@ -143,13 +143,13 @@ fn see(pair: &Cluster, program: &str, user: &str, scenes: &str) -> Result<String
     one.command(line).user(user).limit(LONG).sh()
 }
 
-/// Every operation and every error has the effects that it has with the driver of the RNIC.
+/// Every operation and every error has the same effects as with the driver of the RNIC.
 #[test]
 fn preload_reports_the_attributes_of_an_rnic() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     let made = commands(one)?;
-    // The owner of memory has all rights to it with kite, so it is another.
+    // With kite the owner of memory has all rights to it, so the client is another user.
     let seen = see(&pair, &preloaded(&format!("{VERBS} kite0")), "alice", "")?;
     assert_eq!(commands(one)?, made);
     let expected = see(&pair, &format!("{VERBS} {}", one.rnic()?), "root", "")?;
@@ -161,7 +161,7 @@ fn preload_reports_the_attributes_of_an_rnic() -> Result<()> {
     Ok(())
 }
 
-/// QP states and limits that programs observe, where RNICs differ from each other.
+/// Ends of connections and limits that differ from those of an RNIC.
 #[test]
 fn preload_enforces_qp_states_and_limits() -> Result<()> {
     let pair = pair()?;
@@ -198,14 +198,14 @@ fn preload_enforces_qp_states_and_limits() -> Result<()> {
         ),
         ("crowd", "crowd 21"),
     ] {
-        // Memory of the scene before still counts for some seconds against what others may lock.
+        // Memory of the previous scene counts for some seconds against the limit of locked memory.
         let seen = see(&pair, &program, "root", scene)?;
         assert_eq!(seen, expected, "{scene}");
     }
     Ok(())
 }
 
-/// Threads that use a queue pair, and a completion queue, at the same time get what is theirs, each once.
+/// Threads that use a queue pair and a completion queue at the same time get each completion once.
 #[test]
 fn preload_objects_are_shared_among_threads() -> Result<()> {
     let program = compile("verbs_threads", "ibverbs");
@@ -225,7 +225,7 @@ fn preload_objects_are_shared_among_threads() -> Result<()> {
     Ok(())
 }
 
-/// This includes a program that only waits to receive, which with verbs would wait without limit.
+/// Also a program that only waits to receive ends. With verbs it would wait without end.
 #[test]
 fn killed_peer_ends_the_other_program() -> Result<()> {
     let pair = pair()?;
@@ -236,7 +236,7 @@ fn killed_peer_ends_the_other_program() -> Result<()> {
         "ib_read_lat",
     ] {
         for kills_server in [true, false] {
-            // A server of reads, which others do, notices nothing.
+            // A server of READs does no work of its own, so its program does not end.
             if program == "ib_read_lat" && !kills_server {
                 continue;
             }
@@ -255,7 +255,7 @@ fn killed_peer_ends_the_other_program() -> Result<()> {
     Ok(())
 }
 
-/// Returns the QP number that a program of perftest prints.
+/// Returns the number of its queue pair that a program of perftest prints.
 fn number(process: &mut Process) -> Result<String> {
     let line = process.read_until("QPN", SOON)?;
     let number = line
@@ -265,7 +265,8 @@ fn number(process: &mut Process) -> Result<String> {
     Ok(number.unwrap().into())
 }
 
-/// This includes a closed listener. The first number of a process depends on its PID, which is the same here.
+/// Numbers are unique even if one process no longer listens. Processes start with numbers that depend on their PID,
+/// which is the same here.
 #[test]
 fn preload_qp_numbers_are_unique_per_node() -> Result<()> {
     let pair = pair()?;
@@ -276,8 +277,8 @@ fn preload_qp_numbers_are_unique_per_node() -> Result<()> {
     Ok(())
 }
 
-/// Waits for a program to say that a request has failed.
-fn told(client: Process) -> Result<()> {
+/// Waits for a program to report a failed request.
+fn assert_request_failed(client: Process) -> Result<()> {
     let output = failed(client)?;
     let said = output.stdout + &output.stderr;
     assert!(said.contains("ailed status"), "{said}");
@@ -290,7 +291,7 @@ fn unresponsive_node_fails_pending_work_requests() -> Result<()> {
     for program in ["ib_read_lat", "ib_write_bw"] {
         let (_server, client) = endless(&pair, program)?;
         pair.node(2).disconnect()?;
-        told(client)?;
+        assert_request_failed(client)?;
         pair.node(2).reconnect()?;
     }
     Ok(())
@@ -303,12 +304,12 @@ fn leaving_node_fails_pending_work_requests() -> Result<()> {
         pair.start_kite(&Setup::patient())?;
         let (_server, client) = endless(&pair, program)?;
         pair.node(2).stop_kited()?;
-        told(client)?;
+        assert_request_failed(client)?;
     }
     Ok(())
 }
 
-/// A feature that kite lacks is rejected as by an RNIC without it, and other programs continue.
+/// Features that kite lacks fail as with an RNIC that lacks them, and other programs continue.
 #[test]
 fn unsupported_verbs_fail_with_a_clear_error() -> Result<()> {
     let pair = pair()?;
@@ -324,7 +325,7 @@ fn unsupported_verbs_fail_with_a_clear_error() -> Result<()> {
         let output = failed(one.command(preloaded(program)).spawn()?)?;
         assert!(output.stderr.contains(said), "{program}: {output:?}");
     }
-    // Those make nothing before they have found each other.
+    // These programs create objects only after they have connected by TCP.
     for program in ["ib_send_lat -c UD", "ib_write_bw -q 22"] {
         let line = preloaded(program);
         let server = serve(two, &line)?;

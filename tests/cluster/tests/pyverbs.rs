@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! rdma-core's own tests of verbs, on a software ConnectX. Their authors had the hardware.
+//! The tests of verbs in rdma-core, on a software ConnectX. Their authors wrote them for hardware.
 //!
-//! No test may fail. A skipped test must be in [`SKIPPED`] with its reason, and each test there must have been
-//! skipped. A new feature of the device therefore leaves the table, and a lost one is detected.
+//! No test may fail. A skipped test must be in [`SKIPPED`], which gives the reason, and each entry of the table must
+//! match a skipped test. So a new feature of the device removes its entry, and a lost one is detected.
 
 use std::thread;
 use std::time::Duration;
 
 use kite_cluster::{Cluster, Fabric, Result};
 
-/// Number of tests that pass.
+/// Minimum number of passed tests.
 const PASSED: usize = 154;
 
-/// Maximum time of all tests.
+/// Timeout of all tests.
 const LIMIT: Duration = Duration::from_secs(2100);
 
 const ETHERNET: &str = "for ports of Ethernet: this one is of InfiniBand";
@@ -23,7 +23,7 @@ const NEWER: &str = "for hardware that came after ConnectX-5";
 const SIGNATURE: &str = "signatures and encryption of data are not modelled";
 const NOT_MODELLED: &str = "not modelled";
 
-/// The beginnings of names of tests that are skipped, and why that is right.
+/// Prefixes of names of skipped tests, and the reasons.
 const SKIPPED: &[(&str, &str)] = &[
     ("test_addr.AHTest.test_create_ah_roce", ETHERNET),
     ("test_cuda_dmabuf.", GPU),
@@ -86,13 +86,13 @@ const SKIPPED: &[(&str, &str)] = &[
     ("test_tag_matching.", NOT_MODELLED),
 ];
 
-/// A line of the runner: outcome, name, reason.
+/// Splits a line of the runner into outcome, name and reason.
 fn fields(line: &str) -> Option<[&str; 3]> {
     let mut fields = line.splitn(3, '\t');
     Some([fields.next()?, fields.next()?, fields.next()?])
 }
 
-/// Runs all of them, each node a part. Returns their lines.
+/// Runs all tests, a part on each node. Returns their lines.
 fn run(cluster: &Cluster) -> Result<String> {
     let nodes = cluster.nodes();
     let run = |number| {
@@ -136,7 +136,7 @@ fn rdma_core_tests_pass() -> Result<()> {
     let unexpected: Vec<_> = skipped.iter().filter(|(name, _)| !is_known(name)).collect();
     assert!(
         unexpected.is_empty(),
-        "skipped, and nobody knows why: {unexpected:#?}"
+        "skipped without a known reason: {unexpected:#?}"
     );
     let is_skipped = |known: &str| skipped.iter().any(|(name, _)| name.starts_with(known));
     let obsolete: Vec<_> = SKIPPED

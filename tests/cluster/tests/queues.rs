@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! I/O queues: submitted requests complete despite lost packets, dead nodes and killed processes. Writes of a process
-//! to the shared rings affect no other process.
+//! I/O queues: each submitted request completes, despite lost packets, dead nodes and killed processes. Writes of a
+//! process to the memory that it shares with the kernel harm no other process.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("queu
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// Enough for slow machines to move what a test asks of them.
+/// Timeout of large transfers on slow machines.
 const LONG: Duration = Duration::from_secs(300);
 
-/// The gauges of a node on which nothing goes on: the sessions are kited's and the one that asks.
+/// Gauges of an idle node. The sessions are those of kited and of the reader.
 const IDLE: &str = "sessions=2 open_handles=0 inflight=0 io_queues=0";
 
 fn trio() -> Result<Turn<'static>> {
@@ -22,7 +22,7 @@ fn trio() -> Result<Turn<'static>> {
     Ok(trio)
 }
 
-/// Requests that go on until something happens to them.
+/// Starts requests that continue until they fail.
 fn endless(node: &Node, arguments: &str) -> Result<Process> {
     let mut process = node
         .workload(&format!("queues endless {arguments}"))
@@ -31,7 +31,7 @@ fn endless(node: &Node, arguments: &str) -> Result<Process> {
     Ok(process)
 }
 
-/// Waits for the end of the process with this error.
+/// Waits for the end of a process, whose last line must be the errno.
 fn ends_with(process: &mut Process, errno: &str) -> Result<()> {
     let line = process.read_until("error ", SOON)?;
     assert_eq!(line, format!("error {errno}"));
@@ -59,11 +59,11 @@ fn io_queue_results_match_a_model() -> Result<()> {
 fn io_queue_loses_no_request_despite_lost_packets_and_failed_qps() -> Result<()> {
     let trio = trio()?;
     let two = trio.node(2);
-    trio.losing(1.0, || {
+    trio.with_loss(1.0, || {
         let mut all = trio.everywhere("queues check --operations 60000 --seed 3")?;
         for _ in 0..2 {
             let before = two.stats()?["sqes"];
-            until("more to be submitted", SOON, || {
+            until("more submissions", SOON, || {
                 Ok(two.stats()?["sqes"] > before + 200)
             })?;
             trio.cut(2, SOON)?;
@@ -78,7 +78,7 @@ fn steady_io_queue_traffic_makes_no_system_calls() -> Result<()> {
     let said = trio.node(1).workload("queues steady 2").limit(LONG).sh()?;
     let calls = said.split_whitespace().nth(2).and_then(|n| n.parse().ok());
     let calls: u64 = calls.unwrap_or_else(|| panic!("{said}"));
-    // The poller may be kept from its processor for longer than it looks.
+    // The scheduler may keep the poller from its processor for longer than its polling interval.
     assert!(calls < 20, "{said}");
     Ok(())
 }
@@ -86,7 +86,7 @@ fn steady_io_queue_traffic_makes_no_system_calls() -> Result<()> {
 #[test]
 fn io_queue_requests_of_many_handles_complete() -> Result<()> {
     let trio = trio()?;
-    // No two of them can be posted together, and there are more than may be under way by themselves.
+    // No two of the requests can be posted together, and their number exceeds the limit in flight.
     let line = "queues steady 2 --depth 1024 --regions 8 --operations 100000";
     trio.node(1).workload(line).limit(LONG).sh()?;
     trio.node(1).await_gauges(IDLE, SOON).map(drop)
@@ -102,7 +102,7 @@ fn io_queue_calls_run_concurrently_and_are_cancelled() -> Result<()> {
     for node in [one, two] {
         let said = node.workload("queues invert inverter").limit(LONG).sh()?;
         assert_eq!(said.trim(), "500 calls");
-        // Most of these do not fit into messages.
+        // Most of these calls exceed the inline size.
         let line = "queues invert inverter --operations 200 --most 20000";
         let said = node.workload(line).limit(LONG).sh()?;
         assert_eq!(said.trim(), "200 calls");
@@ -202,7 +202,7 @@ fn hostile_io_queue_disturbs_no_other_process() -> Result<()> {
     let line = "queues abuse --region prey --submissions 1000000";
     let mut hostile = one.workload(line).user("alice").spawn()?;
     hostile.read_until("abusing", SOON)?;
-    // Other users of queues on both nodes get correct results.
+    // Other processes with I/O queues, on both nodes, get correct results.
     for seed in 10..14 {
         let line = format!("queues check --operations 500 --seed {seed}");
         for node in [one, two] {
@@ -228,7 +228,7 @@ fn rnic_removal_fails_submitted_requests() -> Result<()> {
     ];
     one.remove_rnic()?;
     for user in &mut users[..2] {
-        // The submitted requests, or the waiting thread, report that the RNIC was removed.
+        // Submitted requests, or the process that waits for them, fail because the RNIC was removed.
         let output = user.wait(SOON)?;
         let completed = output.stdout.contains("error ENODEV");
         let waited = output.stderr.contains("no such RNIC");
@@ -239,14 +239,14 @@ fn rnic_removal_fails_submitted_requests() -> Result<()> {
     two.await_gauges(IDLE, SOON).map(drop)
 }
 
-/// Processes of [`Cluster::everywhere`].
+/// Number of processes of [`Cluster::everywhere`].
 const CALLERS: usize = 6;
 
 #[test]
 fn io_queue_serves_calls() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
-    // Of 20,000 bytes most calls are too long for a message, and so are their replies.
+    // With up to 20,000 bytes, most calls and replies exceed the inline size.
     for most in [4096, 20_000] {
         let calls = 200 * (CALLERS + 1);
         let line = format!("queues serve served --most {most} --calls {calls}");
@@ -258,7 +258,7 @@ fn io_queue_serves_calls() -> Result<()> {
         for said in outputs(&mut callers, LONG)? {
             assert_eq!(said.trim(), "200 calls");
         }
-        // Threads that wait in the kernel get replies, too.
+        // Callers that wait by system call get replies, too.
         let line = format!("rpc invert served --operations 50 --threads 4 --most {most}");
         one.workload(&line).limit(LONG).sh()?;
         server.read_until(&format!("{calls} served"), SOON)?;
@@ -278,7 +278,7 @@ fn callers_fail_when_a_server_with_io_queue_is_killed() -> Result<()> {
         let line = format!("queues serve mortal --most {most}");
         let mut server = trio.node(2).workload(&line).spawn()?;
         server.read_until("serving", SOON)?;
-        // When that many were served, others are under way.
+        // After so many served calls, others are in flight.
         let before = trio.node(2).stats()?["rpcs_served"];
         let line = format!("queues invert mortal --operations 1000000 --most {most}");
         let mut callers = trio.everywhere(&line)?;
@@ -300,7 +300,7 @@ fn callers_fail_when_a_server_with_io_queue_is_killed() -> Result<()> {
     Ok(())
 }
 
-/// Loads the sample module with an I/O queue, with these parameters.
+/// Loads the sample of a module with an I/O queue, with parameters.
 fn load(node: &Node, parameters: &str) -> Result<()> {
     let line = format!("insmod /run/kite/build/user/kite_queue.ko {parameters}");
     node.command(line).limit(LONG).sh().map(drop)
@@ -322,10 +322,10 @@ fn kernel_module_uses_an_io_queue() -> Result<()> {
     server.read_until("serving", SOON)?;
     for node in [1, 2] {
         load(one, &format!("node={node} silent=silent"))?;
-        until("writes to go on", SOON, || Ok(writes(one)? > 1000))?;
+        until("writes to continue", SOON, || Ok(writes(one)? > 1000))?;
         assert_eq!(parameter(one, "ended")?, "0");
         assert!(!one.run("rmmod kite")?.success());
-        // It ends while they go on.
+        // The module is unloaded while the writes continue.
         one.sh("rmmod kite_queue")?;
         one.await_gauges(IDLE, SOON)?;
     }
@@ -339,7 +339,7 @@ fn rnic_removal_fails_requests_of_a_kernel_module() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     load(one, "node=2")?;
-    until("writes to go on", SOON, || Ok(writes(one)? > 1000))?;
+    until("writes to continue", SOON, || Ok(writes(one)? > 1000))?;
     one.remove_rnic()?;
     until("their end", SOON, || Ok(parameter(one, "ended")? != "0"))?;
     assert_eq!(parameter(one, "ended")?, ENODEV);

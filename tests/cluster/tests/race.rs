@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! RACE hashing by virtual queue pairs (userlib/examples/race): acknowledged operations of workers are in the table,
-//! while the table grows, and after any worker is killed.
+//! RACE hashing over virtual queue pairs (`userlib/examples/race`): completed updates of workers are in the table,
+//! also while the table grows and when workers are killed.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 static TRIO: SharedCluster = SharedCluster::new(|| {
     let builder = Cluster::builder().name("race").nodes(3);
-    // No other has DC.
+    // Soft-RoCE has no DC.
     builder.fabric(Fabric::Connectx)
 });
 
@@ -28,7 +28,7 @@ fn address(trio: &Cluster, node: usize) -> String {
     format!("{}:{PORT}", trio.node(node).address())
 }
 
-/// Has a node lend memory with a new table.
+/// Starts a memory node with a new table.
 fn serve(trio: &Cluster, node: usize, options: &str) -> Result<Process> {
     let line = format!("{PROGRAM} serve {} {options}", address(trio, node));
     let mut server = trio.node(node).spawn(&line)?;
@@ -36,27 +36,27 @@ fn serve(trio: &Cluster, node: usize, options: &str) -> Result<Process> {
     Ok(server)
 }
 
-/// Has the third node have a table, whose memory is half its own and half the second's.
+/// Starts a table on node 3, half of whose memory is that of node 2.
 fn serve_both(trio: &Cluster) -> Result<[Process; 2]> {
     let second = serve(trio, 2, "")?;
     let third = serve(trio, 3, &format!("--with {}", address(trio, 2)))?;
     Ok([second, third])
 }
 
-/// Starts a command about the table on a node.
+/// Starts a command of the table's client on a node.
 fn start(trio: &Cluster, node: usize, command: &str, options: &str) -> Result<Process> {
     let line = format!("{PROGRAM} {command} {} {options}", address(trio, 3));
     trio.node(node).spawn(&line)
 }
 
-/// Returns the final content of the table.
+/// Returns the report on the final table.
 fn check(trio: &Cluster) -> Result<Value> {
     let mut check = start(trio, 1, "check", "")?;
     let report = outputs(std::slice::from_mut(&mut check), LONG)?;
     Ok(serde_json::from_str(&report[0]).unwrap())
 }
 
-/// Two workers, on these nodes, that go on until something happens to them.
+/// Starts two workers, on these nodes, that run until they fail.
 fn endless(trio: &Cluster, nodes: [usize; 2]) -> Result<[Process; 2]> {
     let worker = |number: usize, over| {
         let options = format!("--over {over} --worker {number} --keys 100 --operations 10000000");
@@ -67,8 +67,8 @@ fn endless(trio: &Cluster, nodes: [usize; 2]) -> Result<[Process; 2]> {
     Ok([worker(1, "kite")?, worker(2, "verbs")?])
 }
 
-/// That the table has of each worker what the worker has left there.
-fn agree(report: &Value, workers: &[String]) {
+/// Asserts that the table has the keys that each worker left there.
+fn assert_keys_kept(report: &Value, workers: &[String]) {
     for worker in workers {
         let last = worker.lines().last().unwrap();
         let left: Value = serde_json::from_str(last).unwrap();
@@ -83,8 +83,8 @@ fn agree(report: &Value, workers: &[String]) {
     }
 }
 
-/// That both memories have their part of the table.
-fn is_spread(report: &Value) {
+/// Asserts that both memories have their part of the table.
+fn assert_spread(report: &Value) {
     let memories = report["memories"].as_array().unwrap();
     assert_eq!(memories.len(), 2, "{report}");
     for memory in memories {
@@ -106,8 +106,8 @@ fn hash_table_keeps_updates_while_it_grows() -> Result<()> {
     let mut workers = (1..=4).map(work).collect::<Result<Vec<_>>>()?;
     let left = outputs(&mut workers, LONG)?;
     let report = check(&trio)?;
-    agree(&report, &left);
-    is_spread(&report);
+    assert_keys_kept(&report, &left);
+    assert_spread(&report);
     assert!(report["segments"].as_u64().unwrap() >= 8, "{report}");
     assert!(report["depth"].as_u64().unwrap() >= 3, "{report}");
     assert_eq!(
@@ -117,7 +117,8 @@ fn hash_table_keeps_updates_while_it_grows() -> Result<()> {
     Ok(())
 }
 
-/// Without DC the kernel of the memory node is asked for compare-and-swaps, while others have its RNIC do them.
+/// Without DC, the kernel of the memory node executes compare-and-swaps of some workers, while its RNIC executes
+/// those of others.
 #[test]
 fn race_workers_of_kite_and_verbs_agree_without_dc() -> Result<()> {
     let trio = Cluster::builder().name("race-plain").nodes(3);
@@ -139,17 +140,17 @@ fn race_workers_of_kite_and_verbs_agree_without_dc() -> Result<()> {
     };
     let mut workers = (1..=4).map(work).collect::<Result<Vec<_>>>()?;
     let left = outputs(&mut workers, LONG)?;
-    agree(&check(&trio)?, &left);
+    assert_keys_kept(&check(&trio)?, &left);
     drop(servers);
     trio.shutdown()
 }
 
-/// Inserted keys between two progress reports of a worker.
+/// Number of keys that a worker inserts between two progress lines.
 const STRIDE: u64 = 16;
 
-/// Starts a worker that inserts keys, and so splits segments. Kills it after some keys, and returns the number that it
-/// had reported.
-fn kill_one(trio: &Cluster, number: u64) -> Result<u64> {
+/// Starts a worker that inserts keys, and so splits segments. Kills it after some inserts. Returns the number of
+/// inserts that it reported.
+fn kill_worker(trio: &Cluster, number: u64) -> Result<u64> {
     let options = format!("--worker {number} --keys 1000000");
     let mut doomed = start(trio, 1 + number as usize % 2, "work", &options)?;
     let enough = format!("inserted {}", STRIDE * (1 + number % 4));
@@ -161,8 +162,8 @@ fn kill_one(trio: &Cluster, number: u64) -> Result<u64> {
     Ok(said.unwrap().parse().unwrap())
 }
 
-/// That all is there that a worker had inserted when it was killed, and no more than it had begun.
-fn has_inserted(report: &Value, number: u64, said: u64) {
+/// Asserts that all reported inserts of a killed worker are in the table, and at most one stride more.
+fn assert_inserted(report: &Value, number: u64, said: u64) {
     let has = &report["owners"][number.to_string()];
     assert_eq!(has["keys"], has["unbroken"], "of {number}: {has}");
     let keys = has["keys"].as_u64().unwrap();
@@ -181,21 +182,21 @@ fn killed_race_worker_disturbs_no_other() -> Result<()> {
     let mut killed = Vec::new();
     while others.iter_mut().any(Process::is_running) {
         let number = 10 + killed.len() as u64;
-        killed.push((number, kill_one(&trio, number)?));
+        killed.push((number, kill_worker(&trio, number)?));
     }
     let left = outputs(&mut others, LONG)?;
     let report = check(&trio)?;
-    agree(&report, &left);
+    assert_keys_kept(&report, &left);
     for &(number, said) in &killed {
-        has_inserted(&report, number, said);
+        assert_inserted(&report, number, said);
     }
-    is_spread(&report);
+    assert_spread(&report);
     assert!(killed.len() > 2, "only {killed:?} were killed");
     assert!(report["segments"].as_u64().unwrap() >= 8, "{report}");
     Ok(())
 }
 
-/// A wait in the kernel is interrupted by each.
+/// Each signal interrupts a wait in the kernel.
 #[test]
 fn race_worker_continues_after_signals() -> Result<()> {
     let trio = trio()?;
@@ -208,9 +209,9 @@ fn race_worker_continues_after_signals() -> Result<()> {
          done 2>/dev/null
          echo $rounds")?;
     let left = outputs(std::slice::from_mut(&mut worker), LONG)?;
-    agree(&check(&trio)?, &left);
+    assert_keys_kept(&check(&trio)?, &left);
     let rounds: u32 = rounds.trim().parse().unwrap();
-    assert!(rounds > 5, "it was stopped {rounds} times only");
+    assert!(rounds > 5, "stopped {rounds} times only");
     Ok(())
 }
 
@@ -228,11 +229,11 @@ fn race_table_survives_too_many_clients() -> Result<()> {
     holder.kill()?;
     let mut worker = start(&trio, 2, "work", "--keys 20 --operations 20")?;
     let left = outputs(std::slice::from_mut(&mut worker), LONG)?;
-    agree(&check(&trio)?, &left);
+    assert_keys_kept(&check(&trio)?, &left);
     Ok(())
 }
 
-/// Times are not checked.
+/// Checks the form of the report, and no times.
 #[test]
 fn race_spike_is_measured_with_kite_and_verbs() -> Result<()> {
     let trio = trio()?;
@@ -256,15 +257,15 @@ fn race_spike_is_measured_with_kite_and_verbs() -> Result<()> {
         let ticks: Vec<u64> = serde_json::from_value(report["ticks"].clone()).unwrap();
         assert_eq!(ticks.len(), 6000);
         let rate = ticks[3000..].iter().sum::<u64>() as f64 / 3000.0;
-        // There is no plateau if no worker was ready in time.
+        // Without a worker that was ready in time there is no plateau.
         assert_eq!(report["plateau"].is_null(), rate == 0.0, "{report}");
         assert!(rate == 0.0 || time("plateau", "rate") == rate, "{report}");
     }
     Ok(())
 }
 
-/// That workers end, and say that it is the memory.
-fn miss_the_memory(workers: &mut [Process]) -> Result<()> {
+/// Asserts that workers fail, and name the memory as the reason.
+fn assert_memory_unreachable(workers: &mut [Process]) -> Result<()> {
     for worker in workers {
         let output = worker.wait(LONG)?;
         assert_eq!(output.status, 1, "{output:?}");
@@ -280,7 +281,7 @@ fn race_workers_end_when_a_memory_process_exits() -> Result<()> {
     let [mut second, _third] = serve_both(&trio)?;
     let mut workers = endless(&trio, [1, 2])?;
     second.kill()?;
-    miss_the_memory(&mut workers)
+    assert_memory_unreachable(&mut workers)
 }
 
 #[test]
@@ -291,16 +292,16 @@ fn race_workers_end_when_a_memory_node_dies() -> Result<()> {
     let [_second, mut third] = serve_both(&trio)?;
     let mut workers = endless(&trio, [1, 1])?;
     trio.node(2).kill();
-    miss_the_memory(&mut workers)?;
-    // What is left is a memory node as good as before.
+    assert_memory_unreachable(&mut workers)?;
+    // The remaining process works as a memory node again.
     third.kill()?;
     let _third = serve(&trio, 3, "")?;
     let mut workers = endless(&trio, [1, 1])?;
     trio.node(3).kill();
-    miss_the_memory(&mut workers)
+    assert_memory_unreachable(&mut workers)
 }
 
-/// A table is created only after all its memory nodes have replied.
+/// A table is created only if all its memory nodes respond.
 #[test]
 fn race_table_requires_all_its_memory_nodes() -> Result<()> {
     let trio = trio()?;
@@ -313,7 +314,7 @@ fn race_table_requires_all_its_memory_nodes() -> Result<()> {
     Ok(())
 }
 
-/// Its slots would lead into memory where others put something else by now.
+/// The slots of the table would point into memory with other contents.
 #[test]
 fn race_table_rejects_memory_registered_again() -> Result<()> {
     let trio = trio()?;
@@ -321,11 +322,11 @@ fn race_table_rejects_memory_registered_again() -> Result<()> {
     second.kill()?;
     let _second = serve(&trio, 2, "")?;
     let work = |over| start(&trio, 1, "work", &format!("--over {over}"));
-    miss_the_memory(&mut [work("kite")?, work("verbs")?])
+    assert_memory_unreachable(&mut [work("kite")?, work("verbs")?])
 }
 
-/// Returns `true` if the memory node has a TCP connection of a client of the table.
-fn is_heard(trio: &Cluster) -> Result<bool> {
+/// Returns `true` if the memory node has a TCP connection of a client.
+fn has_client(trio: &Cluster) -> Result<bool> {
     let established = format!("grep -c ':{PORT:04X} .* 01 ' /proc/net/tcp || true");
     Ok(trio.node(3).sh(&established)?.trim() != "0")
 }
@@ -339,8 +340,10 @@ fn race_memory_node_drops_clients_of_a_dead_node() -> Result<()> {
     let options = "--over verbs --keys 100 --operations 10000000";
     let mut worker = start(&trio, 2, "work", options)?;
     worker.read_until("loaded", LONG)?;
-    assert!(is_heard(&trio)?);
+    assert!(has_client(&trio)?);
     trio.node(2).kill();
-    until("the connection is closed", LONG, || Ok(!is_heard(&trio)?))?;
+    until("the connection to be closed", LONG, || {
+        Ok(!has_client(&trio)?)
+    })?;
     Ok(())
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Programs of librdmacm as they are, with `libkite_verbs.so` preloaded: they find nodes by IP addresses, and connect
-//! virtual queue pairs.
+//! Unmodified programs of librdmacm with `libkite_verbs.so` preloaded find nodes by IP addresses, and connect virtual
+//! queue pairs.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use kite_cluster::{outputs, until, Cluster, Fabric, Node, Process, Result, Share
 
 static PAIR: SharedCluster = SharedCluster::new(|| {
     let builder = Cluster::builder().name("rdmacm").nodes(2);
-    // No other has DC.
+    // Soft-RoCE has no DC.
     builder.fabric(Fabric::Connectx)
 });
 
@@ -22,25 +22,26 @@ fn pair() -> Result<Turn<'static>> {
     Ok(pair)
 }
 
-/// Returns the command of [`preloaded`] with unbuffered output.
-fn heard(line: &str) -> String {
+/// Returns a command line as [`preloaded`] does, with unbuffered output.
+fn unbuffered(line: &str) -> String {
     preloaded(&format!("stdbuf -oL {line}"))
 }
 
-/// Starts a server, and waits for this output, which means that clients may connect.
+/// Starts a server program, which prints `says` when it accepts connections.
 fn serve(node: &Node, line: &str, says: &str) -> Result<Process> {
-    let mut server = node.command(heard(line)).limit(LONG).spawn()?;
+    let mut server = node.command(unbuffered(line)).limit(LONG).spawn()?;
     server.read_until(says, SOON)?;
     Ok(server)
 }
 
-/// Runs both ends of a program, which no RNIC makes a queue pair for. Returns what they say, the active end first.
+/// Runs both ends of a program. Returns their output, that of the active end first. Asserts that no RNIC creates a
+/// queue pair.
 fn run(pair: &Cluster, (server, says): (&str, &str), client: &str) -> Result<Vec<String>> {
     let (one, two) = (pair.node(1), pair.node(2));
     let count = || Ok::<_, kite_cluster::Error>(commands(one)? + commands(two)?);
     let made = count()?;
     let server = serve(two, server, says)?;
-    let client = one.command(heard(client)).limit(LONG).spawn()?;
+    let client = one.command(unbuffered(client)).limit(LONG).spawn()?;
     let said = outputs(&mut [client, server], LONG)?;
     assert_eq!(count()?, made, "{said:?}");
     Ok(said)
@@ -77,7 +78,7 @@ fn rdmacm_perftest_connects_by_address() -> Result<()> {
     Ok(())
 }
 
-/// Several connections at a time, of programs that come with librdmacm.
+/// Several concurrent connections, by the examples of librdmacm.
 #[test]
 fn rdmacm_examples_run() -> Result<()> {
     let pair = pair()?;
@@ -88,9 +89,9 @@ fn rdmacm_examples_run() -> Result<()> {
         said.iter().all(|said| said.ends_with("return status 0")),
         "{said:?}"
     );
-    // Endpoints, whose functions wait for what they begin. It does not say when it listens.
+    // Endpoints, whose functions block. The server does not print when it listens.
     let server = serve(two, "rdma_server", "start")?;
-    let client = heard(&format!("rdma_client -s {}", two.address()));
+    let client = unbuffered(&format!("rdma_client -s {}", two.address()));
     until("the server to listen", SOON, || {
         Ok(one.run(&client)?.success())
     })?;
@@ -99,8 +100,8 @@ fn rdmacm_examples_run() -> Result<()> {
     Ok(())
 }
 
-/// Output of both ends of rdmacm_echo for a connection, the client first.
-const TOLD: [&[&str]; 2] = [
+/// Lines that the two ends of the echo program print for a connection, the active end first.
+const EVENTS: [&[&str]; 2] = [
     &[
         "ADDR_RESOLVED 0",
         "ROUTE_RESOLVED 0",
@@ -116,7 +117,7 @@ const TOLD: [&[&str]; 2] = [
     ],
 ];
 
-/// Both ends get the private data of the peer and all events in order, also on one node.
+/// Both ends receive the private data of the other one, and each event in order. Also with both ends on one node.
 #[test]
 fn rdmacm_private_data_is_exchanged() -> Result<()> {
     let program = preloaded(&compile("rdmacm_echo", "rdmacm"));
@@ -127,8 +128,8 @@ fn rdmacm_private_data_is_exchanged() -> Result<()> {
     for node in pair.nodes() {
         let line = format!("{program} {} hello", two.address());
         let mut client = node.command(line).limit(LONG).spawn()?;
-        for (end, told) in [&mut client, &mut server].into_iter().zip(TOLD) {
-            for expected in told {
+        for (end, events) in [&mut client, &mut server].into_iter().zip(EVENTS) {
+            for expected in events {
                 let line = end.read_line(SOON)?;
                 assert_eq!(line.as_deref().map(str::trim_end), Some(*expected));
             }
@@ -144,8 +145,8 @@ fn rdmacm_private_data_is_exchanged() -> Result<()> {
     Ok(())
 }
 
-/// Runs rdmacm_echo where no server replies. Returns its last event.
-fn in_vain(node: &Node, program: &str, to: &str) -> Result<String> {
+/// Runs the echo program without a peer. Returns the last line that it prints.
+fn failed_connect(node: &Node, program: &str, to: &str) -> Result<String> {
     let line = preloaded(&format!("{program} {to} hello"));
     let output = failed(node.command(line).limit(LONG).spawn()?)?;
     Ok(output
@@ -163,16 +164,19 @@ fn rdmacm_failed_connect_reports_the_reason() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     let to = two.address().to_string();
-    assert_eq!(in_vain(one, &program, &to)?, "REJECTED 8");
-    assert_eq!(in_vain(one, &program, "10.77.0.9")?, "ADDR_ERROR -113");
+    assert_eq!(failed_connect(one, &program, &to)?, "REJECTED 8");
+    assert_eq!(
+        failed_connect(one, &program, "10.77.0.9")?,
+        "ADDR_ERROR -113"
+    );
     two.stop_kited()?;
-    until("it to have left", SOON, || {
-        Ok(in_vain(one, &program, &to)? == "ADDR_ERROR -113")
+    until("the node to leave", SOON, || {
+        Ok(failed_connect(one, &program, &to)? == "ADDR_ERROR -113")
     })?;
     Ok(())
 }
 
-/// Returns both ends of an established connection of rdmacm_echo.
+/// Starts both ends of a connection of the echo program, which stays open.
 fn connected(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
     let (one, two) = (pair.node(1), pair.node(2));
     let program = preloaded(program);
@@ -186,7 +190,7 @@ fn connected(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
     Ok((client, server))
 }
 
-/// A client that gets the first event after the peer has disconnected gets both events.
+/// A program that processes events only after its connection has ended receives all of them.
 #[test]
 fn rdmacm_short_connection_reports_all_events() -> Result<()> {
     let program = preloaded(&compile("rdmacm_echo", "rdmacm"));
@@ -216,25 +220,25 @@ fn rdmacm_death_of_a_peer_is_reported() -> Result<()> {
     let (client, mut server) = connected(&pair, &program)?;
     server.kill()?;
     outputs(&mut [client], SOON)?;
-    // Its node may leave as well.
+    // The node of the server may leave as well.
     let (client, _server) = connected(&pair, &program)?;
     pair.node(2).stop_kited()?;
     outputs(&mut [client], SOON)?;
     Ok(())
 }
 
-/// Returns the GID of another node that the daemon publishes.
-fn told(node: &Node, other: &Node) -> Result<String> {
+/// Returns the GID of another node that the daemon publishes for programs.
+fn published_gid(node: &Node, other: &Node) -> Result<String> {
     let address = other.address();
     let line = format!("grep '^{address} ' /run/kite/*.hosts | cut -d ' ' -f 2");
     Ok(node.sh(&line)?.trim_end().into())
 }
 
-/// A GID is an address, too, and such a one means nothing without an interface.
+/// A GID is an IPv6 address. A link-local one needs an interface.
 #[test]
 fn rdmacm_resolves_a_node_by_gid() -> Result<()> {
     let pair = pair()?;
-    let gid = told(pair.node(1), pair.node(2))?;
+    let gid = published_gid(pair.node(1), pair.node(2))?;
     assert!(gid.starts_with("fe80:"), "{gid}");
     let client = format!("rping -c -C 2 -v -a {gid}%eth0");
     let said = run(&pair, ("rping -s -d -C 2", "rdma_listen"), &client)?;
@@ -247,10 +251,10 @@ fn rdmacm_resolves_a_node_by_gid() -> Result<()> {
 fn rejected_second_daemon_leaves_the_first_working() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
-    let gid = told(one, two)?;
+    let gid = published_gid(one, two)?;
     let second = "/kite/target/release/kited --insecure --listen 127.0.0.1:7701";
     failed(one.command(second).spawn()?)?;
-    assert_eq!(told(one, two)?, gid);
+    assert_eq!(published_gid(one, two)?, gid);
     Ok(())
 }
 
@@ -261,7 +265,7 @@ fn unsupported_verbs_fail_with_a_clear_error() -> Result<()> {
     let refused = |line: String| failed(one.command(preloaded(&line)).spawn()?);
     let stream = refused(format!("rstream -s {to}"))?;
     assert!(stream.stderr.contains("not supported"), "{stream:?}");
-    // These do not say what is wrong.
+    // These programs do not print the reason.
     refused(format!("udaddy -s {to}"))?;
     refused("mckey -m 239.1.1.1".into())?;
     Ok(())

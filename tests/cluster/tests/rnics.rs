@@ -7,15 +7,15 @@ use kite_cluster::{until, Builder, Cluster, Fabric, Node, Result, Setup};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// Makes two nodes of the machine, "left" and "right"; the RNIC that it had is a third, in no cluster.
+/// Makes two nodes of the machine, "left" and "right". Its first RNIC is a third one, in no cluster.
 const ONE_KERNEL: &str = include_str!("../guest/one-kernel");
 
-/// A machine to which RNICs can be added.
+/// Returns the plan of a machine to which RNICs can be added.
 fn alone() -> Builder {
     Cluster::builder().nodes(1).fabric(Fabric::Rxe)
 }
 
-/// Runs the command on the RNIC at one end of the cable.
+/// Runs the command on the RNIC at one end of the link.
 fn kite(node: &Node, end: &str, arguments: &str) -> Result<String> {
     node.kite(&format!("--rnic rxe-{end} {arguments}"))
 }
@@ -40,9 +40,9 @@ fn two_rnics_of_one_host_are_two_nodes() -> Result<()> {
     };
     assert_eq!(lent("left")?, "0");
     assert_eq!(lent("right")?, "3002368");
-    // The first active one is the default, and is in no cluster.
+    // The first active RNIC is the default, and is in no cluster.
     assert_eq!(node.attempt("root", "alloc 1")?, "EHOSTUNREACH");
-    // Without a link it is passed over for the next.
+    // Without a link, the next RNIC is the default.
     node.disconnect()?;
     let left = kite(node, "left", "nodes")?;
     let default = || Ok(node.run("/kite/target/release/kite nodes")?.stdout.trim() == left.trim());
@@ -61,7 +61,7 @@ fn rnic_removal_keeps_other_rnics_working() -> Result<()> {
     kite(node, "left", "alloc own 1M")?;
     node.sh("rdma link del rxe-right")?;
     let alone = || Ok(!kite(node, "left", "nodes")?.contains("\n2 "));
-    until("the other node to be gone", SOON, alone)?;
+    until("the other node to leave", SOON, alone)?;
     kite(node, "left", "get own /tmp/own")?;
     node.sh("[ $(stat -c %s /tmp/own) = 1048576 ]")?;
 
@@ -76,7 +76,7 @@ fn rnic_removal_keeps_other_rnics_working() -> Result<()> {
     cluster.shutdown()
 }
 
-/// As udev does, which may be later than the module.
+/// udev renames RNICs in the same way, possibly after the module is loaded.
 #[test]
 fn renamed_rnic_is_found_by_its_new_name() -> Result<()> {
     let cluster = alone().boot()?;
@@ -94,7 +94,7 @@ fn renamed_rnic_is_found_by_its_new_name() -> Result<()> {
     node.kite("--rnic other get renamed /dev/null")?;
     let former = node.run("/kite/target/release/kite --rnic rxe0 nodes")?;
     assert!(former.stderr.contains("no such RNIC"), "{former:#?}");
-    // Sessions of before have it still, and say so.
+    // Earlier sessions keep the RNIC, and show its new name.
     let of = |program: &str| {
         node.sh(&format!(
             "cat /proc/$(pgrep -xo {program})/fdinfo/* | grep ^kite-rnic"

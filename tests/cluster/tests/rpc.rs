@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Calls and messages: each is received by one server once, from every node, despite lost packets, failed QPs, and
-//! killed processes and nodes.
+//! RPCs and messages: each is delivered to one server once, from every node, despite lost packets, failed queue
+//! pairs, killed processes and dead nodes.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn serve(node: &Node, line: &str) -> Result<Process> {
     Ok(server)
 }
 
-/// Kills servers, which have to be there still, and frees what they served.
+/// Kills servers, which must still run, and frees the region that they served.
 fn end(node: &Node, name: &str, servers: &mut [Process]) -> Result<()> {
     for server in servers {
         if !server.is_running() {
@@ -44,22 +44,22 @@ fn first_word(node: &Node, name: &str) -> Result<u64> {
     Ok(node.workload(&line).sh()?.parse().unwrap())
 }
 
-/// Makes one call, and returns its result.
+/// Makes one call. Returns its output and errors.
 fn attempt(node: &Node, line: &str) -> Result<String> {
     let output = node.workload(&format!("rpc try {line}")).run()?;
     Ok((output.stdout + &output.stderr).trim().to_string())
 }
 
-/// Makes one call that is to wait.
-fn calling(node: &Node, line: &str) -> Result<Process> {
+/// Starts one call that will wait.
+fn start_call(node: &Node, line: &str) -> Result<Process> {
     let mut caller = node.workload(&format!("rpc try {line}")).spawn()?;
     caller.read_until("calling", SOON)?;
     Ok(caller)
 }
 
-/// Waits until the node's servers have taken so many more calls than `before`.
-fn await_taken(node: &Node, before: u64, more: u64) -> Result<()> {
-    until("calls to be taken", SOON, || {
+/// Waits until the servers of the node have received `more` calls since `before`.
+fn await_served(node: &Node, before: u64, more: u64) -> Result<()> {
+    until("calls to be received", SOON, || {
         Ok(node.stats()?["rpcs_served"] >= before + more)
     })
     .map(drop)
@@ -72,7 +72,7 @@ fn assert_fails(caller: &mut Process, with: &str) -> Result<()> {
     Ok(())
 }
 
-/// Nothing is left of rings and long calls.
+/// Asserts that all regions of rings and rendezvous calls are freed.
 fn assert_no_regions(trio: &Cluster) -> Result<()> {
     for node in trio.nodes() {
         node.await_gauges("regions=0 open_handles=0", SOON)?;
@@ -93,7 +93,7 @@ fn concurrent_calls_receive_their_own_replies() -> Result<()> {
     end(one, "invert", &mut servers)
 }
 
-/// The smallest ring fills all the time when more threads call than it has room for.
+/// The smallest ring is full whenever more threads call than it has room for.
 #[test]
 fn full_ring_blocks_callers() -> Result<()> {
     let trio = trio()?;
@@ -107,7 +107,7 @@ fn full_ring_blocks_callers() -> Result<()> {
     end(two, "narrow", &mut servers)
 }
 
-/// A message or an acknowledgement that was lost is sent again, and what came twice is taken once.
+/// A lost message or acknowledgement is sent again. A duplicate is discarded.
 #[test]
 fn call_is_executed_once_despite_lost_packets_and_failed_qps() -> Result<()> {
     let trio = trio()?;
@@ -118,12 +118,12 @@ fn call_is_executed_once_despite_lost_packets_and_failed_qps() -> Result<()> {
     }
     let mut crowd = trio.everywhere("rpc count lossy --threads 4 --operations 500")?;
     for _ in 0..3 {
-        // Until then node 2 may have no queue pair that could fail.
+        // Before this, node 2 may have no queue pair that could fail.
         let before = two.stats()?["rpcs"];
-        until("node 2 to be answered", SOON, || {
+        until("replies to node 2", SOON, || {
             Ok(two.stats()?["rpcs"] > before + 20)
         })?;
-        // Of calls and replies at least one is under way.
+        // At least one call or reply is in flight.
         trio.cut(2, SOON)?;
     }
     let sums = outputs(&mut crowd, LONG)?;
@@ -142,16 +142,16 @@ fn call_is_executed_once_despite_lost_packets_and_failed_qps() -> Result<()> {
 fn messages_arrive_in_order_and_complete() -> Result<()> {
     let trio = trio()?;
     let three = trio.node(3);
-    // One thread, so that it takes them in the order in which they came.
+    // One thread, so that messages are processed in the order of their arrival.
     let mut servers = [serve(three, "post --ring 32768")?];
     trio.node(1).loss(5.0)?;
     let line = "rpc send post --threads 4 --operations 100";
     let sent = outputs(&mut trio.everywhere(line)?, LONG);
     trio.node(1).loss(0.0)?;
     sent?;
-    // Callers of different nodes take turns, so this may be answered before the last message is taken.
+    // Callers of different nodes take turns, so this call may get its reply before the last message is processed.
     let total = format!("calling\n{}", 2 * 3 * 4 * 100);
-    until("all messages to be taken", SOON, || {
+    until("all messages to be received", SOON, || {
         Ok(attempt(trio.node(2), "post total")? == total)
     })?;
     end(three, "post", &mut servers)
@@ -170,7 +170,7 @@ fn messages_outlive_their_sender() -> Result<()> {
     one.await_view(1, 2)?;
     let mut servers = [serve(one, "legacy")?];
     let total = format!("calling\n{}", 2 * 100);
-    until("all messages to be taken", SOON, || {
+    until("all messages to be received", SOON, || {
         Ok(attempt(two, "legacy total")? == total)
     })?;
     asleep.kill()?;
@@ -183,21 +183,24 @@ fn dead_server_fails_only_its_own_calls() -> Result<()> {
     let (one, two) = (trio.node(1), trio.node(2));
     let before = one.stats()?["rpcs_served"];
     let mut first = serve(one, "mortal")?;
-    let mut kept = [calling(two, "mortal keep")?, calling(one, "mortal keep")?];
-    await_taken(one, before, 2)?;
+    let mut kept = [
+        start_call(two, "mortal keep")?,
+        start_call(one, "mortal keep")?,
+    ];
+    await_served(one, before, 2)?;
     // The next server takes over.
     let mut second = serve(one, "mortal")?;
     first.kill()?;
     for caller in &mut kept {
         assert_fails(caller, "ended before it replied")?;
     }
-    let mut third = calling(two, "mortal abandon")?;
+    let mut third = start_call(two, "mortal abandon")?;
     assert_fails(&mut third, "ended before it replied")?;
     assert_eq!(attempt(two, "mortal invert")?, "calling\n4 bytes");
-    // Calls without a server end with the last server, and later ones are refused.
+    // Pending calls fail with the last server, and later ones find none.
     second.kill()?;
     assert!(attempt(two, "mortal invert")?.contains("the region has no server"));
-    let mut waiting = calling(two, "mortal invert --insist")?;
+    let mut waiting = start_call(two, "mortal invert --insist")?;
     let mut servers = [serve(one, "mortal")?];
     assert!(waiting.wait(SOON)?.success());
     assert!(attempt(two, "mortal exit")?.contains("ended before it replied"));
@@ -211,8 +214,8 @@ fn unserved_call_ends_at_the_deadline_or_with_the_server() -> Result<()> {
     let (one, two) = (trio.node(1), trio.node(2));
     let mut asleep = serve(one, "asleep --asleep")?;
     assert!(attempt(two, "asleep invert --seconds 1")?.contains("deadline passed"));
-    let mut waiting = calling(two, "asleep invert")?;
-    // Others are served meanwhile, and by the same queue pairs.
+    let mut waiting = start_call(two, "asleep invert")?;
+    // Another server responds meanwhile, over the same queue pairs.
     let mut servers = [serve(one, "awake")?];
     let line = "rpc invert awake --operations 10";
     outputs(&mut [two.workload(line).spawn()?], LONG)?;
@@ -229,21 +232,21 @@ fn calls_of_dead_callers_are_dropped() -> Result<()> {
     let before = one.stats()?["rpcs_served"];
     let mut servers = [serve(one, "widow --threads 2")?];
     let mut callers = [
-        calling(two, "widow keep")?,
+        start_call(two, "widow keep")?,
         two.workload("rpc count widow --operations 1000000000")
             .spawn()?,
     ];
-    await_taken(one, before, 50)?;
+    await_served(one, before, 50)?;
     for caller in &mut callers {
         caller.kill()?;
     }
     assert_eq!(attempt(trio.node(3), "widow invert")?, "calling\n4 bytes");
     end(one, "widow", &mut servers)?;
-    // Rings are regions: they are freed with the last client.
+    // Rings are regions, which are freed when no session calls.
     assert_no_regions(&trio)
 }
 
-/// The ring has no room for as many refusals at once, and nothing else waits for them.
+/// The ring has no room for so many failure replies at once, and no other request waits for them.
 #[test]
 fn server_exit_with_many_pending_calls_delays_no_other() -> Result<()> {
     let trio = trio()?;
@@ -261,21 +264,21 @@ fn calls_fail_with_the_node_of_caller_or_server() -> Result<()> {
     let mut here = serve(one, "here")?;
     let mut there = serve(three, "there")?;
     let mut callers = [
-        calling(one, "there keep")?,
+        start_call(one, "there keep")?,
         one.workload("rpc count there --operations 1000000000")
             .spawn()?,
     ];
     let mut leaving = three
         .workload("rpc count here --operations 1000000000")
         .spawn()?;
-    await_taken(three, before, 20)?;
+    await_served(three, before, 20)?;
     three.stop_kited()?;
     for caller in &mut callers {
         assert_fails(caller, "is not in the cluster")?;
     }
     assert!(!leaving.wait(SOON)?.success());
     assert!(!there.wait(SOON)?.success());
-    // The remaining nodes continue.
+    // The other nodes continue.
     assert_eq!(attempt(trio.node(2), "here invert")?, "calling\n4 bytes");
     here.kill()?;
     one.kite("free here")?;
@@ -299,7 +302,7 @@ fn rendezvous_calls_and_replies_are_complete() -> Result<()> {
     assert_no_regions(&trio)
 }
 
-/// To map memory of the caller's node and to unmap it takes requests to it.
+/// Each map and unmap of memory of the caller's node takes requests to that node.
 #[test]
 fn rendezvous_buffers_are_reused_within_a_session() -> Result<()> {
     let trio = trio()?;
@@ -322,7 +325,7 @@ fn rendezvous_messages_keep_order_with_inline_ones() -> Result<()> {
     let line = "rpc send parcels --threads 3 --operations 30 --most 20000";
     outputs(&mut trio.everywhere(line)?, LONG)?;
     let total = format!("calling\n{}", 2 * 3 * 3 * 30);
-    until("all messages to be taken", SOON, || {
+    until("all messages to be received", SOON, || {
         Ok(attempt(trio.node(2), "parcels total")? == total)
     })?;
     end(three, "parcels", &mut servers)?;
@@ -336,12 +339,12 @@ fn cancelled_rendezvous_calls_are_not_executed() -> Result<()> {
     let mut asleep = serve(one, "dozing --asleep --most 100000")?;
     let long = "dozing count --bytes 100000";
     assert!(attempt(two, &format!("{long} --seconds 1"))?.contains("deadline passed"));
-    let mut killed = calling(two, long)?;
-    let mut leaving = calling(three, long)?;
-    let mut waiting = calling(two, long)?;
-    // All have made what their data are in.
+    let mut killed = start_call(two, long)?;
+    let mut leaving = start_call(three, long)?;
+    let mut waiting = start_call(two, long)?;
+    // All callers have created the regions of their data.
     for (node, calls) in [(two, 2), (three, 1)] {
-        until("the calls to be made", SOON, || {
+        until("the calls to begin", SOON, || {
             Ok(node.stats()?["regions"] >= 2 * calls)
         })?;
     }
@@ -363,10 +366,10 @@ fn rendezvous_calls_fail_with_their_server() -> Result<()> {
     let before = one.stats()?["rpcs_served"];
     let mut first = serve(one, "brief --most 100000")?;
     let mut kept = [
-        calling(two, "brief keep --bytes 100000")?,
-        calling(one, "brief keep --bytes 100000")?,
+        start_call(two, "brief keep --bytes 100000")?,
+        start_call(one, "brief keep --bytes 100000")?,
     ];
-    await_taken(one, before, 2)?;
+    await_served(one, before, 2)?;
     first.kill()?;
     for caller in &mut kept {
         assert_fails(caller, "ended before it replied")?;
@@ -381,8 +384,8 @@ fn free_ends_the_service_of_the_region() -> Result<()> {
     let (one, two) = (trio.node(1), trio.node(2));
     let before = one.stats()?["rpcs_served"];
     let mut server = serve(one, "freed")?;
-    let mut caller = calling(two, "freed keep")?;
-    await_taken(one, before, 1)?;
+    let mut caller = start_call(two, "freed keep")?;
+    await_served(one, before, 1)?;
     two.kite("free freed")?;
     assert_fails(&mut server, "was freed")?;
     assert_fails(&mut caller, "ended before it replied")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Faults of kite that need a network of frames: Soft-RoCE drops whole frames by any rule, and its QPs fail when an
-//! address or a link is removed. Other modules use the network, too.
+//! Faults of a network of frames: with Soft-RoCE whole frames are lost by netem, and queue pairs fail when an address
+//! or a link is removed. Also other users of Soft-RoCE.
 
 use std::process;
 use std::time::Duration;
@@ -47,7 +47,7 @@ fn threads_of_two_nodes_keep_their_data_despite_lost_frames() -> Result<()> {
     Ok(())
 }
 
-/// The control QP fails when the network is removed during a send, and is restarted.
+/// The control QP fails when the network goes down while it sends, and is restarted.
 #[test]
 fn connection_setup_is_restarted_after_a_network_failure() -> Result<()> {
     let pair = PAIR.take()?;
@@ -59,7 +59,7 @@ fn connection_setup_is_restarted_after_a_network_failure() -> Result<()> {
     let (one, two) = (pair.node(1), pair.node(2));
     one.sh("dmesg --clear")?;
     one.kite("alloc far 9000 --node 2")?;
-    // The neighbour entry stays, although the peer does not respond.
+    // Keeps the neighbour entry, although the peer does not respond.
     let peer = two.address();
     let known = one.sh(&format!("ip neighbour show {peer} dev eth0"))?;
     let mac = known
@@ -72,10 +72,10 @@ fn connection_setup_is_restarted_after_a_network_failure() -> Result<()> {
     );
     one.sh(&way)?;
     two.pause()?;
-    // Its queue pair fails for want of an answer, and another is asked for.
+    // The queue pair fails without a response, and connection set-up starts again.
     let unanswered = one.attempt("root", "write far --timeout-ms 2000")?;
     let sent = || one.sh("rdma -p statistic show link rxe0/1 | grep sent_pkts");
-    // The network may also go between two datagrams.
+    // The network may also go down between two datagrams.
     let failed = until("a datagram to fail", LONG, || {
         let before = sent()?;
         until("a datagram to be sent", SOON, || Ok(sent()? != before))?;
@@ -92,7 +92,7 @@ fn connection_setup_is_restarted_after_a_network_failure() -> Result<()> {
     Ok(())
 }
 
-/// As storage drivers do, and kite does not: Soft-RoCE agrees with the software ConnectX.
+/// Registration as storage drivers do it, and kite does not: Soft-RoCE behaves as the software ConnectX.
 #[test]
 fn kernel_registers_memory_by_fast_registration() -> Result<()> {
     let pair = PAIR.take()?;
@@ -103,7 +103,7 @@ fn kernel_registers_memory_by_fast_registration() -> Result<()> {
     Ok(())
 }
 
-/// Soft-RoCE has no DC: virtual queue pairs go by connections, and do the same.
+/// Soft-RoCE has no DC: virtual queue pairs use RC connections, with the same results.
 #[test]
 fn vqps_use_rc_without_dc() -> Result<()> {
     let pair = PAIR.take()?;
@@ -127,17 +127,17 @@ fn vqps_use_rc_without_dc() -> Result<()> {
     let more = |counter: &str| after[counter] - before[counter];
     assert!(more("vqp_requests") > 1000);
     assert!(more("vqp_rc_requests") >= more("vqp_requests"));
-    // Also what has sent nothing yet.
+    // A virtual queue pair that has sent no data uses RC, too.
     let mut idle = two.workload("vqp idle 9").spawn()?;
     idle.read_until("ready", SOON)?;
     let _sender = one.workload("vqp last 2 9").spawn()?;
-    until("the end to be there", SOON, || {
+    until("the remote end to be listed", SOON, || {
         Ok(two.kite("vqps")?.contains(" 9  RC"))
     })?;
     Ok(())
 }
 
-/// So do programs of verbs, which take the node for what it is: one of RoCE.
+/// Verbs programs use RC connections, too. They see the link layer of the node: Ethernet.
 #[test]
 fn verbs_programs_use_rc_without_dc() -> Result<()> {
     let pair = PAIR.take()?;
@@ -163,8 +163,8 @@ fn verbs_programs_use_rc_without_dc() -> Result<()> {
     Ok(())
 }
 
-/// Requests of a failed connection are repeated when none of its packets can arrive any longer. Lost packets are
-/// repeated, too.
+/// Requests on a failed connection are sent again once no packet of them can arrive late. So are requests whose
+/// packets were lost.
 #[test]
 fn vqps_keep_order_despite_failed_connections() -> Result<()> {
     let pair = PAIR.take()?;
@@ -176,7 +176,7 @@ fn vqps_keep_order_despite_failed_connections() -> Result<()> {
     let mut order = one.workload(&line).limit(LONG).spawn()?;
     let mut goes = |more: u64| {
         let before = one.stats()?["vqp_requests"];
-        until("requests to go", LONG, || {
+        until("requests to complete", LONG, || {
             assert!(order.is_running(), "{:?}", order.wait(SOON)?);
             Ok(one.stats()?["vqp_requests"] > before + more)
         })
@@ -186,8 +186,8 @@ fn vqps_keep_order_despite_failed_connections() -> Result<()> {
         node.loss(1.0)?;
     }
     let went = goes(200);
-    // Of few frames it may be that none is lost.
-    let lost = until("each to lose some", LONG, || {
+    // With few frames it is possible that none is lost.
+    let lost = until("a lost frame on each node", LONG, || {
         Ok(one.lost()? > 0 && two.lost()? > 0)
     });
     for node in pair.nodes() {
@@ -199,7 +199,7 @@ fn vqps_keep_order_despite_failed_connections() -> Result<()> {
     order.kill()
 }
 
-/// A request that waits for a connection to a leaving node ends.
+/// Requests that wait for a connection to a leaving node fail.
 #[test]
 fn requests_waiting_for_a_connection_fail_with_their_node() -> Result<()> {
     let pair = PAIR.take()?;

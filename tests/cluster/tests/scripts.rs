@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What the scripts say and refuse before they come to any machine.
+//! Output and errors of the scripts before they use a machine.
 
 use std::fs;
 use std::process::Command;
@@ -8,7 +8,7 @@ const TOP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
-/// Runs a line of bash in the checkout. Returns its success and its output.
+/// Runs a line of bash in the checkout. Returns whether it succeeds, and its output.
 fn bash(line: &str) -> (bool, String) {
     let line = format!("exec 2>&1; {line}");
     let mut bash = Command::new("bash");
@@ -33,7 +33,7 @@ fn unknown_step_name_is_rejected_with_the_known_names() {
     }
 }
 
-/// Returns the remedy for a log of a stage that ends with this line.
+/// Returns the proposed remedy if the log of a stage ends with this line.
 fn remedy(line: &str) -> String {
     let log = format!("{TMP}/stage.log");
     fs::write(&log, format!("{line}\n")).unwrap();
@@ -68,8 +68,8 @@ fn unreachable_archive_is_distinguished_from_other_failures() {
     }
 }
 
-/// Runs `functions` of scripts/series.sh on the package names of an archive that apt reads, with a package
-/// of kernel headers for each version.
+/// Runs `functions` of scripts/series.sh on the package names of an archive that apt reads, with a package of kernel
+/// headers for each version.
 fn on_archive(name: &str, versions: &[&str], functions: &str) -> String {
     let dir = format!("{TMP}/archive-{name}");
     let stanza = |version: &&str| {
@@ -129,7 +129,7 @@ fn command_waits_for_a_running_setup() {
     assert!(success, "{said}");
 }
 
-/// Returns the error of the set-up on an empty cache, which these lines of bash prepare and run.
+/// Returns the error of the set-up on an empty cache that these lines of bash prepare and run.
 fn refused(name: &str, prepare: &str, wrapper: &str) -> String {
     let (success, said) = bash(&format!(
         "cd {TMP}; rm -rf {name}; mkdir -p {name}/cache; cd {name}; export KITE_CACHE=$PWD/cache
@@ -140,7 +140,7 @@ fn refused(name: &str, prepare: &str, wrapper: &str) -> String {
     said
 }
 
-/// A wrapper in which the cache is a file system of memory.
+/// Returns a wrapper in which the cache is a tmpfs.
 fn on_tmpfs(options: &str) -> String {
     format!(
         "unshare --mount -- bash -euc 'mount -t tmpfs -o {options} none cache; exec \"$@\"' bash"

@@ -7,7 +7,7 @@ use kite_cluster::{Cluster, Kernel, Result, Setup};
 
 const LONG: Duration = Duration::from_secs(120);
 
-/// Each node fills a region that lies on the next node, and all nodes read it.
+/// Fills a region of each node that is on the next node, and reads it on all nodes.
 fn exchange(cluster: &Cluster) -> Result<()> {
     let count = cluster.nodes().len();
     let workload = |node: usize, line: &str| cluster.node(node).workload(line).limit(LONG).sh();
@@ -30,7 +30,7 @@ fn exchange(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Node 1 runs the default series, nodes 2 and 3 the other one. The shutdown unloads the modules and fails if a
+/// Node 1 runs the default series, nodes 2 and 3 the other one. The shutdown unloads the modules, and fails if a
 /// kernel has reported a fault.
 #[test]
 fn nodes_of_different_kernel_series_exchange_data() -> Result<()> {

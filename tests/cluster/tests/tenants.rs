@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What processes that use virtual queue pairs may not do: go beyond their limits, or end what is another's.
+//! Isolation of processes with virtual queue pairs: none exceeds its limits or ends objects of another one.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 static PAIR: SharedCluster = SharedCluster::new(|| {
     let builder = Cluster::builder().name("tenants").nodes(2);
-    // No other has DC.
+    // Soft-RoCE has no DC.
     builder.fabric(Fabric::Connectx)
 });
 
@@ -23,7 +23,7 @@ fn pair() -> Result<Turn<'static>> {
     Ok(pair)
 }
 
-/// With fewer slots than one queue pair alone would take, and by DC.
+/// Returns nodes with fewer slots than one queue pair can fill, and without promotion.
 fn few_slots() -> Result<Turn<'static>> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup {
@@ -33,7 +33,7 @@ fn few_slots() -> Result<Turn<'static>> {
     Ok(pair)
 }
 
-/// Returns the usage of the only limit, and the number of delays.
+/// Returns the requests that the only limit has counted, and how often a request waited for it.
 fn used(node: &Node) -> Result<(u64, u64)> {
     let text = node.kite("limit --json")?;
     let limits: serde_json::Value = serde_json::from_str(&text).expect(&text);
@@ -42,7 +42,7 @@ fn used(node: &Node) -> Result<(u64, u64)> {
     Ok((number("requests"), number("throttled")))
 }
 
-/// Requests by system calls and by I/O queues wait for admission.
+/// Requests wait for the limit, whether they use system calls or an I/O queue.
 #[test]
 fn vqp_limit_applies_to_every_request() -> Result<()> {
     let pair = pair()?;
@@ -56,7 +56,7 @@ fn vqp_limit_applies_to_every_request() -> Result<()> {
         let (requests, waits) = used(one)?;
         assert_eq!(requests, one.stats()?["vqp_requests"] - before, "{way}");
         assert!(requests >= 40 && waits != 0, "{way}: {requests}, {waits}");
-        // The last push, of up to 32, goes for nothing, and a hundredth of a second may be used later.
+        // The last push, of up to 32 requests, passes at once, and a burst of 10 ms is allowed.
         let least = Duration::from_millis((5 * requests).saturating_sub(5 * 32 + 10));
         assert!(start.elapsed() >= least, "{way}: {requests} requests");
         one.kite("limit --user 0 --remove")?;
@@ -64,7 +64,7 @@ fn vqp_limit_applies_to_every_request() -> Result<()> {
     Ok(())
 }
 
-/// Low priority yields to users of regions, and has the whole rate without them.
+/// Low priority yields to users of regions, and is not throttled without them.
 #[test]
 fn vqp_of_low_priority_yields() -> Result<()> {
     let pair = pair()?;
@@ -81,22 +81,22 @@ fn vqp_of_low_priority_yields() -> Result<()> {
     let waits = || -> Result<u64> { Ok(one.stats()?["throttled"]) };
     let before = waits()?;
     let mut high = [high("write")?, high("read")?];
-    until("low priority has to wait", LONG, || {
+    until("low priority to be throttled", LONG, || {
         assert!(low.is_running(), "{:?}", low.wait(SOON)?);
         Ok(waits()? > before + 100)
     })?;
     high.iter_mut().try_for_each(|process| process.kill())?;
-    until("it may have all again", LONG, || {
+    until("low priority to be unthrottled", LONG, || {
         let before = (waits()?, one.stats()?["vqp_requests"]);
         let goes_on = || Ok(one.stats()?["vqp_requests"] > before.1 + 100);
-        until("it goes on", SOON, goes_on)?;
+        until("requests to continue", SOON, goes_on)?;
         Ok(waits()? == before.0)
     })?;
     low.kill()?;
     one.kite("free shared").map(drop)
 }
 
-/// Users with the maximum of requests in flight leave capacity to others.
+/// Processes with the maximum of requests in flight leave slots to others.
 #[test]
 fn busy_vqp_leaves_capacity_to_others() -> Result<()> {
     let pair = few_slots()?;
@@ -106,7 +106,7 @@ fn busy_vqp_leaves_capacity_to_others() -> Result<()> {
     let mut streams = [stream()?, stream()?, stream()?];
     let count = |counter: &str| -> Result<u64> { Ok(one.stats()?[counter]) };
     let begun = count("vqp_requests")?;
-    until("requests are under way", SOON, || {
+    until("requests to be in flight", SOON, || {
         for stream in &mut streams {
             assert!(stream.is_running(), "{:?}", stream.wait(SOON)?);
         }
@@ -114,12 +114,12 @@ fn busy_vqp_leaves_capacity_to_others() -> Result<()> {
     })?;
     let (waits, pushed) = (count("slot_waits")?, count("vqp_requests")?);
     one.kite("bench latency --node 2 --operation write --size 64 --iterations 100")?;
-    assert!(count("vqp_requests")? > pushed, "they went on meanwhile");
+    assert!(count("vqp_requests")? > pushed, "the streams stopped");
     assert_eq!(count("slot_waits")?, waits);
     streams.iter_mut().try_for_each(|stream| stream.kill())
 }
 
-/// Returns the pushed requests of each VQP of a node, by process.
+/// Returns the requests that each virtual queue pair of a node has pushed, by its process.
 fn pushed(node: &Node) -> Result<BTreeMap<u64, u64>> {
     let all: Vec<Value> = serde_json::from_str(&node.kite("vqps --json")?).unwrap();
     let of = |vqp: &Value| {
@@ -131,7 +131,7 @@ fn pushed(node: &Node) -> Result<BTreeMap<u64, u64>> {
     Ok(all.iter().map(of).collect())
 }
 
-/// One of them wants far more bytes with each.
+/// One of the processes transfers many more bytes with each request.
 #[test]
 fn busy_vqps_get_equal_shares() -> Result<()> {
     let pair = few_slots()?;
@@ -142,7 +142,7 @@ fn busy_vqps_get_equal_shares() -> Result<()> {
             .spawn()
     };
     let mut streams = [stream(8)?, stream(8)?, stream(8)?, stream(32 << 10)?];
-    until("all push", SOON, || {
+    until("pushes of all processes", SOON, || {
         let pushed = pushed(one)?;
         Ok(pushed.len() == streams.len() && pushed.values().all(|&count| count > 200))
     })?;
@@ -154,7 +154,7 @@ fn busy_vqps_get_equal_shares() -> Result<()> {
             .map(|(pid, count)| after[pid] - count)
             .collect())
     };
-    until("they have pushed much", LONG, || {
+    until("8000 pushes", LONG, || {
         Ok(more()?.iter().sum::<u64>() > 8000)
     })?;
     let more = more()?;
@@ -163,7 +163,7 @@ fn busy_vqps_get_equal_shares() -> Result<()> {
     streams.iter_mut().try_for_each(|stream| stream.kill())
 }
 
-/// A child drops what it has of its parent's, and the parent goes on with all of it.
+/// A child closes the objects that it inherited, and the parent continues with all of them.
 #[test]
 fn forked_child_ends_no_object_of_its_parent() -> Result<()> {
     let pair = pair()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Requests of virtual queue pairs that go by a queue: as those by system calls, but without these.
+//! Requests of virtual queue pairs by I/O queue: the same results as by system calls, without the calls.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use kite_cluster::{
 
 static TRIO: SharedCluster = SharedCluster::new(|| {
     let builder = Cluster::builder().name("vqp-queue").nodes(3);
-    // No other has DC.
+    // Soft-RoCE has no DC.
     builder.fabric(Fabric::Connectx)
 });
 
 const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
-/// No request is in flight.
+/// Gauges without requests in flight.
 const IDLE: &str = "io_queues=0 inflight=0";
 
 fn trio() -> Result<Turn<'static>> {
@@ -30,14 +30,14 @@ fn run(node: &Node, line: &str) -> Result<String> {
     node.workload(&format!("vqp {line}")).limit(LONG).sh()
 }
 
-/// Starts a listener at a port that receives no messages.
+/// Starts a process that accepts connections at a port and pops no messages.
 fn idle(node: &Node, port: u32) -> Result<Process> {
     let mut process = node.workload(&format!("vqp idle {port}")).spawn()?;
     process.read_until("ready", SOON)?;
     Ok(process)
 }
 
-/// Sends messages from the first node to a receiver on the third that does not pop, so that some are queued.
+/// Starts messages from node 1 to a process on node 3 that pops none. Some of them wait in the queue.
 fn held(trio: &Cluster, name: &str, options: &str) -> Result<(Process, Process)> {
     let taker = idle(trio.node(3), 9)?;
     let line = format!("vqp queue held {name} --port 9 {options}");
@@ -51,7 +51,7 @@ fn vqp_requests_by_io_queue_match_a_model() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = offer(trio.node(3), 3, "")?;
     let before = failures(&trio)?;
-    // Two processes, of which one uses its queue pair both ways at once.
+    // Two processes, one of which uses its virtual queue pair by both interfaces at once.
     let check = |node: usize, how: &str| {
         let line = format!("vqp check {name} --parts 3 --operations 200 {how}");
         trio.node(node).workload(&line).limit(LONG).spawn()
@@ -129,7 +129,7 @@ fn rejected_requests_of_an_io_queue_disturb_no_other() -> Result<()> {
     Ok(())
 }
 
-/// Nothing of what is rewritten while the kernel takes it, or nearly right, reaches what others use.
+/// Malformed requests, and entries rewritten while the kernel reads them, disturb no other virtual queue pair.
 #[test]
 fn hostile_vqp_sqes_disturb_no_other_vqp() -> Result<()> {
     let trio = trio()?;
@@ -162,8 +162,8 @@ fn steady_vqp_requests_need_few_system_calls() -> Result<()> {
         number.parse::<u64>().ok()
     });
     let calls = calls.unwrap_or_else(|| panic!("{said}"));
-    // The poller may be kept from its processor for longer than it looks, and then is woken by each request until it
-    // runs. By pushes and pops each 32 would take two.
+    // The scheduler may keep the poller from its processor for longer than its polling interval. Each request then
+    // wakes it until it runs. By system calls, 32 requests take two calls.
     assert!(calls < 20_000 / 32, "{said}");
     Ok(())
 }
@@ -184,7 +184,7 @@ fn prerequisite_of_a_cancelled_request_serves_no_other() -> Result<()> {
     trio.node(1).await_gauges(IDLE, SOON).map(drop)
 }
 
-/// Memory that the cgroup can get only after other memory was freed is waited for.
+/// A request waits for memory that its cgroup gets only after other memory is reclaimed.
 #[test]
 fn vqp_requests_complete_in_a_cgroup_at_its_limit() -> Result<()> {
     let trio = trio()?;
@@ -193,7 +193,7 @@ fn vqp_requests_complete_in_a_cgroup_at_its_limit() -> Result<()> {
     one.sh("cd /sys/fs/cgroup && echo +memory >cgroup.subtree_control && mkdir full")?;
     one.sh("echo 16M >/sys/fs/cgroup/full/memory.max")?;
     for way in ["--queue", ""] {
-        // The page cache keeps read files while there is memory.
+        // The page cache fills the cgroup.
         one.sh(&format!(
             "echo $$ >/sys/fs/cgroup/full/cgroup.procs
             while :; do cat /usr/bin/* >/dev/null; done & reader=$!
@@ -203,14 +203,14 @@ fn vqp_requests_complete_in_a_cgroup_at_its_limit() -> Result<()> {
     }
     let full = one.sh("awk '$1 == \"max\" { print $2 }' /sys/fs/cgroup/full/memory.events")?;
     assert!(full.parse::<u64>().unwrap() > 0, "it was full {full} times");
-    // What the reader has begun to read may take a moment.
-    until("nobody to be in it", SOON, || {
+    // A read in progress delays the end of the reader.
+    until("the cgroup to be empty", SOON, || {
         Ok(one.sh("rmdir /sys/fs/cgroup/full").is_ok())
     })?;
     one.await_gauges(IDLE, SOON).map(drop)
 }
 
-/// Messages that are not received delay those behind them only, and end with either end.
+/// Messages that are not popped block those behind them, and no others. They fail when either end closes.
 #[test]
 fn waiting_vqp_requests_fail_with_their_node_or_vqp() -> Result<()> {
     let trio = trio()?;
@@ -218,10 +218,10 @@ fn waiting_vqp_requests_fail_with_their_node_or_vqp() -> Result<()> {
     let (mut taker, mut sender) = held(&trio, &name, "")?;
     taker.kill()?;
     let output = sender.wait(SOON)?;
-    // The first, and those that stood in line; what is behind the first is given up.
+    // The first message and those in the queue fail. Those behind the first are cancelled.
     let ended = r#"{"Canceled": 255, "ConnectionReset": 19}"#;
     assert!(output.stdout.trim().ends_with(ended), "{output:?}");
-    // One of those in line was given up before.
+    // One of the queued messages was cancelled before.
     let (mut taker, mut sender) = held(&trio, &name, "--ends")?;
     let output = sender.wait(SOON)?;
     let ended = r#"{"BadHandle": 17, "Canceled": 256}"#;
@@ -275,13 +275,13 @@ fn rnic_removal_fails_vqp_requests_of_io_queues() -> Result<()> {
     assert!(output.stderr.contains("no such RNIC"), "{output:?}");
     let output = sender.wait(SOON)?;
     let told = output.stdout.trim().ends_with(r#"{"NoRnic": 274}"#);
-    // Or the wait reports it.
+    // Or the error reaches the process while it waits.
     let waited = output.stderr.contains("no such RNIC");
     assert!(told || waited, "{output:?}");
     taker.kill()
 }
 
-/// Memory is looked for again when it was not for a while, without a word of the process.
+/// Attributes of an MR expire, and are read again without an action of the process.
 #[test]
 fn mr_attributes_are_read_again_for_an_io_queue() -> Result<()> {
     let trio = trio()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The file that travels: real data, made from what the machines have.
+//! The file that the demonstration transfers: an archive of files of the host.
 
 use std::fs;
 use std::path::Path;
@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{ensure, Context, Result};
 use kite_cluster::Node;
 
-use crate::tell::{command, detail};
+use crate::output::{command, detail};
 
-/// Least bytes: more than any cache on the way, and no multiple of anything.
+/// Bytes of the file: more than any cache, and no multiple of a page.
 const SIZE: u64 = (64 << 20) + 12345;
 
 /// A file that node 1 can read.
@@ -23,20 +23,20 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// Makes an archive of /usr/share on the host, cut to size, where nodes see it.
+    /// Makes an archive of /usr/share on the host, cut to `SIZE`, at a path that nodes can read.
     pub(crate) fn on_host(one: &Node) -> Result<Self> {
         let path = "/kite/target/demo/share.tar";
         let dir = Path::new(path)
             .parent()
             .context("a file without a directory")?;
         fs::create_dir_all(dir)?;
-        // head ends tar by closing the pipe. The exit status is that of head.
+        // tar fails when head closes the pipe, so only the status of head counts.
         let line = format!("tar -C / -c usr/share 2>/dev/null | head -c {SIZE} >{path}");
         let status = Command::new("sh").args(["-c", &line]).status()?;
         let len = fs::metadata(path)?.len();
         ensure!(
             status.success() && len == SIZE,
-            "/usr/share gave {len} bytes"
+            "/usr/share has {len} bytes, of {SIZE}"
         );
 
         let line = format!("sha256sum {path}");
@@ -53,7 +53,7 @@ impl File {
         Ok(Self { path, len, sum })
     }
 
-    /// Its size over a time, in words.
+    /// Returns size, time and rate as text.
     pub(crate) fn rate(&self, time: Duration) -> String {
         let mib = self.len as f64 / f64::from(1 << 20);
         format!(

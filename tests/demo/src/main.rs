@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The demonstration: two nodes share memory by name, until one of them dies.
 //!
-//! The demonstration uses the commands of a user, on machines of the test harness. Each step prints its action and its
-//! result. An unexpected result ends the program with an error.
+//! The demonstration uses the commands of users, on machines of the test harness. Each step prints its commands and
+//! their result. A step that fails ends the program with an error.
 
 mod file;
-mod tell;
+mod output;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -15,25 +15,25 @@ use kite_cluster::preload::{commands, preloaded, serve};
 use kite_cluster::{outputs, Cluster, Fabric, Node, Process};
 
 use file::File;
-use tell::{detail, done, seconds, step, Summary};
+use output::{detail, done, seconds, step, Summary};
 
-/// The command and the daemon, as they were built.
+/// Folder of the command and the daemon.
 const BIN: &str = "/kite/target/release";
 
 const REGION: &str = "demo";
 
-/// User of all steps that do not need root.
+/// The user that runs commands which do not need root.
 const USER: &str = "alice";
 
-/// Maximum time of a copy on emulated machines.
+/// Timeout of a copy, on emulated machines.
 const COPY_LIMIT: Duration = Duration::from_secs(300);
 
-/// Maximum time of a thousand messages in each direction.
+/// Timeout of a thousand messages in each direction.
 const PLAY_LIMIT: Duration = Duration::from_secs(120);
 
 const JOIN_LIMIT: Duration = Duration::from_secs(60);
 
-/// A node is declared dead after 3 s of silence; the rest is for slow machines.
+/// Timeout of the detection of a dead node: 3 s of silence, and time for slow machines.
 const DEATH_LIMIT: Duration = Duration::from_secs(15);
 
 fn main() -> ExitCode {
@@ -85,7 +85,7 @@ fn boot() -> Result<Cluster> {
     })
 }
 
-/// Starts a daemon on each node. They are killed when they are dropped.
+/// Starts a daemon on each node. The daemons are killed on drop.
 fn join(one: &Node, two: &Node) -> Result<[Process; 2]> {
     step("kited joins them to a cluster; node 1 is its seed", || {
         let key = one.sh("head -c 32 /dev/urandom | base64")?;
@@ -115,7 +115,7 @@ fn daemon(node: &Node, role: &str) -> Result<Process> {
 fn wait_for_members(node: &Node, count: usize) -> Result<()> {
     let deadline = Instant::now() + JOIN_LIMIT;
     while members(node)? != count {
-        ensure!(Instant::now() < deadline, "the nodes do not see each other");
+        ensure!(Instant::now() < deadline, "no view of {count} members");
     }
     Ok(())
 }
@@ -139,7 +139,7 @@ fn put(one: &Node, two: &Node, file: &File, summary: &mut Summary) -> Result<()>
     })
 }
 
-/// The bytes of memory that this node lends to others, by its own count.
+/// Returns the bytes of memory that this node lends to others, by its counter.
 fn lent(node: &Node) -> Result<u64> {
     let text = as_user(node, &format!("{BIN}/kite stats"))?;
     let line = text.lines().find(|line| line.starts_with("lent_bytes"));
@@ -166,12 +166,12 @@ fn get(two: &Node, file: &File, summary: &mut Summary) -> Result<()> {
     )
 }
 
-/// Connects without a word to node 2; this takes an RNIC with DC.
+/// Connects without a message to node 2, which needs an RNIC with DC.
 fn connect(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
     step("Node 1 connects to node 2 by virtual queue pairs", || {
         let start = Instant::now();
-        let asked = || Ok::<_, kite_cluster::Error>(commands(one)? + commands(two)?);
-        let before = asked()?;
+        let issued = || Ok::<_, kite_cluster::Error>(commands(one)? + commands(two)?);
+        let before = issued()?;
         let table = as_user(one, &format!("{BIN}/kite bench connect --node 2"))?;
         detail(&table);
         let times = table.lines().nth(1).unwrap_or_default();
@@ -180,7 +180,10 @@ fn connect(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
             (Some(Ok(first)), Some(Ok(median))) => (first, median),
             _ => bail!("no times"),
         };
-        ensure!(asked()? == before, "an RNIC got a command for a queue pair");
+        ensure!(
+            issued()? == before,
+            "an RNIC got a command for a queue pair"
+        );
         done(
             "a thousand connections without a command to either RNIC",
             start,
@@ -192,40 +195,43 @@ fn connect(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
     })
 }
 
-/// Has a program that knows verbs alone send messages to and fro, all of them by DC.
+/// Exchanges messages by an unmodified verbs program, all of them by DC.
 fn play(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
-    step("Node 1 plays with node 2, by a program of verbs", || {
-        let program = preloaded("ibv_rc_pingpong -c");
-        let start = Instant::now();
-        shown(two, &program);
-        let server = serve(two, &program)?;
-        let before = one.stats()?;
-        let client = format!("{program} {}", two.address());
-        shown(one, &client);
-        let client = one.command(client).user(USER).spawn()?;
-        let said = outputs(&mut [client, server], PLAY_LIMIT)?;
-        ensure!(
-            said.iter().all(|said| !said.contains("invalid")),
-            "{said:?}"
-        );
-        detail(&said[0]);
-        let after = one.stats()?;
-        let more = |name: &str| after[name] - before[name];
-        let (sent, connected) = (more("vqp_requests"), more("vqp_rc_requests"));
-        ensure!(
-            sent > 0 && connected == 0,
-            "{connected} of {sent} went by connections"
-        );
-        done(
-            &format!("it checked all that came; {sent} messages went by DC"),
-            start,
-        );
-        summary.add("An unchanged program of verbs runs over virtual queue pairs, by DC");
-        Ok(())
-    })
+    step(
+        "Node 1 exchanges messages with node 2, by a verbs program",
+        || {
+            let program = preloaded("ibv_rc_pingpong -c");
+            let start = Instant::now();
+            shown(two, &program);
+            let server = serve(two, &program)?;
+            let before = one.stats()?;
+            let client = format!("{program} {}", two.address());
+            shown(one, &client);
+            let client = one.command(client).user(USER).spawn()?;
+            let said = outputs(&mut [client, server], PLAY_LIMIT)?;
+            ensure!(
+                said.iter().all(|said| !said.contains("invalid")),
+                "{said:?}"
+            );
+            detail(&said[0]);
+            let after = one.stats()?;
+            let more = |name: &str| after[name] - before[name];
+            let (sent, connected) = (more("vqp_requests"), more("vqp_rc_requests"));
+            ensure!(
+                sent > 0 && connected == 0,
+                "{connected} of {sent} requests used RC"
+            );
+            done(
+                &format!("all messages are correct; {sent} were sent by DC"),
+                start,
+            );
+            summary.add("An unchanged program of verbs runs over virtual queue pairs, by DC");
+            Ok(())
+        },
+    )
 }
 
-/// Kills node 2 and expects of node 1 that it fails soon, and then at once.
+/// Kills node 2. Requests of node 1 then fail: the first within `DEATH_LIMIT`, later ones at once.
 fn die(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
     step(
         "Node 2 loses its power, and node 1 reads the region",
@@ -250,7 +256,7 @@ fn die(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
     )
 }
 
-/// Reads the region, which has to fail with EHOSTDOWN. Returns the time since `start`.
+/// Reads the region, which must fail with EHOSTDOWN. Returns the time since `start`.
 fn refused(one: &Node, start: Instant) -> Result<Duration> {
     let line = format!("{BIN}/kite get {REGION} /dev/null");
     shown(one, &line);
@@ -262,8 +268,8 @@ fn refused(one: &Node, start: Instant) -> Result<Duration> {
         output.status != 0,
         "reading memory of a dead node succeeded"
     );
-    let promised = kite::Error::HostDown.to_string();
-    ensure!(text.contains(&promised), "another error than EHOSTDOWN");
+    let expected = kite::Error::HostDown.to_string();
+    ensure!(text.contains(&expected), "another error than EHOSTDOWN");
     ensure!(time < DEATH_LIMIT, "it took {}", seconds(time));
     Ok(time)
 }
@@ -283,7 +289,7 @@ fn leave(cluster: Cluster, mut daemons: [Process; 2]) -> Result<()> {
     })
 }
 
-/// Runs `kite` with these arguments as the user, and returns the time it took.
+/// Runs `kite` with these arguments as the user. Returns the elapsed time.
 fn copy(node: &Node, arguments: &str) -> Result<Duration> {
     let line = format!("{BIN}/kite {arguments}");
     shown(node, &line);
@@ -298,5 +304,5 @@ fn as_user(node: &Node, line: &str) -> Result<String> {
 }
 
 fn shown(node: &Node, line: &str) {
-    tell::command(&node.name(), &line.replace(&format!("{BIN}/"), ""));
+    output::command(&node.name(), &line.replace(&format!("{BIN}/"), ""));
 }

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Failures under requests of VQPs: connections, nodes, processes, the RNIC.
+
+use kite_cluster::vqp::{endless, failures, offer};
+use kite_cluster::{outputs, until, Cluster, Result, Setup};
+
+use crate::{fail_node_during_adds, trio, without_promotion, LONG, SOON, TRIO};
+
+/// Requests on a failed connection are sent again once no packet of them can arrive late.
+#[test]
+fn vqp_order_is_kept_when_a_connection_fails() -> Result<()> {
+    let trio = trio()?;
+    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    let line = format!("vqp order {name} --pairs 1000000000");
+    let mut order = one.workload(&line).limit(LONG).spawn()?;
+    let mut goes = || {
+        let before = one.stats()?["vqp_rc_requests"];
+        until("requests by RC", LONG, || {
+            assert!(order.is_running(), "{:?}", order.wait(SOON)?);
+            Ok(one.stats()?["vqp_rc_requests"] > before + 1000)
+        })
+    };
+    goes()?;
+    for _ in 0..3 {
+        trio.cut(3, SOON)?;
+        goes()?;
+    }
+    order.kill()
+}
+
+/// Requests to a node that dies fail, and no others, with DC alone and with promoted peers.
+#[test]
+fn dead_node_fails_only_requests_to_it() -> Result<()> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&without_promotion())?;
+    node_dies_under_requests(&trio, "dci_errors")?;
+    trio.start_kite(&Setup::patient())?;
+    node_dies_under_requests(&trio, "qp_errors")
+}
+
+/// Node 3 dies under requests of node 1. Asserts that the counter `failure` of node 1 grows.
+fn node_dies_under_requests(trio: &Cluster, failure: &str) -> Result<()> {
+    let (_two, to_two) = offer(trio.node(2), 2, "")?;
+    let (_three, to_three) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    let mut doomed = endless(one, &format!("{to_three} --until-it-dies"))?;
+    let line = format!("vqp check {to_two} --operations 600");
+    let mut others = [one.workload(&line).limit(LONG).spawn()?];
+    until("requests by RC", SOON, || {
+        Ok(failure != "qp_errors" || one.stats()?["vqp_rc_requests"] > 1000)
+    })?;
+    let before = one.stats()?;
+    trio.node(3).disconnect()?;
+    let ended = doomed.wait(SOON)?;
+    outputs(&mut others, LONG)?;
+    trio.node(3).reconnect()?;
+    assert!(ended.success(), "{ended:?}");
+    assert!(one.stats()?[failure] > before[failure], "{failure}");
+    one.await_gauges("inflight=0", SOON)?;
+    until("all DCIs to be restored", SOON, || {
+        Ok(one.stats()?["dcis"] >= before["dcis"])
+    })?;
+    Ok(())
+}
+
+/// Requests to a responsive node do not wait for those to an unresponsive one: there are enough DCIs.
+#[test]
+fn unresponsive_node_delays_no_requests_to_others() -> Result<()> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&without_promotion())?;
+    let (_two, to_two) = offer(trio.node(2), 2, "")?;
+    let (_three, to_three) = offer(trio.node(3), 3, "")?;
+    let one = trio.node(1);
+    one.sh("rm -f /tmp/go")?;
+    let line = format!("vqp beside {to_three} --other {to_two} --when /tmp/go --operations 6");
+    let mut beside = one.workload(&line).limit(LONG).spawn()?;
+    beside.read_until("read", SOON)?;
+    trio.node(3).disconnect_rnic()?;
+    one.sh("touch /tmp/go")?;
+    let ended = beside.wait(LONG)?;
+    trio.node(3).reconnect()?;
+    assert!(ended.success(), "{ended:?}");
+    Ok(())
+}
+
+/// No atomic is applied twice, and no completed one is lost. The last one may have been applied or not.
+#[test]
+fn atomics_of_an_unresponsive_node_are_applied_once() -> Result<()> {
+    let trio = TRIO.take()?;
+    trio.start_kite(&without_promotion())?;
+    fail_node_during_adds(&trio)
+}
+
+#[test]
+fn killed_process_leaves_no_vqp() -> Result<()> {
+    let trio = trio()?;
+    let (mut memory, name) = offer(trio.node(3), 3, "")?;
+    let (one, before) = (trio.node(1), failures(&trio)?);
+    for _ in 0..5 {
+        endless(one, &name)?.kill()?;
+    }
+    one.await_gauges("sessions=2 inflight=0", SOON)?;
+    // Requests to memory of a process that ended fail.
+    let mut asker = endless(one, &name)?;
+    memory.kill()?;
+    let output = asker.wait(SOON)?;
+    assert!(!output.success());
+    assert!(output.stderr.contains("no memory the key"), "{output:?}");
+    assert_eq!(
+        failures(&trio)?,
+        before,
+        "a request reached memory that was freed"
+    );
+    Ok(())
+}
+
+/// Pushed requests fail when their RNIC is removed.
+#[test]
+fn rnic_removal_fails_pushed_work_requests() -> Result<()> {
+    let trio = trio()?;
+    let (one, three) = (trio.node(1), trio.node(3));
+    let (_memory, name) = offer(three, 3, "")?;
+    let part = |part| endless(one, &format!("{name} --parts 2 --part {part}"));
+    let mut users = [part(0)?, part(1)?];
+    // An idle process has no reference to the RNIC either.
+    let idle = one.workload(&format!("vqp again {name} --when /nowhere"));
+    let mut idle = idle.spawn()?;
+    idle.read_until("read", SOON)?;
+    one.remove_rnic()?;
+    for user in &mut users {
+        let output = user.wait(SOON)?;
+        assert!(output.stderr.contains("no such RNIC"), "{output:?}");
+    }
+    idle.kill()
+}
