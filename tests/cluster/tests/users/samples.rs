@@ -96,7 +96,7 @@ fn grant_samples_grant_and_revoke() -> Result<()> {
         assert_eq!(two.attempt("bob", "map board w")?, "EACCES");
         one.sh("touch /tmp/enough")?;
         let output = owner.wait(SOON)?;
-        assert!(output.stdout.ends_with("no more\n"), "{output:#?}");
+        assert!(output.stdout.ends_with("access revoked\n"), "{output:#?}");
         assert_eq!(two.attempt("bob", "map board r")?, "ENOENT");
     }
     Ok(())

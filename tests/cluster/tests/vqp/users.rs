@@ -89,7 +89,7 @@ fn vqp_sample_counts() -> Result<()> {
     let name = has.read_until(" ", SOON)?;
     for before in 0..3 {
         let said = trio.node(1).command(format!("{sample} 2 {name}")).sh()?;
-        assert_eq!(said, format!("welcome! {before} came before"));
+        assert_eq!(said, format!("welcome! previous value: {before}"));
     }
     Ok(())
 }
