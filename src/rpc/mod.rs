@@ -40,7 +40,7 @@ pub(crate) mod rendezvous;
 pub(crate) mod ring;
 pub(crate) mod server;
 
-use self::{channel::RpcChannel, client::call::RpcCalls, server::RpcService};
+use self::{channel::RpcChannel, client::RpcCalls, server::RpcService};
 use crate::{
     fabric::send::write_imm::ImmPayload, region::MemoryService, sys::event_counter::EventCounter,
 };

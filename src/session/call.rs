@@ -24,9 +24,8 @@ use super::{
 use crate::{
     fabric::qos::tenant::AdmissionTicket,
     rpc::{
-        channel::RpcChannel,
-        client::{call::stale_to_connreset, send_op::RpcSendOp},
-        Rpc, RpcMessage,
+        channel::send_op::RpcSendOp, channel::RpcChannel, client::stale_to_connreset, Rpc,
+        RpcMessage,
     },
     sys::{deadline::Deadline, memcg::gfp_nowait_account},
 };
@@ -203,7 +202,7 @@ impl Session {
         let rpc = self.enter_rpc()?;
         let channel = self.ensure_channel(&rpc, &handle, request.deadline)?;
         if !header.expects_answer() {
-            let sent = channel.send(&rpc, &mut message, request.deadline);
+            let sent = channel.send(&rpc, message, request.deadline);
             return sent.map(|()| 0).map_err(stale_to_connreset);
         }
         let reply = rpc.call(&channel, message, request.deadline)?;

@@ -28,7 +28,8 @@
 
 pub(in crate::rpc) mod deferred_replies;
 mod rx;
-pub(in crate::rpc) mod tx;
+pub(crate) mod send_op;
+mod tx;
 
 use self::{
     deferred_replies::DeferredReplies,

@@ -4,8 +4,8 @@
 //!
 //! # Operation
 //!
-//! A sender reserves a slot, encodes the message and writes the message to the slot. Senders that sleep and
-//! senders that poll get slots in turns.
+//! A sender ([`super::send_op`]) reserves a slot, encodes the message and writes the message to the slot.
+//! Senders that sleep and senders that poll get slots in turns.
 //!
 //! # Recovery
 //!
@@ -98,14 +98,14 @@ impl TxCredits {
 }
 
 /// Write address of a ring slot.
-pub(in crate::rpc) struct RingSlotAddr {
+pub(super) struct RingSlotAddr {
     slot: u16,
     /// Version of the ring's chunk map, from which `path` was computed.
     map_version: u32,
-    pub(in crate::rpc) path: WritePath,
+    pub(super) path: WritePath,
 }
 
-pub(in crate::rpc) enum WritePath {
+pub(super) enum WritePath {
     /// The ring is on this node.
     Local(Arc<LentChunk>),
     Remote(ImmWrite),
@@ -147,59 +147,8 @@ impl RpcChannel {
         self.tx_ring.as_ref().ok_or(EIO)
     }
 
-    /// Writes a message to the other end. After an error, the other end may still receive the message.
-    ///
-    /// # Errors
-    ///
-    /// - See [`Self::check_open`].
-    /// - `ETIMEDOUT`: the deadline expired, possibly while the ring was full.
-    /// - `EINTR`: a signal arrived, and the deadline is interruptible.
-    /// - `EIO`: the RNIC or the peer rejected the write.
-    /// - `ENOMEM`: no memory.
-    pub(crate) fn send(
-        self: &Arc<Self>,
-        rpc: &Arc<Rpc>,
-        message: &mut RpcMessage,
-        deadline: Deadline,
-    ) -> Result {
-        let reservation = self.reserve(rpc, message.bytes.len(), deadline)?;
-        self.send_reserved(rpc, message, reservation, deadline)
-    }
-
-    /// Writes a message to the other end, without waiting for a free slot. See [`Self::send`].
-    ///
-    /// # Errors
-    ///
-    /// - `EAGAIN`: the ring is full.
-    /// - Errors of [`Self::send`].
-    pub(in crate::rpc) fn try_send(
-        self: &Arc<Self>,
-        rpc: &Arc<Rpc>,
-        message: &mut RpcMessage,
-    ) -> Result {
-        let reservation = self.tx_credits.lock().try_reserve(message.bytes.len());
-        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
-        self.send_reserved(rpc, message, reservation.ok_or(EAGAIN)?, deadline)
-    }
-
-    fn send_reserved(
-        self: &Arc<Self>,
-        rpc: &Arc<Rpc>,
-        message: &mut RpcMessage,
-        reservation: RingSlot,
-        deadline: Deadline,
-    ) -> Result {
-        let slot_addr = self.encode_at(message, reservation)?;
-        let sent = self.write(rpc, &slot_addr, message.content(), deadline);
-        match sent {
-            Ok(()) => self.complete_write(&reservation),
-            Err(_) => self.write_void_deferred(rpc, slot_addr, message.header),
-        }
-        sent
-    }
-
     /// Assigns a slot to a message and encodes its header. Returns the write address.
-    pub(in crate::rpc) fn encode_at(
+    pub(super) fn encode_at(
         &self,
         message: &mut RpcMessage,
         reservation: RingSlot,
@@ -216,7 +165,7 @@ impl RpcChannel {
     /// # Errors
     ///
     /// If no slot is free, see [`Self::check_open`].
-    pub(in crate::rpc) fn try_reserve(&self, message: &RpcMessage) -> Result<Option<RingSlot>> {
+    pub(super) fn try_reserve(&self, message: &RpcMessage) -> Result<Option<RingSlot>> {
         let reservation = self.tx_credits.lock().try_reserve(message.bytes.len());
         if reservation.is_none() {
             self.check_open()?;
@@ -225,10 +174,19 @@ impl RpcChannel {
     }
 
     /// Reserves a slot for a message. Waits while none is free.
-    fn reserve(&self, rpc: &Rpc, len: usize, deadline: Deadline) -> Result<RingSlot> {
+    ///
+    /// # Errors
+    ///
+    /// See [`Self::send`].
+    pub(super) fn reserve(
+        &self,
+        rpc: &Rpc,
+        message: &RpcMessage,
+        deadline: Deadline,
+    ) -> Result<RingSlot> {
         let mut credits = self.tx_credits.lock();
         loop {
-            if let Some(reservation) = credits.producer.reserve(len) {
+            if let Some(reservation) = credits.producer.reserve(message.bytes.len()) {
                 credits.admission.note_admission(false);
                 return Ok(reservation);
             }
@@ -269,6 +227,11 @@ impl RpcChannel {
         })
     }
 
+    /// Writes `content` to a slot, and waits for the completion.
+    ///
+    /// # Errors
+    ///
+    /// See [`Self::send`].
     pub(super) fn write(
         &self,
         rpc: &Arc<Rpc>,
@@ -299,7 +262,7 @@ impl RpcChannel {
     /// # Errors
     ///
     /// See [`Self::send`].
-    pub(in crate::rpc) fn post(
+    pub(super) fn post(
         &self,
         rpc: &Rpc,
         slot_addr: &RingSlotAddr,
@@ -320,23 +283,8 @@ impl RpcChannel {
         }
     }
 
-    /// Writes a message that has a slot, and waits for the completion.
-    ///
-    /// # Errors
-    ///
-    /// See [`Self::send`].
-    pub(in crate::rpc) fn write_message(
-        &self,
-        rpc: &Arc<Rpc>,
-        slot_addr: &RingSlotAddr,
-        message: &RpcMessage,
-        deadline: Deadline,
-    ) -> Result {
-        self.write(rpc, slot_addr, message.content(), deadline)
-    }
-
     /// Marks a slot as written: no write to the slot is in flight.
-    pub(in crate::rpc) fn complete_write(&self, reservation: &RingSlot) {
+    pub(super) fn complete_write(&self, reservation: &RingSlot) {
         if self.tx_credits.lock().producer.complete(reservation) {
             self.tx_credits_cv.notify_all();
         }
@@ -350,7 +298,7 @@ impl RpcChannel {
     }
 
     /// Fills the slot of an abandoned message with a void message, on a workqueue.
-    pub(in crate::rpc) fn write_void_deferred(
+    pub(super) fn write_void_deferred(
         self: &Arc<Self>,
         rpc: &Arc<Rpc>,
         slot_addr: RingSlotAddr,

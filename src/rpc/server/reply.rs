@@ -107,13 +107,8 @@ impl PendingReply {
     /// # Errors
     ///
     /// See [`RpcChannel::send`].
-    pub(crate) fn send(
-        &self,
-        rpc: &Arc<Rpc>,
-        mut message: RpcMessage,
-        deadline: Deadline,
-    ) -> Result {
-        let sent = self.channel.send(rpc, &mut message, deadline);
+    pub(crate) fn send(&self, rpc: &Arc<Rpc>, message: RpcMessage, deadline: Deadline) -> Result {
+        let sent = self.channel.send(rpc, message, deadline);
         sent.inspect_err(|_| self.fail_deferred(rpc))
     }
 
@@ -142,7 +137,7 @@ pub(in crate::rpc) fn send_status(
 ) {
     let code = result_to_errno(result);
     let message = RpcMessage::new(reply_header(call_id, code, 0), |_| Ok(()));
-    let sent = message.and_then(|mut message| channel.try_send(rpc, &mut message));
+    let sent = message.and_then(|message| channel.try_send(rpc, message));
     if sent.is_err() {
         send_status_deferred(rpc, channel, call_id, result);
     }
@@ -186,7 +181,7 @@ fn flush_replies_deferred(rpc: Arc<Rpc>, channel: Arc<RpcChannel>) {
             }) = channel.deferred_replies.first()
             {
                 let message = RpcMessage::new(reply_header(call, code, 0), |_| Ok(()));
-                let sent = message.and_then(|mut message| channel.try_send(&rpc, &mut message));
+                let sent = message.and_then(|message| channel.try_send(&rpc, message));
                 if sent.is_ok() || channel.check_open().is_err() {
                     channel.deferred_replies.pop();
                 } else {

@@ -34,7 +34,7 @@ use crate::{
     errno,
     fabric::send::inflight::Direction,
     rpc::{
-        client::call::{ReplyData, ReplyWaiter},
+        client::{ReplyData, ReplyWaiter},
         rendezvous::call::RendezvousCall,
         server::{reply::PendingReply, ReceivedCall},
     },

@@ -15,9 +15,9 @@
 
 use crate::{
     fabric::qos::tenant::AdmissionTicket,
-    rpc::client::{
-        call::{stale_to_connreset, ReplyData},
-        send_op::{RpcSendOp, RpcSendState},
+    rpc::{
+        channel::send_op::{RpcSendOp, RpcSendState},
+        client::{stale_to_connreset, ReplyData},
     },
     session::{
         call::CallStartResult,
@@ -158,7 +158,7 @@ impl CallJob {
         let CallJobState::Sending(sending, pending) = &mut self.state else {
             return JobPoll::NeedsWorker;
         };
-        match sending.advance(&queue.rnic.stats, now) {
+        match sending.advance(now) {
             Ok(RpcSendState::Done) => match pending.take() {
                 Some(pending) => {
                     self.state = CallJobState::AwaitingReply(pending);
@@ -239,7 +239,7 @@ impl CallJob {
         pending: Option<PendingCall>,
     ) -> Result {
         let _rpc = queue.session.enter_rpc()?;
-        let sent = sending.finish(&queue.rnic.stats, self.request.deadline);
+        let sent = sending.finish(self.request.deadline);
         sent.map_err(stale_to_connreset)?;
         self.state = pending.map_or(CallJobState::Done(0), CallJobState::AwaitingReply);
         Ok(())

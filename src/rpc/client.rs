@@ -349,7 +349,7 @@ impl Rpc {
     ) -> Result<ReplyData> {
         let waiter = self.register_call(channel, &mut message, false, GFP_KERNEL_ACCOUNT)?;
         channel
-            .send(self, &mut message, deadline)
+            .send(self, message, deadline)
             .map_err(stale_to_connreset)?;
         waiter.wait(deadline)
     }

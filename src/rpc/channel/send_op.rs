@@ -1,29 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Send of a message by a poller, without waiting.
+//! Send of a message.
 //!
 //! # Operation
 //!
-//! Non-blocking form of [`RpcChannel::send`]. The message gets a slot in the ring at the other end when one
-//! is free. The message is posted when the QP has credits. Then the owner polls for the completion.
+//! The message gets a slot in the ring at the other end. The message is posted when the QP has credits. Then
+//! the write completes. A poller advances the send without waiting ([`RpcSendOp::advance`]). A thread that may
+//! sleep waits for each step ([`RpcSendOp::finish`], [`RpcChannel::send`]).
 //!
 //! # Recovery
 //!
-//! After a QP failure or a stuck write, the owner must call [`RpcSendOp::finish`], which may sleep. A message
-//! that is dropped after it got a slot is replaced by a void message.
+//! After a QP failure or a stuck write, the owner must call [`RpcSendOp::finish`], which writes the message
+//! again. A message that is dropped after it got a slot is replaced by a void message.
 
+use super::{
+    tx::{RingSlotAddr, WritePath},
+    RpcChannel,
+};
 use crate::{
     control::retry::CONTROL_TIMEOUT_MS,
     fabric::send::inflight::PolledOp,
     region::map::remote::OwnedRemoteAccess,
-    rpc::{
-        channel::{
-            tx::{RingSlotAddr, WritePath},
-            RpcChannel,
-        },
-        Rpc, RpcMessage,
-    },
-    stats::Stats,
+    rpc::{Rpc, RpcMessage},
     sys::deadline::Deadline,
 };
 use kernel::{
@@ -31,6 +29,7 @@ use kernel::{
     sync::Arc,
     time::{Instant, Monotonic},
 };
+use kite_core::ring::RingSlot;
 
 /// Progress of a send.
 pub(crate) enum RpcSendState {
@@ -92,11 +91,7 @@ impl RpcSendOp {
     /// # Errors
     ///
     /// See [`RpcChannel::send`].
-    pub(crate) fn advance(
-        &mut self,
-        stats: &Stats,
-        now: Instant<Monotonic>,
-    ) -> Result<RpcSendState> {
+    pub(crate) fn advance(&mut self, now: Instant<Monotonic>) -> Result<RpcSendState> {
         let Some(op) = self.inflight.take() else {
             return if self.qp_failed {
                 Ok(RpcSendState::Failed)
@@ -105,7 +100,7 @@ impl RpcSendOp {
             };
         };
         if op.is_done() {
-            return self.reap(stats, op);
+            return self.reap(op);
         }
         let is_stuck = op.is_stuck(now);
         self.inflight = Some(op);
@@ -117,7 +112,8 @@ impl RpcSendOp {
     }
 
     /// Reaps the posted write. Waits for the RNIC if the write has not completed.
-    fn reap(&mut self, stats: &Stats, op: PolledOp<OwnedRemoteAccess>) -> Result<RpcSendState> {
+    fn reap(&mut self, op: PolledOp<OwnedRemoteAccess>) -> Result<RpcSendState> {
+        let stats = &self.rpc.memory_service.stats;
         if op.complete(stats, |_, _| Ok(()))?.is_some() {
             self.qp_failed = true;
             return Ok(RpcSendState::Failed);
@@ -134,20 +130,15 @@ impl RpcSendOp {
 
     fn start(&mut self) -> Result<RpcSendState> {
         if self.slot_addr.is_none() {
-            let Some(reservation) = self.channel.try_reserve(&self.message)? else {
+            let Some(slot) = self.channel.try_reserve(&self.message)? else {
                 return Ok(RpcSendState::NoCredits);
             };
-            self.slot_addr = Some(self.channel.encode_at(&mut self.message, reservation)?);
+            self.place(slot)?;
         }
-        let Some(slot_addr) = &self.slot_addr else {
-            return Err(EIO);
-        };
+        let slot_addr = self.slot_addr.as_ref().ok_or(EIO)?;
         if let WritePath::Local(_) = slot_addr.path {
             // A write to this node does not wait.
-            let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
-            self.channel
-                .write_message(&self.rpc, slot_addr, &self.message, deadline)?;
-            self.complete_write();
+            self.write(Deadline::after_ms(CONTROL_TIMEOUT_MS))?;
             return Ok(RpcSendState::Done);
         }
         let Some(op) = self.channel.post(&self.rpc, slot_addr, &self.message)? else {
@@ -157,24 +148,38 @@ impl RpcSendOp {
         Ok(RpcSendState::Inflight)
     }
 
+    /// Assigns a slot to the message.
+    fn place(&mut self, slot: RingSlot) -> Result {
+        self.slot_addr = Some(self.channel.encode_at(&mut self.message, slot)?);
+        Ok(())
+    }
+
+    /// Writes the message to its slot, and waits for the completion.
+    fn write(&mut self, deadline: Deadline) -> Result {
+        let slot_addr = self.slot_addr.as_ref().ok_or(EIO)?;
+        let content = self.message.content();
+        self.channel
+            .write(&self.rpc, slot_addr, content, deadline)?;
+        self.complete_write();
+        Ok(())
+    }
+
     /// Completes the send. May sleep until the deadline.
     ///
     /// # Errors
     ///
     /// See [`RpcChannel::send`].
-    pub(crate) fn finish(mut self, stats: &Stats, deadline: Deadline) -> Result {
+    pub(crate) fn finish(mut self, deadline: Deadline) -> Result {
         if let Some(op) = self.inflight.take() {
-            if matches!(self.reap(stats, op)?, RpcSendState::Done) {
+            if matches!(self.reap(op)?, RpcSendState::Done) {
                 return Ok(());
             }
         }
-        let (channel, rpc) = (self.channel.clone(), self.rpc.clone());
-        let Some(slot_addr) = &self.slot_addr else {
-            return channel.send(&rpc, &mut self.message, deadline);
-        };
-        channel.write_message(&rpc, slot_addr, &self.message, deadline)?;
-        self.complete_write();
-        Ok(())
+        if self.slot_addr.is_none() {
+            let slot = self.channel.reserve(&self.rpc, &self.message, deadline)?;
+            self.place(slot)?;
+        }
+        self.write(deadline)
     }
 }
 
@@ -185,5 +190,42 @@ impl Drop for RpcSendOp {
             self.channel
                 .write_void_deferred(&self.rpc, slot_addr, self.message.header);
         }
+    }
+}
+
+impl RpcChannel {
+    /// Writes a message to the other end. After an error, the other end may still receive the message.
+    ///
+    /// # Errors
+    ///
+    /// - See [`Self::check_open`].
+    /// - `ETIMEDOUT`: the deadline expired, possibly while the ring was full.
+    /// - `EINTR`: a signal arrived, and the deadline is interruptible.
+    /// - `EIO`: the RNIC or the peer rejected the write.
+    /// - `ENOMEM`: no memory.
+    pub(crate) fn send(
+        self: &Arc<Self>,
+        rpc: &Arc<Rpc>,
+        message: RpcMessage,
+        deadline: Deadline,
+    ) -> Result {
+        RpcSendOp::new(rpc.clone(), self.clone(), message).finish(deadline)
+    }
+
+    /// Writes a message to the other end, without waiting for a free slot. See [`Self::send`].
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN`: the ring is full.
+    /// - Errors of [`Self::send`].
+    pub(in crate::rpc) fn try_send(
+        self: &Arc<Self>,
+        rpc: &Arc<Rpc>,
+        message: RpcMessage,
+    ) -> Result {
+        let slot = self.try_reserve(&message)?.ok_or(EAGAIN)?;
+        let mut op = RpcSendOp::new(rpc.clone(), self.clone(), message);
+        op.place(slot)?;
+        op.write(Deadline::after_ms(CONTROL_TIMEOUT_MS))
     }
 }
