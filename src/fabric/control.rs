@@ -29,7 +29,7 @@ use crate::{
     errno,
     sys::{adaptive_spin::AdaptiveSpin, completion::CountingCompletion, deadline::Deadline},
     trace,
-    verbs::cq::WcStatus,
+    verbs::{cq::WcStatus, work::RdmaOpcode},
 };
 use kernel::{
     new_spinlock,
@@ -313,7 +313,7 @@ impl Fabric {
             .sge(self.local_key(), 0, bytes.len())
             .ok_or(EMSGSIZE)?];
         // SAFETY: The request addresses the buffer of `slot` only.
-        if unsafe { credit.send(&slot, &sges) }.is_err() {
+        if unsafe { credit.post(&slot, RdmaOpcode::Send, &sges, 0) }.is_err() {
             return Ok(WcStatus::Flushed);
         }
         Ok(slot.wait(|recovery| credit.recover(recovery)))

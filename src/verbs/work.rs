@@ -55,86 +55,18 @@ pub(crate) struct RemoteAddr {
     pub(crate) rkey: u32,
 }
 
-/// Send request for a connected QP, always signaled.
-pub(crate) struct SendWr<'a> {
-    raw: bindings::ib_rdma_wr,
-    _sges: PhantomData<&'a [Sge]>,
-}
-
-impl<'a> SendWr<'a> {
-    fn new(
-        opcode: bindings::ib_wr_opcode,
-        wr_id: u64,
-        sges: &'a [Sge],
-        remote: RemoteAddr,
-    ) -> Self {
-        let mut raw: bindings::ib_rdma_wr = pin_init::zeroed();
-        raw.wr.__bindgen_anon_1.wr_id = wr_id;
-        raw.wr.opcode = opcode;
-        raw.wr.sg_list = sges.as_ptr().cast_mut().cast();
-        raw.wr.num_sge = sges.len() as c_int;
-        raw.wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
-        raw.remote_addr = remote.addr;
-        raw.rkey = remote.rkey;
-        Self {
-            raw,
-            _sges: PhantomData,
-        }
-    }
-
-    /// Creates an RDMA WRITE from local memory to the peer's memory.
-    pub(crate) fn write(wr_id: u64, sges: &'a [Sge], remote: RemoteAddr) -> Self {
-        Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, wr_id, sges, remote)
-    }
-
-    /// Creates a WRITE with immediate: the peer receives `imm_data`, which consumes a receive buffer. See
-    /// [`Self::write`].
-    pub(crate) fn write_with_imm(
-        wr_id: u64,
-        sges: &'a [Sge],
-        remote: RemoteAddr,
-        imm_data: u32,
-    ) -> Self {
-        let opcode = bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM;
-        let mut wr = Self::new(opcode, wr_id, sges, remote);
-        wr.raw.wr.ex.imm_data = imm_data.to_be();
-        wr
-    }
-
-    /// Makes the request inline: its bytes are copied at posting time. The entries then have kernel virtual
-    /// addresses, and need no key.
-    pub(crate) fn with_inline(mut self) -> Self {
-        self.raw.wr.send_flags |= bindings::ib_send_flags_IB_SEND_INLINE as c_int;
-        self
-    }
-
-    /// Creates an RDMA READ of the peer's memory.
-    pub(crate) fn read(wr_id: u64, sges: &'a [Sge], remote: RemoteAddr) -> Self {
-        Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_READ, wr_id, sges, remote)
-    }
-
-    /// Creates a SEND to a receive buffer that the peer has posted.
-    pub(crate) fn send(wr_id: u64, sges: &'a [Sge]) -> Self {
-        Self::new(
-            bindings::ib_wr_opcode_IB_WR_SEND,
-            wr_id,
-            sges,
-            RemoteAddr { addr: 0, rkey: 0 },
-        )
-    }
-
-    pub(super) fn as_raw(&self) -> *const bindings::ib_send_wr {
-        &self.raw.wr
-    }
-}
-
-/// Operation of a request.
+/// Operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RdmaOpcode {
     Read,
     Write,
-    /// Inline WRITE. See [`SendWr::with_inline`].
+    /// WRITE whose bytes are copied at posting time. The entries have kernel virtual addresses, and need no
+    /// key.
     WriteInline,
+    /// WRITE after which the peer receives `imm_data`, which consumes a receive buffer.
+    WriteWithImm {
+        imm_data: u32,
+    },
     /// Replaces 8 bytes of the peer's memory by `new` if they equal `expected`. Stores the old value in local
     /// memory.
     CompareSwap {
@@ -145,6 +77,7 @@ pub(crate) enum RdmaOpcode {
     FetchAdd {
         operand: u64,
     },
+    /// SEND to a receive buffer that the peer has posted.
     Send,
 }
 
@@ -159,6 +92,7 @@ impl RdmaOpcode {
         match self {
             Self::Read => bindings::ib_wr_opcode_IB_WR_RDMA_READ,
             Self::Write | Self::WriteInline => bindings::ib_wr_opcode_IB_WR_RDMA_WRITE,
+            Self::WriteWithImm { .. } => bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM,
             Self::CompareSwap { .. } => bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP,
             Self::FetchAdd { .. } => bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD,
             Self::Send => bindings::ib_wr_opcode_IB_WR_SEND,
@@ -175,7 +109,7 @@ impl RdmaOpcode {
     }
 }
 
-/// RDMA operation, independent of its transport.
+/// Work request of any transport. [`SendWr`], [`OwnedSendWr`] and [`crate::mlx5::wr::Mlx5SendWr`] encode it.
 #[derive(Clone, Copy)]
 pub(crate) struct RdmaOp<'a> {
     pub(crate) opcode: RdmaOpcode,
@@ -186,16 +120,49 @@ pub(crate) struct RdmaOp<'a> {
     pub(crate) fence: bool,
 }
 
+impl RdmaOp<'_> {
+    /// Returns the verbs flags. All requests are signaled.
+    fn send_flags(&self) -> bindings::ib_send_flags {
+        let mut flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
+        if self.opcode == RdmaOpcode::WriteInline {
+            flags |= bindings::ib_send_flags_IB_SEND_INLINE;
+        }
+        if self.fence {
+            flags |= bindings::ib_send_flags_IB_SEND_FENCE;
+        }
+        flags
+    }
+}
+
 /// Maximum entries of an [`OwnedSendWr`].
 pub(crate) const OWNED_WR_MAX_SGE: usize = 4;
 
-/// Request in the format of the RDMA core. All kinds begin with the same structure.
+/// Request in the format of the RDMA core, always signaled. All kinds begin with the same structure.
 enum RawWr {
     Rdma(bindings::ib_rdma_wr),
     Atomic(bindings::ib_atomic_wr),
 }
 
 impl RawWr {
+    /// Encodes `op` without its entries.
+    fn new(op: &RdmaOp<'_>, wr_id: u64) -> Self {
+        let mut wr: bindings::ib_send_wr = pin_init::zeroed();
+        wr.__bindgen_anon_1.wr_id = wr_id;
+        wr.opcode = op.opcode.ib_opcode();
+        wr.send_flags = op.send_flags() as c_int;
+        if let RdmaOpcode::WriteWithImm { imm_data } = op.opcode {
+            wr.ex.imm_data = imm_data.to_be();
+        }
+        if op.opcode.is_atomic() {
+            return Self::Atomic(atomic_wr(wr, op.opcode.atomic_operands(), op.remote));
+        }
+        Self::Rdma(bindings::ib_rdma_wr {
+            wr,
+            remote_addr: op.remote.addr,
+            rkey: op.remote.rkey,
+        })
+    }
+
     fn wr(&self) -> &bindings::ib_send_wr {
         match self {
             Self::Rdma(raw) => &raw.wr,
@@ -211,7 +178,31 @@ impl RawWr {
     }
 }
 
-/// Send request that owns its entries, so that several can be posted in one chain.
+/// Request that borrows its entries.
+pub(crate) struct SendWr<'a> {
+    raw: RawWr,
+    _sges: PhantomData<&'a [Sge]>,
+}
+
+impl<'a> SendWr<'a> {
+    /// Encodes `op`.
+    pub(crate) fn new(op: &RdmaOp<'a>, wr_id: u64) -> Self {
+        let mut raw = RawWr::new(op, wr_id);
+        let wr = raw.wr_mut();
+        wr.sg_list = op.sges.as_ptr().cast_mut().cast();
+        wr.num_sge = op.sges.len() as c_int;
+        Self {
+            raw,
+            _sges: PhantomData,
+        }
+    }
+
+    pub(super) fn as_raw(&self) -> *const bindings::ib_send_wr {
+        self.raw.wr()
+    }
+}
+
+/// Request that owns its entries, so that several can be posted in one chain.
 pub(crate) struct OwnedSendWr {
     raw: RawWr,
     sges: [Sge; OWNED_WR_MAX_SGE],
@@ -222,32 +213,15 @@ pub(crate) struct OwnedSendWr {
 unsafe impl Send for OwnedSendWr {}
 
 impl OwnedSendWr {
-    /// Creates a request for the peer's memory. Entries beyond [`OWNED_WR_MAX_SGE`] are ignored.
-    pub(crate) fn new(opcode: RdmaOpcode, wr_id: u64, entries: &[Sge], remote: RemoteAddr) -> Self {
-        let SendWr { raw, .. } = SendWr::new(opcode.ib_opcode(), wr_id, &[], remote);
-        let mut raw = match opcode.is_atomic() {
-            true => RawWr::Atomic(atomic_wr(raw.wr, opcode.atomic_operands(), remote)),
-            false => RawWr::Rdma(raw),
-        };
-        let wr = raw.wr_mut();
-        if opcode == RdmaOpcode::WriteInline {
-            wr.send_flags |= bindings::ib_send_flags_IB_SEND_INLINE as c_int;
-        }
+    /// Encodes `op`. Entries beyond [`OWNED_WR_MAX_SGE`] are ignored.
+    pub(crate) fn new(op: &RdmaOp<'_>, wr_id: u64) -> Self {
+        let mut raw = RawWr::new(op, wr_id);
         let mut sges = [Sge::new(0, 0, 0); OWNED_WR_MAX_SGE];
-        for (sge, entry) in sges.iter_mut().zip(entries) {
+        for (sge, entry) in sges.iter_mut().zip(op.sges) {
             *sge = *entry;
-            wr.num_sge += 1;
+            raw.wr_mut().num_sge += 1;
         }
         Self { raw, sges }
-    }
-
-    /// Creates a request for `op`.
-    pub(crate) fn from_op(op: &RdmaOp<'_>, wr_id: u64) -> Self {
-        let mut owned = Self::new(op.opcode, wr_id, op.sges, op.remote);
-        if op.fence {
-            owned.raw.wr_mut().send_flags |= bindings::ib_send_flags_IB_SEND_FENCE as c_int;
-        }
-        owned
     }
 
     /// Returns the ID of the request.

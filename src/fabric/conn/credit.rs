@@ -21,7 +21,7 @@ use crate::{
     },
     verbs::{
         cq::WcStatus,
-        work::{RemoteAddr, SendWr, Sge},
+        work::{RdmaOp, RdmaOpcode, RemoteAddr, SendWr, Sge},
     },
 };
 use kernel::{prelude::*, sync::Arc};
@@ -64,96 +64,36 @@ pub(crate) struct ConnCredit {
 }
 
 impl ConnCredit {
-    /// Posts an RDMA WRITE of `sges` to `addr` in the memory of the peer.
+    /// Posts a work request with the local memory `sges` and the memory at `addr` of the peer. Accounts the
+    /// request to `slot`.
     ///
     /// # Safety
     ///
-    /// `sges` must name the buffer of `slot`, or memory that is attached to `slot`.
-    pub(crate) unsafe fn write(&self, slot: &SlotGuard, sges: &[Sge], addr: u64) -> Result {
-        let remote = RemoteAddr {
-            addr,
-            rkey: self.rkey,
-        };
-        // SAFETY: By the safety requirements.
-        unsafe { self.post(slot, &SendWr::write(slot.wr_id(), sges, remote)) }
-    }
-
-    /// Posts an RDMA WRITE of at most [`crate::verbs::work::INLINE_MAX`] bytes. `sges` has kernel addresses,
-    /// from which the call copies the bytes.
+    /// `sges` must name the buffer of `slot`, or memory that is attached to `slot`. For an inline WRITE,
+    /// `sges` must have addresses of kernel memory that is valid for reads.
     ///
-    /// # Safety
+    /// # Errors
     ///
-    /// `sges` must name kernel memory that is valid for reads.
-    pub(crate) unsafe fn write_inline(&self, slot: &SlotGuard, sges: &[Sge], addr: u64) -> Result {
-        let remote = RemoteAddr {
-            addr,
-            rkey: self.rkey,
-        };
-        // SAFETY: By the safety requirements. The call copies the bytes before it returns.
-        unsafe {
-            self.post(
-                slot,
-                &SendWr::write(slot.wr_id(), sges, remote).with_inline(),
-            )
-        }
-    }
-
-    /// Posts an RDMA WRITE like [`Self::write`]. The kernel of the peer receives `immediate` after the bytes.
-    ///
-    /// # Safety
-    ///
-    /// See [`Self::write`].
-    pub(crate) unsafe fn write_imm(
+    /// - The error of the driver if it rejects the request.
+    pub(crate) unsafe fn post(
         &self,
         slot: &SlotGuard,
+        opcode: RdmaOpcode,
         sges: &[Sge],
         addr: u64,
-        immediate: u32,
     ) -> Result {
-        let remote = RemoteAddr {
-            addr,
-            rkey: self.rkey,
+        let rkey = self.rkey;
+        let op = RdmaOp {
+            opcode,
+            sges,
+            remote: RemoteAddr { addr, rkey },
+            fence: false,
         };
-        let wr = SendWr::write_with_imm(slot.wr_id(), sges, remote, immediate);
-        // SAFETY: By the safety requirements.
-        unsafe { self.post(slot, &wr) }
-    }
-
-    /// Posts an RDMA READ of `addr` in the memory of the peer to `sges`.
-    ///
-    /// # Safety
-    ///
-    /// See [`Self::write`].
-    pub(crate) unsafe fn read(&self, slot: &SlotGuard, sges: &[Sge], addr: u64) -> Result {
-        let remote = RemoteAddr {
-            addr,
-            rkey: self.rkey,
-        };
-        // SAFETY: By the safety requirements.
-        unsafe { self.post(slot, &SendWr::read(slot.wr_id(), sges, remote)) }
-    }
-
-    /// Posts a SEND of `sges`.
-    ///
-    /// # Safety
-    ///
-    /// See [`Self::write`].
-    pub(crate) unsafe fn send(&self, slot: &SlotGuard, sges: &[Sge]) -> Result {
-        // SAFETY: By the safety requirements.
-        unsafe { self.post(slot, &SendWr::send(slot.wr_id(), sges)) }
-    }
-
-    /// Posts `wr`, and accounts it to `slot`.
-    ///
-    /// # Safety
-    ///
-    /// `wr` must name the buffer of `slot`, or memory that is attached to `slot`. An inline `wr` must name
-    /// kernel memory that is valid for reads.
-    unsafe fn post(&self, slot: &SlotGuard, wr: &SendWr<'_>) -> Result {
         slot.account_post(1);
         // SAFETY: `slot` keeps the memory mapped until the work request completes. By the safety
         // requirements, inline data is valid during the call.
-        unsafe { self.endpoint.qp().post(wr) }.inspect_err(|_| slot.unaccount_post())
+        unsafe { self.endpoint.qp().post(&SendWr::new(&op, slot.wr_id())) }
+            .inspect_err(|_| slot.unaccount_post())
     }
 
     /// Reports that a work request failed with `status`, and with it the QP.

@@ -24,7 +24,7 @@ use crate::{
     sys::buffer::Buffer,
     verbs::{
         dma::LongTermDmaMap,
-        work::{OwnedSendWr, RdmaOpcode, RemoteAddr, Sge, OWNED_WR_MAX_SGE},
+        work::{OwnedSendWr, RdmaOp, RdmaOpcode, RemoteAddr, Sge, OWNED_WR_MAX_SGE},
     },
 };
 use kernel::{
@@ -258,7 +258,7 @@ impl<G: InflightGuard> SegmentBatch<G> {
     /// Builds work requests for `sges`, appends them to `wrs`, and returns their number.
     fn build_wrs(
         &self,
-        verb: RdmaOpcode,
+        opcode: RdmaOpcode,
         sges: impl Iterator<Item = Sge>,
         mut remote: RemoteAddr,
         wrs: &mut WrChain,
@@ -273,8 +273,13 @@ impl<G: InflightGuard> SegmentBatch<G> {
             }
             // The capacity suffices: `has_room` counted at least as many work requests. No memory is
             // allocated.
-            let wr = OwnedSendWr::new(verb, wr_id, sges, remote);
-            wrs.0.push(wr, GFP_ATOMIC)?;
+            let op = RdmaOp {
+                opcode,
+                sges,
+                remote,
+                fence: false,
+            };
+            wrs.0.push(OwnedSendWr::new(&op, wr_id), GFP_ATOMIC)?;
             remote.addr += sges.iter().map(|sge| u64::from(sge.len())).sum::<u64>();
         }
     }

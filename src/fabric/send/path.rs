@@ -131,7 +131,7 @@ impl ConnCredit {
     ///
     /// The local memory named by `ops` must stay mapped while `slot` has work requests in flight.
     unsafe fn post_ops(&self, slot: &SlotGuard, ops: &[RdmaOp<'_>]) -> Result {
-        let to_wr = |op| OwnedSendWr::from_op(op, slot.wr_id());
+        let to_wr = |op| OwnedSendWr::new(op, slot.wr_id());
         let post = |wrs: &mut [OwnedSendWr]| {
             slot.account_post(wrs.len() as u32);
             // SAFETY: The caller guarantees that the memory named by `ops` stays mapped.

@@ -50,7 +50,7 @@ impl Fabric {
         let credit = conn.acquire(1, 0, Some(deadline))?;
         let (slot, sges) = self.acquire_bounce_sge(out.len(), deadline)?;
         // SAFETY: The work request names the buffer of `slot`, which stays mapped until `slot.wait` returns.
-        unsafe { credit.read(&slot, &sges, addr)? };
+        unsafe { credit.post(&slot, RdmaOpcode::Read, &sges, addr)? };
         let status = slot.wait(|recovery| credit.recover(recovery));
         if status != WcStatus::Success {
             credit.report_failure(status);

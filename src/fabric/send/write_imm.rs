@@ -25,7 +25,7 @@ use crate::{
     },
     sys::deadline::Deadline,
     trace,
-    verbs::cq::WcStatus,
+    verbs::{cq::WcStatus, work::RdmaOpcode},
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::view::NodeInstance;
@@ -203,8 +203,11 @@ impl Fabric {
     ) -> Result {
         slot.buffer().sync_for_device(len);
         let sge = slot.buffer().sge(self.local_key(), 0, len).ok_or(ERANGE)?;
+        let opcode = RdmaOpcode::WriteWithImm {
+            imm_data: write.immediate,
+        };
         // SAFETY: The work request names the buffer of `slot`.
-        let posted = unsafe { credit.write_imm(slot, &[sge], write.addr, write.immediate) };
+        let posted = unsafe { credit.post(slot, opcode, &[sge], write.addr) };
         if posted.is_err() {
             slot.mark_failed();
         }

@@ -38,9 +38,10 @@ fn parse_verb(raw: &bindings::kite_send_wr) -> Result<RdmaOpcode> {
     };
     let has_immediate = u32::from(raw.flags) & bindings::KITE_WR_WITH_IMM != 0;
     let (operand_count, is_atomic) = match verb {
-        RdmaOpcode::Write | RdmaOpcode::WriteInline | RdmaOpcode::Send => {
-            (has_immediate.into(), false)
-        }
+        RdmaOpcode::Write
+        | RdmaOpcode::WriteInline
+        | RdmaOpcode::WriteWithImm { .. }
+        | RdmaOpcode::Send => (has_immediate.into(), false),
         RdmaOpcode::Read => (0, false),
         RdmaOpcode::FetchAdd { .. } => (1, true),
         RdmaOpcode::CompareSwap { .. } => (2, true),
@@ -74,7 +75,9 @@ fn needed_rights(verb: RdmaOpcode) -> Option<Rights> {
     match verb {
         RdmaOpcode::Send => None,
         RdmaOpcode::Read => Some(Rights::READ),
-        RdmaOpcode::Write | RdmaOpcode::WriteInline => Some(Rights::WRITE),
+        RdmaOpcode::Write | RdmaOpcode::WriteInline | RdmaOpcode::WriteWithImm { .. } => {
+            Some(Rights::WRITE)
+        }
         RdmaOpcode::CompareSwap { .. } | RdmaOpcode::FetchAdd { .. } => {
             Some(Rights::READ | Rights::WRITE)
         }

@@ -100,7 +100,7 @@ impl SegmentPoster<'_> {
         slot.buffer().sync_for_device(segment.len);
         if verb == RdmaOpcode::WriteInline {
             // SAFETY: The work request names the buffer of `slot`, which is kernel memory.
-            if unsafe { credit.write_inline(&slot, &[sge], segment.addr) }.is_err() {
+            if unsafe { credit.post(&slot, verb, &[sge], segment.addr) }.is_err() {
                 slot.mark_failed();
             }
         } else {
@@ -199,12 +199,7 @@ impl SegmentPoster<'_> {
             }
             // SAFETY: The caller guarantees that `sges` names the buffer of `slot` or memory attached to
             // `slot`.
-            let posted = unsafe {
-                match self.direction {
-                    Direction::Write => credit.write(slot, sges, addr),
-                    Direction::Read => credit.read(slot, sges, addr),
-                }
-            };
+            let posted = unsafe { credit.post(slot, self.direction.verb(), sges, addr) };
             if posted.is_err() {
                 return slot.mark_failed();
             }
