@@ -27,7 +27,7 @@ use crate::{
 use kernel::{
     prelude::*,
     sync::{Arc, CondVarTimeoutResult},
-    time::{msecs_to_jiffies, Instant},
+    time::msecs_to_jiffies,
 };
 use kite_core::proto::conn::ConnPhase;
 
@@ -69,7 +69,7 @@ impl<'a> ConnCreditRequest<'a> {
 }
 
 impl ConnCreditRequest<'_> {
-    /// Returns the limit of `inflight_wrs` for this request. Segments leave entries for control requests,
+    /// Returns the limit of work requests for this request. Segments leave entries for control requests,
     /// which bypass fair admission.
     fn wr_limit(&self) -> u32 {
         match self.quota_fabric {
@@ -244,17 +244,20 @@ impl Conn {
         }
         let endpoint = state.endpoint.clone().ok_or(EIO)?;
         state.admission.note_admission(deadline.is_none());
-        let wr_count = request.max_wrs.min(request.wr_limit() - state.inflight_wrs);
-        state.inflight_wrs += wr_count;
+        let wr_count = request
+            .max_wrs
+            .min(request.wr_limit() - state.usage.wr_count());
+        state.usage.add(wr_count, request.vqp_bytes);
         state.control_requests += request.control_requests;
         let segments = u32::from(request.quota_fabric.is_some());
         state.inflight_segments += segments;
-        state.inflight_vqp_bytes += request.vqp_bytes;
-        if state.inflight_wrs == wr_count {
-            state.last_progress = Instant::now();
-        }
         if request.max_wrs == request.min_wrs {
-            trace::post(self.node, self.index.into(), wr_count, state.inflight_wrs);
+            trace::post(
+                self.node,
+                self.index.into(),
+                wr_count,
+                state.usage.wr_count(),
+            );
         }
         let (generation, rkey) = (state.fsm.generation(), state.rkey);
         Ok(ConnCredit {
@@ -284,11 +287,11 @@ impl Conn {
             self.request_connect_locked(state);
             return Ok(false);
         }
-        let has_credits = state.inflight_wrs + request.min_wrs <= request.wr_limit()
+        let has_credits = state.usage.wr_count() + request.min_wrs <= request.wr_limit()
             && state.control_requests + request.control_requests <= MAX_CONTROL_REQUESTS
-            && (request.vqp_bytes == 0
-                || state.inflight_vqp_bytes == 0
-                || state.inflight_vqp_bytes + request.vqp_bytes <= MAX_INFLIGHT_VQP_BYTES)
+            && state
+                .usage
+                .has_room_for(request.vqp_bytes, MAX_INFLIGHT_VQP_BYTES)
             && request
                 .quota_fabric
                 .is_none_or(|fabric| state.inflight_segments < fabric.inflight_quota());
@@ -301,8 +304,13 @@ impl Conn {
     /// Returns the `unused` work requests of a credit. Its other `wr_count` requests are posted now.
     pub(super) fn release_unused(&self, wr_count: u32, unused: u32) {
         let mut state = self.state.lock();
-        state.inflight_wrs -= unused;
-        trace::post(self.node, self.index.into(), wr_count, state.inflight_wrs);
+        state.usage.remove_unposted(unused);
+        trace::post(
+            self.node,
+            self.index.into(),
+            wr_count,
+            state.usage.wr_count(),
+        );
         let waiters = state.waiters;
         drop(state);
         if unused != 0 && waiters != 0 {
@@ -317,12 +325,10 @@ impl Conn {
         (segments, vqp_bytes): (u32, u64),
     ) {
         let mut state = self.state.lock();
-        state.inflight_wrs -= wr_count;
+        state.usage.remove_completed(wr_count, vqp_bytes);
         state.control_requests -= control_requests;
         state.inflight_segments -= segments;
-        state.inflight_vqp_bytes -= vqp_bytes;
-        state.last_progress = Instant::now();
-        let drained = state.fsm.phase() == ConnPhase::Draining && state.inflight_wrs == 0;
+        let drained = state.fsm.phase() == ConnPhase::Draining && state.usage.is_idle();
         let waiters = state.waiters;
         drop(state);
         if drained {

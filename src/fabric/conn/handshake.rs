@@ -32,7 +32,7 @@ use crate::{
     trace,
     verbs::qp::RemoteQp,
 };
-use kernel::{pr_warn_once, prelude::*, sync::Arc, time::Instant};
+use kernel::{pr_warn_once, prelude::*, sync::Arc};
 use kite_core::{
     proto::conn::{ConnAction, ConnEvent, ConnPhase},
     wire::setup::{SetupDatagram, SetupKind},
@@ -159,7 +159,7 @@ impl Conn {
     fn reap_failed_qp(&self, ops: &impl ConnOps) {
         let endpoint = {
             let mut state = self.state.lock();
-            if state.fsm.phase() != ConnPhase::Draining || state.inflight_wrs != 0 {
+            if state.fsm.phase() != ConnPhase::Draining || !state.usage.is_idle() {
                 return;
             }
             state.endpoint.take()
@@ -303,7 +303,7 @@ impl Conn {
         state.connected = true;
         state.last_generation = setup.generation;
         state.retransmits = 0;
-        state.last_progress = Instant::now();
+        state.usage.note_progress();
         self.stats.connected_qps.add(1);
         drop(state);
         self.suspicion.clear();

@@ -37,6 +37,7 @@ use super::{
     endpoint::{Endpoint, RecvCqReservation},
     peer::suspicion::Suspicion,
     recv::wake::ThreadWaker,
+    send::usage::SendQueueUsage,
 };
 use crate::stats::Stats;
 use kernel::{
@@ -74,16 +75,12 @@ struct ConnState {
     mtu: u32,
     /// First packet sequence number that this side sends.
     local_psn: u32,
-    /// Work requests of all credits. At most `RC_SEND_DEPTH`.
-    inflight_wrs: u32,
+    /// Work requests of all credits, at most `RC_SEND_DEPTH`, and bytes of virtual queue pairs.
+    usage: SendQueueUsage,
     /// Control requests that wait for a reply. At most `MAX_CONTROL_REQUESTS`.
     control_requests: u32,
     /// Segments of reads and writes with a credit. Each holds a slot of the RNIC or needs one.
     inflight_segments: u32,
-    /// Bytes of virtual queue pairs in flight.
-    inflight_vqp_bytes: u64,
-    /// Time at which a credit was last returned, the connection stopped being idle, or the QP was connected.
-    last_progress: Instant<Monotonic>,
     /// Datagrams retransmitted since the peer last responded.
     retransmits: u32,
     /// Threads that wait for a QP or for capacity.
@@ -115,9 +112,10 @@ impl ConnState {
 
     /// Returns the idle time in ms if it suffices for an eviction.
     fn idle_ms(&self) -> Option<i64> {
-        let idle = self.last_progress.elapsed().as_millis();
+        let (last_progress, _) = self.usage.last_progress();
+        let idle = last_progress.elapsed().as_millis();
         let is_used =
-            self.inflight_wrs != 0 || self.control_requests != 0 || idle < EVICT_AFTER_IDLE_MS;
+            !self.usage.is_idle() || self.control_requests != 0 || idle < EVICT_AFTER_IDLE_MS;
         (self.is_ready() && !is_used).then_some(idle)
     }
 
@@ -167,11 +165,9 @@ impl Conn {
             rkey: 0,
             mtu: MIN_MTU_BYTES,
             local_psn: 0,
-            inflight_wrs: 0,
+            usage: SendQueueUsage::new(),
             control_requests: 0,
             inflight_segments: 0,
-            inflight_vqp_bytes: 0,
-            last_progress: Instant::now(),
             retransmits: 0,
             waiters: 0,
             admission: FairAdmission::new(),
@@ -309,7 +305,7 @@ impl Conn {
     /// reservation.
     pub(crate) fn drain(&self) -> (Option<Arc<Endpoint>>, Option<RecvCqReservation>) {
         let mut state = self.state.lock();
-        while state.inflight_wrs != 0 || state.control_requests != 0 {
+        while !state.usage.is_idle() || state.control_requests != 0 {
             drop(state);
             fsleep(Delta::from_millis(1));
             state = self.state.lock();
@@ -323,7 +319,7 @@ impl Conn {
     /// Returns the time of the last progress, and the bytes of virtual queue pairs in flight.
     pub(super) fn last_progress(&self) -> (Instant<Monotonic>, u64) {
         let state = self.state.lock();
-        (state.last_progress, state.inflight_vqp_bytes)
+        state.usage.last_progress()
     }
 
     /// Returns `true` if the QP of `generation` can still deliver a reply.

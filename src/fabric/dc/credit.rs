@@ -64,8 +64,7 @@ impl DciCredit {
 
     /// Returns the time of the last progress on the DCI, and the bytes in flight.
     pub(in crate::fabric) fn last_progress(&self) -> (Instant<Monotonic>, u64) {
-        let state = self.dci.state.lock();
-        (state.last_progress, state.inflight_bytes)
+        self.dci.state.lock().usage.last_progress()
     }
 
     /// Fails the DCI, because completions are missing.
@@ -85,9 +84,7 @@ impl DciCredit {
 impl Drop for DciCredit {
     fn drop(&mut self) {
         let mut state = self.dci.state.lock();
-        state.inflight_wrs -= self.wr_count;
-        state.inflight_bytes -= self.bytes;
-        state.last_progress = Instant::now();
+        state.usage.remove_completed(self.wr_count, self.bytes);
         let drained = state.failed && state.is_idle();
         drop(state);
         if drained {

@@ -30,7 +30,7 @@ mod credit;
 
 pub(crate) use self::credit::DciCredit;
 
-use super::recv::wake::ThreadWaker;
+use super::{recv::wake::ThreadWaker, send::usage::SendQueueUsage};
 use crate::{
     mlx5::{
         cq::Mlx5Cq,
@@ -49,7 +49,6 @@ use kernel::{
         atomic::{Atomic, Relaxed},
         Arc, Mutex, SpinLock,
     },
-    time::{Instant, Monotonic},
 };
 use kite_core::view::NodeInstance;
 
@@ -62,7 +61,7 @@ const MAX_DCIS: usize = 64;
 /// Maximum number of work requests in flight on one DCI.
 const DCI_SEND_DEPTH: u32 = 128;
 
-/// Maximum bytes in flight on one DCI, unless the DCI is idle: an idle DCI accepts a larger request. The
+/// Maximum bytes in flight on one DCI. A larger request is accepted while no bytes are in flight. The
 /// limit bounds how late a delayed packet can arrive.
 pub(crate) const MAX_INFLIGHT_DCI_BYTES: u64 = 256 << 20;
 
@@ -74,11 +73,8 @@ const PACKET_BUFFERS: u32 = 256;
 
 /// State of a DCI, protected by [`Dci::state`].
 struct DciState {
-    /// Work requests of all credits, and their bytes.
-    inflight_wrs: u32,
-    inflight_bytes: u64,
-    /// Time at which a credit was last dropped, or at which the DCI stopped being idle.
-    last_progress: Instant<Monotonic>,
+    /// Work requests of all credits, at most `DCI_SEND_DEPTH`, and their bytes.
+    usage: SendQueueUsage,
     /// The DCI must be started, or restarted, before use.
     failed: bool,
     /// Peer of the request that moved the DCI to the error state, and the status. `None` if unknown. The
@@ -90,9 +86,7 @@ impl DciState {
     /// Creates the state of a DCI without users.
     fn new(failed: bool) -> Self {
         Self {
-            inflight_wrs: 0,
-            inflight_bytes: 0,
-            last_progress: Instant::now(),
+            usage: SendQueueUsage::new(),
             failed,
             failed_by: None,
         }
@@ -100,12 +94,13 @@ impl DciState {
 
     /// Returns `true` if the DCI has no users.
     fn is_idle(&self) -> bool {
-        self.inflight_wrs == 0
+        self.usage.is_idle()
     }
 
     /// Returns `true` if the DCI is idle or made progress within `DCI_STUCK_AFTER_MS`.
     fn is_making_progress(&self) -> bool {
-        self.is_idle() || self.last_progress.elapsed().as_millis() < DCI_STUCK_AFTER_MS
+        let (last_progress, _) = self.usage.last_progress();
+        self.is_idle() || last_progress.elapsed().as_millis() < DCI_STUCK_AFTER_MS
     }
 
     /// Excludes the DCI from use. Returns `true` if the DCI was healthy.
@@ -139,15 +134,11 @@ impl Dci {
         is_eligible: fn(&DciState) -> bool,
     ) -> bool {
         let mut state = self.state.lock();
-        let bytes_fit = state.is_idle() || state.inflight_bytes + bytes <= MAX_INFLIGHT_DCI_BYTES;
-        let has_credits = state.inflight_wrs + wr_count <= DCI_SEND_DEPTH && bytes_fit;
+        let has_credits = state.usage.wr_count() + wr_count <= DCI_SEND_DEPTH
+            && state.usage.has_room_for(bytes, MAX_INFLIGHT_DCI_BYTES);
         let is_available = !state.failed && has_credits && is_eligible(&state);
         if is_available {
-            if state.is_idle() {
-                state.last_progress = Instant::now();
-            }
-            state.inflight_wrs += wr_count;
-            state.inflight_bytes += bytes;
+            state.usage.add(wr_count, bytes);
         }
         is_available
     }

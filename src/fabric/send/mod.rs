@@ -9,4 +9,5 @@ pub(crate) mod read;
 pub(crate) mod sgl;
 pub(crate) mod slots;
 pub(crate) mod transfer;
+pub(in crate::fabric) mod usage;
 pub(crate) mod write_imm;
