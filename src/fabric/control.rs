@@ -39,9 +39,6 @@ use kernel::{
 };
 use kite_core::wire::{self, ControlHeader, ControlKind, ControlRequest, MAX_CONTROL_BYTES};
 
-/// Time in ms that a caller sleeps before it checks whether its QP is still current.
-const WAIT_SLICE_MS: u32 = 50;
-
 /// Time in ms after which a request is retransmitted: the peer may have lacked memory for the reply.
 const RESEND_AFTER_MS: u32 = 2000;
 
@@ -234,7 +231,7 @@ impl Fabric {
         loop {
             match pending
                 .replied
-                .wait_interruptible_timeout_ms(deadline.remaining_ms().min(WAIT_SLICE_MS))
+                .wait_interruptible_timeout_ms(deadline.slice_ms())
             {
                 Ok(true) => return Ok(Some(core::mem::take(&mut pending.reply.lock()))),
                 Ok(false) => {}

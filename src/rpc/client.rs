@@ -19,8 +19,11 @@ use crate::{
     bindings, errno,
     fabric::Fabric,
     region::lend::loan::LentChunk,
-    rpc::{channel::RpcChannel, Rpc, RpcMessage, WAIT_SLICE_MS},
-    sys::{completion::CountingCompletion, deadline::Deadline},
+    rpc::{channel::RpcChannel, Rpc, RpcMessage},
+    sys::{
+        completion::CountingCompletion,
+        deadline::{Deadline, WAIT_SLICE_MS},
+    },
 };
 use kernel::{
     alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
@@ -178,7 +181,7 @@ impl InflightRpc {
         loop {
             let woken = self
                 .completion
-                .wait_interruptible_timeout_ms(deadline.remaining_ms().min(WAIT_SLICE_MS));
+                .wait_interruptible_timeout_ms(deadline.slice_ms());
             if self.has_completed() {
                 return Ok(());
             }

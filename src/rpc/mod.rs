@@ -64,9 +64,6 @@ use kite_core::{
 /// User ID of the kernels in requests to each other.
 pub(crate) const ROOT_UID: u32 = 0;
 
-/// Maximum time, in ms, between checks that the other end of a channel is open.
-pub(crate) const WAIT_SLICE_MS: u32 = 50;
-
 /// Delay, in ms, before a failed background write is retried.
 const RETRY_MS: i64 = 100;
 

@@ -146,8 +146,7 @@ impl Session {
         let result = self
             .enter_memory_service()?
             .acquire_sync(&handle.mapping, request);
-        // After RNIC removal report `ENODEV`, the cause.
-        result.or_else(|error| self.enter_memory_service().and(Err(error)))
+        result.map_err(|error| self.or_device_gone(error))
     }
 
     /// Releases a lock.

@@ -27,6 +27,10 @@ pub(crate) fn monotonic_ns() -> u64 {
     unsafe { bindings::ktime_get() }.unsigned_abs()
 }
 
+/// Longest sleep of a waiter, in ms, before it checks its condition, its peer and its deadline again. Bounds the
+/// delay if a wake-up was lost, or if the end of a peer raises no event.
+pub(crate) const WAIT_SLICE_MS: u32 = 50;
+
 /// Point in monotonic time at which a request times out.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline {
@@ -109,6 +113,11 @@ impl Deadline {
     /// Returns `true` if the deadline has passed at `now`.
     pub(crate) fn has_expired_at(&self, now: Instant<Monotonic>) -> bool {
         now - self.start >= self.timeout
+    }
+
+    /// Returns the length of the next sleep of a waiter in ms: the remaining time, at most [`WAIT_SLICE_MS`].
+    pub(crate) fn slice_ms(&self) -> u32 {
+        self.remaining_ms().min(WAIT_SLICE_MS)
     }
 
     /// Returns the remaining milliseconds, at least 1, so a wait with the result as timeout always ends.

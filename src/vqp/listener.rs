@@ -21,9 +21,6 @@ use kernel::{
     sync::{atomic::AtomicFlag, Arc},
 };
 
-/// Maximum sleep of a waiting thread in milliseconds, in case a wake-up is lost.
-const WAIT_SLICE_MS: u32 = 50;
-
 /// Listener at a port.
 #[pin_data]
 pub(crate) struct Listener {
@@ -71,7 +68,7 @@ impl Listener {
             }
             let woken = self
                 .pending_event
-                .wait_interruptible_timeout_ms(deadline.remaining_ms().min(WAIT_SLICE_MS));
+                .wait_interruptible_timeout_ms(deadline.slice_ms());
             woken.map(drop).or_else(|_| deadline.handle_signal())?;
         }
     }

@@ -20,9 +20,6 @@ use kernel::{
     time::msecs_to_jiffies,
 };
 
-/// Maximum sleep of a waiting thread in milliseconds, in case a wake-up is lost.
-const WAIT_SLICE_MS: u32 = 50;
-
 /// Nanoseconds for which the poller leaves a VQP to a process that is polling, and to a process that has just
 /// received what it polled for.
 const USER_POLL_NS: u64 = 10_000_000;
@@ -100,13 +97,13 @@ impl Vqp {
         monotonic_ns() < self.user_polls_until.load(Relaxed)
     }
 
-    /// Sleeps until an event arrives, for at most [`WAIT_SLICE_MS`] milliseconds.
+    /// Sleeps until an event arrives, for at most [`Deadline::slice_ms`].
     fn sleep_slice(&self, event: VqpEvent, deadline: Deadline) -> Result {
         let mut state = self.state.lock();
         if state.is_ready_for(event) {
             return Ok(());
         }
-        let slice = msecs_to_jiffies(deadline.remaining_ms().min(WAIT_SLICE_MS));
+        let slice = msecs_to_jiffies(deadline.slice_ms());
         let woken = self.event_cv.wait_interruptible_timeout(&mut state, slice);
         drop(state);
         match woken {

@@ -31,9 +31,6 @@ use kernel::{
 };
 use kite_core::proto::conn::ConnPhase;
 
-/// Time in ms that a waiter sleeps before it checks again, in case another waiter consumed the wake-up.
-const WAIT_SLICE_MS: u32 = 50;
-
 /// Maximum bytes of virtual queue pairs in flight on a connection. A single larger batch is admitted when no
 /// others are in flight. The limit bounds how long other requests queue behind them.
 const MAX_INFLIGHT_VQP_BYTES: u64 = 16 << 20;
@@ -226,7 +223,7 @@ impl Conn {
                 state.admission.add_sleeper();
             }
             state.waiters += 1;
-            let slice = msecs_to_jiffies(deadline.remaining_ms().min(WAIT_SLICE_MS));
+            let slice = msecs_to_jiffies(deadline.slice_ms());
             let woken = self
                 .state_changed
                 .wait_interruptible_timeout(&mut state, slice);

@@ -53,9 +53,6 @@ use kite_core::{
 /// could queue behind the cancelled one.
 const RELEASE_INLINE_MS: u32 = 500;
 
-/// Interval in ms at which a waiter checks that the region still exists.
-const WAIT_SLICE_MS: u32 = 50;
-
 /// Acquisition of a lock or arrival at a barrier of a region.
 pub(crate) struct SyncRequest {
     /// Number of the lock or barrier.
@@ -212,7 +209,7 @@ impl MemoryService {
             }
             let woken = waiter
                 .completion
-                .wait_interruptible_timeout_ms(deadline.remaining_ms().min(WAIT_SLICE_MS));
+                .wait_interruptible_timeout_ms(deadline.slice_ms());
             let signal = woken.map(drop).or_else(|_| deadline.handle_signal());
             let valid = mapping.access().map(drop).and(signal);
             let in_time = valid.and_then(|()| deadline.check());

@@ -34,7 +34,7 @@ use crate::{
     rpc::{
         backoff,
         ring::{local_chunk, ring_capacity, RingInfo},
-        Rpc, RpcMessage, WAIT_SLICE_MS,
+        Rpc, RpcMessage,
     },
     sys::deadline::Deadline,
 };
@@ -193,7 +193,7 @@ impl RpcChannel {
             self.check_open()?;
             deadline.check()?;
             rpc.memory_service.stats.ring_waits.add(1);
-            let slice_jiffies = msecs_to_jiffies(deadline.remaining_ms().min(WAIT_SLICE_MS));
+            let slice_jiffies = msecs_to_jiffies(deadline.slice_ms());
             credits.admission.add_sleeper();
             let woken = self
                 .tx_credits_cv

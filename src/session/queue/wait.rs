@@ -14,9 +14,6 @@ use kernel::{
     time::msecs_to_jiffies,
 };
 
-/// Maximum sleep in milliseconds before a waiter checks the queue, the RNIC, and the deadline again.
-const WAIT_SLICE_MS: u32 = 50;
-
 impl IoQueue {
     /// Waits until the CQ has `min_complete` completions. Returns the number of completions in the CQ.
     ///
@@ -75,7 +72,7 @@ impl IoQueue {
         while producer.unconsumed(self.completion_ring.shared.load_acquire::<CQ_HEAD_OFFSET>())
             < min_complete
         {
-            let slice = msecs_to_jiffies(deadline.remaining_ms().min(WAIT_SLICE_MS));
+            let slice = msecs_to_jiffies(deadline.slice_ms());
             let woken = self
                 .completion_ring
                 .ready_cv

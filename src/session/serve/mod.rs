@@ -181,11 +181,7 @@ impl Session {
                     faults += 1;
                 }
                 Err(RpcReceiveError::BufferTooShort) => return Err(errno::msgsize()),
-                Err(RpcReceiveError::Failed(error)) => {
-                    // After RNIC removal report `ENODEV`, the cause.
-                    drop(self.enter_rpc()?);
-                    return Err(error);
-                }
+                Err(RpcReceiveError::Failed(error)) => return Err(self.or_device_gone(error)),
             }
         }
         Err(ENOMEM)
@@ -273,11 +269,7 @@ impl Session {
             Ok(incoming) => Ok(incoming),
             Err(RpcReceiveError::BufferTooShort) => Err(errno::msgsize()),
             Err(RpcReceiveError::FaultNeeded(_)) => Ok(None),
-            Err(RpcReceiveError::Failed(error)) => {
-                // After RNIC removal report `ENODEV`, the cause.
-                drop(self.enter_rpc()?);
-                Err(error)
-            }
+            Err(RpcReceiveError::Failed(error)) => Err(self.or_device_gone(error)),
         }
     }
 

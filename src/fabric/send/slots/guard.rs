@@ -2,11 +2,14 @@
 
 //! Slot in use: accounting of its work requests, and the wait for their completion.
 
-use super::{pool::SlotClass, Recovery, SendEngine, Slot, STUCK_AFTER_SLICES, WAIT_SLICE_MS};
-use crate::verbs::{
-    cq::WcStatus,
-    dma::{DmaPages, LongTermDmaMap, RequestDmaMap},
-    work::Sge,
+use super::{pool::SlotClass, Recovery, SendEngine, Slot, STUCK_AFTER_SLICES};
+use crate::{
+    sys::deadline::WAIT_SLICE_MS,
+    verbs::{
+        cq::WcStatus,
+        dma::{DmaPages, LongTermDmaMap, RequestDmaMap},
+        work::Sge,
+    },
 };
 use kernel::{
     prelude::*,

@@ -49,7 +49,7 @@ use crate::{
     sys::{
         adaptive_spin::AdaptiveSpin,
         completion::CountingCompletion,
-        deadline::Deadline,
+        deadline::{Deadline, WAIT_SLICE_MS},
         pages::{ContiguousPages, MemcgCharge},
     },
     verbs::{
@@ -74,9 +74,6 @@ pub(crate) const MAX_WRS_PER_SLOT: u32 = 32;
 
 /// Bytes of the buffer of each slot: the longest ring message, rounded up to pages.
 pub(crate) const SLOT_BUFFER_BYTES: usize = MAX_MESSAGE_BYTES.next_multiple_of(PAGE_SIZE);
-
-/// Longest sleep of a waiter before it polls again, in ms, in case an interrupt or a wake-up was lost.
-const WAIT_SLICE_MS: u32 = 50;
 
 /// Number of wait slices without completion (15 s) before the QP is moved to ERR. After the same number of
 /// further slices, the QP is moved to RESET.

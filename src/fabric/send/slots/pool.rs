@@ -2,7 +2,6 @@
 
 //! Free slots, one list for each class.
 
-use super::WAIT_SLICE_MS;
 use crate::sys::{completion::CountingCompletion, deadline::Deadline};
 use kernel::{
     new_spinlock,
@@ -66,7 +65,7 @@ impl FreeList {
         }
     }
 
-    /// Waits for at most [`WAIT_SLICE_MS`] until a slot is free.
+    /// Waits for at most [`Deadline::slice_ms`] until a slot is free.
     ///
     /// # Errors
     ///
@@ -79,7 +78,7 @@ impl FreeList {
         }
         let result = self
             .freed
-            .wait_interruptible_timeout_ms(deadline.remaining_ms().min(WAIT_SLICE_MS));
+            .wait_interruptible_timeout_ms(deadline.slice_ms());
         self.waiters.fetch_sub(1u32, Full);
         result.map(|_| ()).or_else(|_| deadline.handle_signal())
     }
