@@ -30,16 +30,18 @@ pub(crate) mod lend;
 pub(crate) mod locks;
 pub(crate) mod map;
 pub(crate) mod serve;
+mod table;
 pub(crate) mod view_change;
 
 use self::{
-    home::table::RegionTable,
+    home::Region,
     lend::{
         loan::{LendLimits, LoanTable},
         push::ActivePushes,
     },
     locks::local_waiters::LocalWaiters,
-    map::table::MappingTable,
+    map::Mapping,
+    table::IdTable,
 };
 use crate::{
     bindings,
@@ -52,6 +54,7 @@ use crate::{
 use kernel::{
     new_mutex,
     prelude::*,
+    static_lock_class,
     sync::{
         atomic::{Atomic, Relaxed},
         Arc, Mutex,
@@ -73,9 +76,9 @@ pub(crate) struct MemoryService {
     #[pin]
     loans: LoanTable,
     #[pin]
-    regions: RegionTable,
+    regions: IdTable<Region>,
     #[pin]
-    mappings: MappingTable,
+    mappings: IdTable<Mapping>,
     #[pin]
     waiters: LocalWaiters,
     /// Next number for a region, loan or mapping.
@@ -113,8 +116,8 @@ impl MemoryService {
             try_pin_init!(Self {
                 cluster <- Cluster::new(fabric),
                 loans <- LoanTable::new(device, limits, stats.clone()),
-                regions <- RegionTable::new(),
-                mappings <- MappingTable::new(),
+                regions <- IdTable::new(c"MemoryService::regions", static_lock_class!()),
+                mappings <- IdTable::new(c"MemoryService::mappings", static_lock_class!()),
                 waiters <- LocalWaiters::new(),
                 active_pushes <- ActivePushes::new(),
                 // Start at a random number: numbers of an earlier incarnation of this node must not be

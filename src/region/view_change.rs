@@ -126,11 +126,9 @@ impl MemoryService {
 
     /// Clears the state that belongs to a removed node: mappings, loans, mappers and names.
     fn on_member_removed(&self, node: u32, epoch: u64) {
-        self.mappings.for_each(|mapping| {
-            if mapping.home == node {
-                mapping.on_home_died();
-            }
-        });
+        for mapping in self.mappings.iter().filter(|mapping| mapping.home == node) {
+            mapping.on_home_died();
+        }
         self.loans.quarantine_home(node, epoch);
         for region in self.regions.iter() {
             region.remove_node_mappers(node);
@@ -303,7 +301,9 @@ impl MemoryService {
         self.request_queue.flush();
         self.fabric().close_atomic_qp();
         self.move_queue.flush();
-        self.mappings.for_each(|mapping| mapping.on_home_died());
+        self.mappings
+            .iter()
+            .for_each(|mapping| mapping.on_home_died());
         self.cluster.names.retain(|_, _| false);
         while let Some(region) = self.regions.at_or_after(0) {
             if self.regions.remove(region.id).is_some() {

@@ -31,11 +31,10 @@ pub(crate) mod migrate;
 pub(crate) mod placement;
 pub(crate) mod quiesce;
 pub(crate) mod reclaim;
-pub(super) mod table;
 mod waiters;
 
 use self::{lock_table::LockTable, placement::Placement};
-use super::lend::loan::NodeScopedId;
+use super::{lend::loan::NodeScopedId, table::Numbered};
 use crate::{errno, sys::memcg::Memcg};
 use core::{convert::Infallible, mem::MaybeUninit};
 use kernel::{
@@ -172,6 +171,12 @@ impl RegionReservation {
             state <- new_mutex!(state, "Region::state"),
         }));
         region.into()
+    }
+}
+
+impl Numbered for Region {
+    fn id(&self) -> u64 {
+        self.id
     }
 }
 

@@ -300,10 +300,9 @@ impl MemoryService {
     }
 
     fn for_each_mapping_of(&self, home: u32, region: u64, f: impl Fn(&Mapping)) {
-        self.mappings.for_each(|mapping| {
-            if (mapping.home, mapping.region) == (home, region) {
-                f(mapping);
-            }
-        });
+        let is_of = |mapping: &Arc<Mapping>| (mapping.home, mapping.region) == (home, region);
+        for mapping in self.mappings.iter().filter(is_of) {
+            f(&mapping);
+        }
     }
 }

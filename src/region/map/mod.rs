@@ -35,9 +35,9 @@ pub(crate) mod io;
 mod open;
 pub(crate) mod remote;
 pub(crate) mod submit;
-pub(super) mod table;
 
 use self::chunk_map::{ChunkMap, ChunkMapCell, MappedChunk, PieceLocation};
+use super::table::Numbered;
 use crate::{
     errno,
     fabric::conn::credit::StaleQp,
@@ -102,6 +102,12 @@ pub(crate) struct Mapping {
     /// [`EVENT_SUPPRESSED`] or [`EVENT_DETACHED`].
     event_state: Atomic<u32>,
     event_counter: Arc<EventCounter>,
+}
+
+impl Numbered for Mapping {
+    fn id(&self) -> u64 {
+        self.id
+    }
 }
 
 impl Mapping {

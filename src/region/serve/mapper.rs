@@ -50,7 +50,7 @@ impl MemoryService {
         reason: InvalidateReason,
     ) -> Result {
         let found = self.mappings.get(mapping);
-        let Some(found) = found.filter(|found| found.home == node) else {
+        let Some(found) = found.ok().filter(|found| found.home == node) else {
             return Ok(());
         };
         found.invalidate(reason);
