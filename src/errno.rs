@@ -18,20 +18,20 @@ macro_rules! errno {
 }
 
 errno! {
-    addrinuse EADDRINUSE "Somebody listens at the port.",
-    canceled ECANCELED "The process gave it up.",
-    connrefused ECONNREFUSED "Nobody serves the region, or listens at the port.",
+    addrinuse EADDRINUSE "The port has a listener.",
+    canceled ECANCELED "The process cancelled the request.",
+    connrefused ECONNREFUSED "The region has no server, or the port has no listener.",
     connreset ECONNRESET "The server, or the other end, has ended.",
-    hostdown EHOSTDOWN "A node that is needed is not in the view.",
+    hostdown EHOSTDOWN "A required node is not in the view.",
     hostunreach EHOSTUNREACH "This node is in no cluster.",
-    inprogress EINPROGRESS "Begun and not finished: ask again.",
-    msgsize EMSGSIZE "Longer than the buffer for it, or than any message.",
+    inprogress EINPROGRESS "The operation is in progress: retry.",
+    msgsize EMSGSIZE "Message longer than the buffer, or than the maximum.",
     nametoolong ENAMETOOLONG "A name without terminating zero.",
     nodata ENODATA "A table is empty.",
     nobufs ENOBUFS "A virtual queue pair is full.",
     notconn ENOTCONN "The session is bound to no RNIC.",
     opnotsupp EOPNOTSUPP "This session does not serve the region.",
-    protonosupport EPROTONOSUPPORT "The version of the ABI is not ours.",
+    protonosupport EPROTONOSUPPORT "The ABI version differs from that of the module.",
     remote EREMOTE "The region belongs to another node.",
     stale ESTALE "The region was freed.",
 }

@@ -72,14 +72,25 @@ impl VqpRegistry {
         owner_uid: Option<u32>,
         rc_only: bool,
     ) -> Result<KVec<bindings::kite_vqp_info>> {
-        let entries = self.entries.lock();
-        let mut infos = KVec::with_capacity(entries.len(), GFP_KERNEL)?;
-        for entry in entries.iter() {
-            let info = entry.info(rc_only);
-            if owner_uid.is_none_or(|uid| info.uid == uid) {
-                infos.push(info, GFP_KERNEL)?;
+        let mut infos = KVec::new();
+        // Allocate without the lock. Repeat if VQPs were added meanwhile.
+        let entries = loop {
+            let count = self.entries.lock().len();
+            infos.reserve(count, GFP_KERNEL)?;
+            let entries = self.entries.lock();
+            if entries.len() <= infos.capacity() {
+                break entries;
             }
+        };
+        let infos_of_user = entries
+            .iter()
+            .map(|entry| entry.info(rc_only))
+            .filter(|info| owner_uid.is_none_or(|uid| info.uid == uid));
+        for info in infos_of_user {
+            // The capacity suffices: it was checked under the lock.
+            infos.push(info, GFP_ATOMIC)?;
         }
+        drop(entries);
         Ok(infos)
     }
 }

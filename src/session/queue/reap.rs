@@ -125,15 +125,16 @@ impl IoQueue {
         if self.rnic.spawn(move || queue.reap_timed_out()).is_ok() {
             return None;
         }
-        // The popped batch may be a different one, if other batches wait for workers that have not started.
-        let returned = self.timed_out.lock().0.pop();
+        // This may be a different batch, if other batches wait for workers that have not started.
+        let returned = self.timed_out.lock().0.remove(0).ok();
         let count = returned.as_ref().map_or(0, |posted| posted.tasks.len());
         self.offloaded.fetch_sub(count as u32, Full);
         returned
     }
 
     fn reap_timed_out(&self) {
-        let Some(posted) = self.timed_out.lock().0.pop() else {
+        // The oldest batch first: none waits longer than the workers need.
+        let Ok(posted) = self.timed_out.lock().0.remove(0) else {
             return;
         };
         let mut tasks = self.reap_batch(posted);
