@@ -4,8 +4,8 @@
 use anyhow::Result;
 
 use super::scratch::Scratch;
-use crate::abi::*;
-use crate::random::Random;
+use crate::support::abi::*;
+use crate::support::random::Random;
 
 /// Handles of a thread before it has valid ones.
 pub(super) const NO_HANDLES: [u64; 3] = [0, 1, u64::MAX];

@@ -19,7 +19,7 @@ use std::time::Instant;
 use anyhow::{bail, ensure, Result};
 use clap::Args;
 
-use crate::abi::*;
+use crate::support::abi::*;
 use abuser::Abuser;
 
 /// Makes random requests.

@@ -2,7 +2,7 @@
 //! Requests of which most fields are valid. They reach code behind the checks of arguments.
 
 use super::abuser::{Abuser, NO_HANDLES};
-use crate::abi::*;
+use crate::support::abi::*;
 
 /// Maximum number of handles that a thread keeps. It bounds the memory of its regions.
 const HANDLES: usize = 24;

@@ -7,8 +7,8 @@ use kite::{Buffer, Cluster, Error, Mr, Rights, SendWr, Vqp, WrOp};
 
 use super::pusher::{Pusher, Way};
 use super::{died, To, LEN, PATIENCE, WORD};
-use crate::random::Random;
-use crate::threads::each;
+use crate::support::random::Random;
+use crate::support::threads::each;
 
 /// Random requests against a model.
 #[derive(Args, Clone, Debug)]

@@ -10,9 +10,9 @@ use clap::{Args, Subcommand};
 use kite::{AllocOptions, Cluster, Rights};
 use sha2::{Digest, Sha256};
 
-use crate::abi::symbol;
-use crate::random::Random;
-use crate::signals::beat;
+use crate::support::abi::symbol;
+use crate::support::random::Random;
+use crate::support::signals::beat;
 
 /// Most bytes of one transfer: slow machines move them long before the deadline. Odd, so that
 /// chunks are straddled.

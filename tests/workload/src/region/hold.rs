@@ -10,7 +10,7 @@ use anyhow::{bail, ensure, Result};
 use clap::Args;
 use kite::{Cluster, Event, Region, Rights};
 
-use crate::abi::symbol;
+use crate::support::abi::symbol;
 
 /// Transfers in a loop, printing "ops N" a few times a second.
 ///

@@ -9,7 +9,7 @@ use anyhow::{bail, ensure, Result};
 use clap::{Args, Subcommand};
 use kite::{AllocOptions, Cluster, Region, Rights};
 
-use crate::random::Random;
+use crate::support::random::Random;
 
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Duration = Duration::from_secs(120);

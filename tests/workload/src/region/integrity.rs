@@ -13,7 +13,7 @@ use anyhow::{bail, ensure, Context, Result};
 use clap::Args;
 use kite::{Cluster, Priority, Region, Rights};
 
-use crate::random::Random;
+use crate::support::random::Random;
 
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::ensure;
 
-use crate::abi::*;
+use crate::support::abi::*;
 
 pub(crate) const SQ_TAIL: usize = offset_of!(kite_ring_header, sq_tail);
 pub(crate) const FLAGS: usize = offset_of!(kite_ring_header, flags);

@@ -5,8 +5,8 @@ use anyhow::{ensure, Result};
 use clap::Args;
 use kite::{Buffer, Cluster, Rights};
 
-use crate::locks::End;
-use crate::random::Random;
+use crate::support::random::Random;
+use crate::sync::locks::End;
 
 /// Makes a region of memory of the process, until SIGTERM comes; then both have to be the same
 #[derive(Args, Clone, Debug)]

@@ -10,8 +10,8 @@ use anyhow::{ensure, Result};
 use clap::{Args, Subcommand};
 use kite::{Cluster, Error, LockGuard, Region, Rights};
 
-use crate::signals;
-use crate::threads::each;
+use crate::support::signals;
+use crate::support::threads::each;
 
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE_S: u64 = 120;

@@ -9,7 +9,7 @@ use anyhow::{ensure, Result};
 use clap::{Args, Subcommand};
 use kite::{Cluster, Region, Rights};
 
-use crate::threads::each;
+use crate::support::threads::each;
 
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Duration = Duration::from_secs(120);
