@@ -170,7 +170,7 @@ fn caption(kind: Kind, operation: Operation) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::picture::tests::rows;
+    use crate::report::picture::tests::rows;
 
     fn latencies() -> Bars {
         Bars::of_rows(Kind::Latency, Operation::Write, &rows())

@@ -13,9 +13,9 @@ use plotters::prelude::*;
 
 use self::bars::Bars;
 use crate::cell::{Contender, Kind};
-use crate::crowd::Point;
+use crate::measure::crowd::Point;
+use crate::measure::sharing::{Sharing, PHASES};
 use crate::report::Report;
-use crate::sharing::{Sharing, PHASES};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn Error>>;
@@ -154,8 +154,8 @@ fn colour(contender: Contender) -> RGBColor {
 mod tests {
     use super::*;
     use crate::cell::Cell;
+    use crate::measure::sharing::Sample;
     use crate::report::Row;
-    use crate::sharing::Sample;
 
     pub(super) fn rows() -> Vec<Row> {
         Cell::of(&[Kind::Latency, Kind::Bandwidth])
@@ -178,7 +178,7 @@ mod tests {
         let report = Report {
             fabric: "rxe".into(),
             rounds: 2,
-            rings: crate::rings::all().into(),
+            rings: crate::measure::rings::all().into(),
             rows: rows(),
             crowd: vec![
                 Point::parse("1 2000").unwrap(),

@@ -7,13 +7,13 @@ use kite_bench::statistics::Spread;
 
 use crate::account::COUNTERS;
 use crate::cell::{Contender, Kind};
-use crate::crowd::ratios as ratios_of;
-use crate::lookup::Lookup;
-use crate::mesh::Mesh;
-use crate::nodes::Nodes;
+use crate::measure::crowd::ratios as ratios_of;
+use crate::measure::lookup::Lookup;
+use crate::measure::mesh::Mesh;
+use crate::measure::nodes::Nodes;
+use crate::measure::rings::Use;
+use crate::measure::scatter::{Scattered, CACHE};
 use crate::report::{processors, Report, Row};
-use crate::rings::Use;
-use crate::scatter::{Scattered, CACHE};
 
 pub(crate) fn of(report: &Report) -> String {
     let mut table = String::new();
@@ -366,7 +366,7 @@ fn legend(kind: Kind) -> &'static str {
 mod tests {
     use super::*;
     use crate::cell::Cell;
-    use crate::crowd::Point;
+    use crate::measure::crowd::Point;
 
     #[test]
     fn a_line_has_medians_and_ratios() {

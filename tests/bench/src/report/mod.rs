@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! All that was measured, and what it comes to.
 
+pub(crate) mod picture;
+pub(crate) mod table;
+
 use std::collections::BTreeMap;
 
 use kite_bench::statistics::Spread;
@@ -9,14 +12,14 @@ use serde_json::{json, Value};
 
 use crate::account::{Account, COUNTERS};
 use crate::cell::{Cell, Contender, Kind};
-use crate::crowd::{self, Point};
-use crate::lookup::Lookup;
-use crate::mesh::Mesh;
-use crate::nodes::Nodes;
-use crate::rings;
-use crate::scale::{self, Scale};
-use crate::scatter;
-use crate::sharing::{self, Sharing};
+use crate::measure::crowd::{self, Point};
+use crate::measure::lookup::Lookup;
+use crate::measure::mesh::Mesh;
+use crate::measure::nodes::Nodes;
+use crate::measure::rings;
+use crate::measure::scale::{self, Scale};
+use crate::measure::scatter;
+use crate::measure::sharing::{self, Sharing};
 
 /// The values of one cell, a round after the other.
 pub(crate) struct Row {

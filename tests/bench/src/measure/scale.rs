@@ -9,8 +9,8 @@ use serde_json::{json, Value};
 
 use crate::cell::Contender;
 use crate::command::{number, PROGRAMS};
-use crate::lookup::Lookup;
-use crate::mesh::Mesh;
+use crate::measure::lookup::Lookup;
+use crate::measure::mesh::Mesh;
 use crate::pair::{setup, Servers, PATIENCE, PORT};
 
 /// Numbers of nodes.
