@@ -89,8 +89,7 @@ test: all connectx other-series $(filter image,$(ONLY:packages=image)) ## unit, 
 
 # Not those of rdma-core and of the software ConnectX, which say little about kite and take long on a debug kernel,
 # and not those of packages, which choose kernels themselves.
-cluster-tests := $(wildcard tests/cluster/tests/*.rs) $(patsubst %/main.rs,%,$(wildcard tests/cluster/tests/*/main.rs))
-on-clusters := $(filter-out connectx packages pyverbs,$(sort $(basename $(notdir $(cluster-tests)))))
+on-clusters = $(filter-out connectx packages pyverbs,$(sort $(shell scripts/test --clusters)))
 
 test-all: ## make test with the long tests, tests of packages, and the cluster tests on the other tested kernel series
 	@for part in $(test-parts); do \

@@ -8,7 +8,7 @@ use kite_cluster::{until, Builder, Cluster, Fabric, Node, Result, Setup};
 const SOON: Duration = Duration::from_secs(30);
 
 /// Makes two nodes of the machine, "left" and "right". Its first RNIC is a third one, in no cluster.
-const ONE_KERNEL: &str = include_str!("../guest/one-kernel");
+const ONE_KERNEL: &str = include_str!("../../guest/one-kernel");
 
 /// Returns the plan of a machine to which RNICs can be added.
 fn alone() -> Builder {

@@ -22,9 +22,9 @@ fn c_samples_run() -> Result<()> {
          int main(void)\n{{\n{sample}\nreturn own != 1 || err;\n}}\n"
     );
     let sample = compile("", "sample", &sample);
-    let hello = include_str!("../../../../userlib/examples/hello.c");
+    let hello = include_str!("../../../../../userlib/examples/hello.c");
     let hello = compile("--static", "hello", hello);
-    let atomics = include_str!("../../../../userlib/examples/atomics.c");
+    let atomics = include_str!("../../../../../userlib/examples/atomics.c");
     let atomics = compile("", "atomics", atomics);
     let pair = pair()?;
     run_installed(pair.node(1), &sample)?;
@@ -37,7 +37,7 @@ fn c_samples_run() -> Result<()> {
 
 #[test]
 fn copy_samples_print_their_lines() -> Result<()> {
-    let c = include_str!("../../../../userlib/examples/copies.c");
+    let c = include_str!("../../../../../userlib/examples/copies.c");
     let c = compile("", "copies", c);
     let rust = "/kite/target/release/examples/copies";
     host("cd /kite && cargo build -q --release -p kite --example copies");
@@ -51,7 +51,7 @@ fn copy_samples_print_their_lines() -> Result<()> {
 
 #[test]
 fn krcore_sample_counts() -> Result<()> {
-    let c = include_str!("../../../../userlib/examples/krcore.c");
+    let c = include_str!("../../../../../userlib/examples/krcore.c");
     let c = compile("", "krcore", c);
     let pair = pair()?;
     let counts = |node| run_installed(pair.node(node), &format!("{c} 2"));
@@ -65,7 +65,7 @@ fn krcore_sample_counts() -> Result<()> {
 
 #[test]
 fn migration_samples_continue_to_count() -> Result<()> {
-    let c = include_str!("../../../../userlib/examples/moves.c");
+    let c = include_str!("../../../../../userlib/examples/moves.c");
     let c = compile("", "moves", c);
     let rust = "/kite/target/release/examples/moves";
     host("cd /kite && cargo build -q --release -p kite --example moves");
@@ -79,7 +79,7 @@ fn migration_samples_continue_to_count() -> Result<()> {
 
 #[test]
 fn grant_samples_grant_and_revoke() -> Result<()> {
-    let c = include_str!("../../../../userlib/examples/grants.c");
+    let c = include_str!("../../../../../userlib/examples/grants.c");
     let c = compile("", "grants", c);
     let rust = "/kite/target/release/examples/grants";
     host("cd /kite && cargo build -q --release -p kite --example grants");
@@ -104,7 +104,7 @@ fn grant_samples_grant_and_revoke() -> Result<()> {
 
 #[test]
 fn vector_samples_write_columns() -> Result<()> {
-    let c = include_str!("../../../../userlib/examples/vectors.c");
+    let c = include_str!("../../../../../userlib/examples/vectors.c");
     let c = compile("", "vectors", c);
     let rust = "/kite/target/release/examples/vectors";
     host("cd /kite && cargo build -q --release -p kite --example vectors");
@@ -118,7 +118,7 @@ fn vector_samples_write_columns() -> Result<()> {
 
 #[test]
 fn vote_samples_count_in_registered_memory() -> Result<()> {
-    let c = include_str!("../../../../userlib/examples/votes.c");
+    let c = include_str!("../../../../../userlib/examples/votes.c");
     let c = compile("", "votes", c);
     let rust = "/kite/target/release/examples/votes";
     host("cd /kite && cargo build -q --release -p kite --example votes");
@@ -138,7 +138,7 @@ fn vote_samples_count_in_registered_memory() -> Result<()> {
 
 #[test]
 fn priority_samples_send_with_low_priority() -> Result<()> {
-    let c = include_str!("../../../../userlib/examples/background.c");
+    let c = include_str!("../../../../../userlib/examples/background.c");
     let c = compile("", "background", c);
     let rust = "/kite/target/release/examples/background";
     host("cd /kite && cargo build -q --release -p kite --example background");
@@ -152,7 +152,7 @@ fn priority_samples_send_with_low_priority() -> Result<()> {
 
 #[test]
 fn io_queue_samples_square_numbers() -> Result<()> {
-    let c = include_str!("../../../../userlib/examples/queue.c");
+    let c = include_str!("../../../../../userlib/examples/queue.c");
     let c = compile("", "queue", c);
     let rust = "/kite/target/release/examples/queue";
     host("cd /kite && cargo build -q --release -p kite --example queue");
@@ -166,7 +166,7 @@ fn io_queue_samples_square_numbers() -> Result<()> {
 
 #[test]
 fn io_queue_samples_serve_calls() -> Result<()> {
-    let c = include_str!("../../../../userlib/examples/serve_queue.c");
+    let c = include_str!("../../../../../userlib/examples/serve_queue.c");
     let c = compile("", "serve_queue", c);
     let rust = "/kite/target/release/examples/serve_queue";
     host("cd /kite && cargo build -q --release -p kite --example serve_queue");
@@ -180,7 +180,7 @@ fn io_queue_samples_serve_calls() -> Result<()> {
 
 #[test]
 fn lock_samples_alternate() -> Result<()> {
-    let c = include_str!("../../../../userlib/examples/locks.c");
+    let c = include_str!("../../../../../userlib/examples/locks.c");
     let c = compile("", "locks", c);
     let rust = "/kite/target/release/examples/locks";
     host("cd /kite && cargo build -q --release -p kite --example locks");
@@ -213,7 +213,7 @@ fn capitals(pair: &Cluster, server: &str, caller: &str, args: &str, want: &str) 
 
 #[test]
 fn rpc_samples_call_each_other() -> Result<()> {
-    let c = include_str!("../../../../userlib/examples/rpc.c");
+    let c = include_str!("../../../../../userlib/examples/rpc.c");
     let c = compile("", "rpc", c);
     let rust = "/kite/target/release/examples/rpc";
     host("cd /kite && cargo build -q --release -p kite --example rpc");
@@ -227,7 +227,7 @@ fn rpc_samples_call_each_other() -> Result<()> {
 
 #[test]
 fn multicast_samples_receive_a_reply_from_each() -> Result<()> {
-    let c = include_str!("../../../../userlib/examples/multicast.c");
+    let c = include_str!("../../../../../userlib/examples/multicast.c");
     let c = compile("", "multicast", c);
     let rust = "/kite/target/release/examples/multicast";
     host("cd /kite && cargo build -q --release -p kite --example multicast");

@@ -26,7 +26,7 @@ static INSTALLED: LazyLock<&str> = LazyLock::new(|| {
     place
 });
 
-const README: &str = include_str!("../../../../README.md");
+const README: &str = include_str!("../../../../../README.md");
 const SOON: Duration = Duration::from_secs(30);
 
 fn pair() -> Result<Turn<'static>> {
