@@ -96,7 +96,10 @@ fn fields(line: &str) -> Option<[&str; 3]> {
 fn run(cluster: &Cluster) -> Result<String> {
     let nodes = cluster.nodes();
     let run = |number| {
-        let line = format!("/kite/tests/cluster/guest/pyverbs {number}/{}", nodes.len());
+        let line = format!(
+            "/kite/tests/cluster/guest/programs/pyverbs {number}/{}",
+            nodes.len()
+        );
         cluster.node(number).command(line).limit(LIMIT).sh()
     };
     let outputs: Result<Vec<_>> = thread::scope(|scope| {

@@ -131,7 +131,7 @@ fn preload_runs_perftest() -> Result<()> {
 }
 
 /// The program that uses all operations of queue pairs.
-const VERBS: &str = "/kite/tests/cluster/guest/verbs";
+const VERBS: &str = "/kite/tests/cluster/guest/programs/verbs";
 
 /// Runs the program as a user on the first node, with arguments, while it is the peer on the second. Returns its
 /// output.

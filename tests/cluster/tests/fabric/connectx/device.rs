@@ -198,7 +198,7 @@ fn kernel_registers_memory_by_fast_registration() -> Result<()> {
 fn dma_buf_is_registered_and_accessed() -> Result<()> {
     let pair = PAIR.take()?;
     let node = pair.node(1);
-    let line = format!("/kite/tests/cluster/guest/dmabuf {}", node.rnic()?);
+    let line = format!("/kite/tests/cluster/guest/programs/dmabuf {}", node.rnic()?);
     let sizes = node.command(line).limit(LIMIT).sh()?;
     assert_eq!(sizes, "4096\n12288\n2097152");
     assert_eq!(driver_warnings(node)?, "");

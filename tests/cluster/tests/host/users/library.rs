@@ -9,7 +9,11 @@ use crate::{compile, installed, pair, run_installed, SOON};
 
 #[test]
 fn krcore_functions_work_as_documented() -> Result<()> {
-    let c = compile("", "krcore-all", include_str!("../../../guest/krcore.c"));
+    let c = compile(
+        "",
+        "krcore-all",
+        include_str!("../../../guest/programs/krcore.c"),
+    );
     let pair = pair()?;
     let mut lends = pair.node(2).command(installed(&c)).user("alice").spawn()?;
     lends.read_until("bound", Duration::from_secs(30))?;
@@ -25,7 +29,11 @@ const LOCK_LIMITS: [u32; 2] = [64, 8192];
 
 #[test]
 fn transfers_succeed_under_any_limit_of_locked_memory() -> Result<()> {
-    let c = compile("", "locked", include_str!("../../../guest/locked.c"));
+    let c = compile(
+        "",
+        "locked",
+        include_str!("../../../guest/programs/locked.c"),
+    );
     let pair = pair()?;
     for limit in LOCK_LIMITS {
         let limited =
@@ -43,7 +51,11 @@ fn transfers_succeed_under_any_limit_of_locked_memory() -> Result<()> {
 
 #[test]
 fn repeated_register_and_deregister_succeeds() -> Result<()> {
-    let c = compile("", "locked", include_str!("../../../guest/locked.c"));
+    let c = compile(
+        "",
+        "locked",
+        include_str!("../../../guest/programs/locked.c"),
+    );
     let pair = pair()?;
     let node = pair.node(1);
     let as_user = run_installed(node, &format!("ulimit -l 8192; {c} register 6 4 8"))?;
@@ -55,7 +67,7 @@ fn repeated_register_and_deregister_succeeds() -> Result<()> {
 
 #[test]
 fn c_library_waits_end_by_timeout_signal_and_cancel() -> Result<()> {
-    let c = compile("", "waits", include_str!("../../../guest/waits.c"));
+    let c = compile("", "waits", include_str!("../../../guest/programs/waits.c"));
     let pair = pair()?;
     assert_eq!(run_installed(pair.node(1), &c)?, "all is well");
     Ok(())
@@ -108,7 +120,11 @@ fn lock_waiter_of_a_freed_region_fails() -> Result<()> {
 /// A call that waits for a server fails when the server unmaps the region, and so does a later call.
 #[test]
 fn unmapped_handle_serves_no_call() -> Result<()> {
-    let server = compile("", "forsaken", include_str!("../../../guest/forsaken.c"));
+    let server = compile(
+        "",
+        "forsaken",
+        include_str!("../../../guest/programs/forsaken.c"),
+    );
     let caller = compile(
         "",
         "rpc",
