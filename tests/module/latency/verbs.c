@@ -10,8 +10,8 @@
 #include <rdma/ib_cache.h>
 #include <rdma/ib_verbs.h>
 
+#include "../qp.h"
 #include "latency.h"
-#include "qp.h"
 
 /* Objects of one RNIC. */
 struct endpoint {

@@ -16,7 +16,7 @@
 #include <kite.h>
 #include <rdma/ib_verbs.h>
 
-#include "common.h"
+#include "../common.h"
 #include "latency.h"
 
 static char *contender = "kite";
