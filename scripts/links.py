@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0
-"""Checks the links of the documents: README.md, CONTRIBUTING.md, CHANGELOG.md, SECURITY.md and docs/*.md.
+"""Checks the links of the documents: README.md, CONTRIBUTING.md, CHANGELOG.md, SECURITY.md and pages of docs/.
 
 - The file of a relative link exists, and an anchor is a heading of the file.
 - A page of docs/ links to pages of docs/ only: the book has no other files.
@@ -72,7 +72,7 @@ def fault(path, target):
     file = (path.parent / name).resolve() if name else path
     if not file.exists():
         return "no such file"
-    if path.parent == DOCS and file.parent != DOCS:
+    if path.is_relative_to(DOCS) and not file.is_relative_to(DOCS):
         return "the book has no such file: name the path in backticks"
     if anchor and anchor not in anchors(file):
         return "no such heading"
@@ -80,7 +80,7 @@ def fault(path, target):
 
 
 def main():
-    pages = sorted(DOCS.glob("*.md"))
+    pages = sorted(DOCS.rglob("*.md"))
     others = [TOP / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
     wrong = []
     for path in others + pages:
@@ -91,7 +91,7 @@ def main():
         if path.name != "CHANGELOG.md":
             wrong += [f"{path.relative_to(TOP)}:{number}: {source}: no such file" for number, source in missing_sources(path)]
     listed = {(DOCS / target).resolve() for _, target in links(SUMMARY)}
-    wrong += [f"docs/SUMMARY.md: {page.name} is missing" for page in pages if page not in listed | {SUMMARY}]
+    wrong += [f"docs/SUMMARY.md: {page.relative_to(DOCS)} is missing" for page in pages if page not in listed | {SUMMARY}]
     print("\n".join(wrong), end="\n" if wrong else "")
     sys.exit(f"{len(wrong)} faulty links" if wrong else 0)
 
