@@ -51,7 +51,7 @@ fn older_repository(oldest: &str) {
             dpkg-deb --root-owner-group -Znone -b "$tree" {OLDER}.debs/ >/dev/null
             rm -rf "$tree"
         done
-        scripts/make-repo {OLDER} file:{OLDER} {OLDER}.debs/*.deb
+        scripts/package/make-repo {OLDER} file:{OLDER} {OLDER}.debs/*.deb
         rm -rf {OLDER}.debs"#
     ));
 }

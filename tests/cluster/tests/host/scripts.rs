@@ -37,7 +37,7 @@ fn unknown_step_name_is_rejected_with_the_known_names() {
 fn remedy(line: &str) -> String {
     let log = format!("{TMP}/stage.log");
     fs::write(&log, format!("{line}\n")).unwrap();
-    bash(&format!(". scripts/stages.sh; remedy {log}")).1
+    bash(&format!(". scripts/setup.d/stages.sh; remedy {log}")).1
 }
 
 #[test]
@@ -68,8 +68,8 @@ fn unreachable_archive_is_distinguished_from_other_failures() {
     }
 }
 
-/// Runs `functions` of scripts/series.sh on the package names of an archive that apt reads, with a package of kernel
-/// headers for each version.
+/// Runs `functions` of scripts/setup.d/series.sh on the package names of an archive that apt reads, with a package of
+/// kernel headers for each version.
 fn on_archive(name: &str, versions: &[&str], functions: &str) -> String {
     let dir = format!("{TMP}/archive-{name}");
     let stanza = |version: &&str| {
@@ -86,7 +86,7 @@ fn on_archive(name: &str, versions: &[&str], functions: &str) -> String {
     let (success, said) = bash(&format!(
         "apt=(-o Dir::Etc::SourceList={dir}/sources.list -o Dir::Etc::SourceParts=- -o Dir::State::Lists={dir}/lists
             -o Dir::Cache={dir} -o Dir::State::Status=/dev/null -o Debug::NoLocking=true -o APT::Sandbox::User=root)
-        . scripts/series.sh
+        . scripts/setup.d/series.sh
         apt-get -qq ${{apt[@]}} update
         names=$(apt-cache ${{apt[@]}} pkgnames linux-headers-)
         {functions}"
@@ -182,7 +182,7 @@ fn setup_without_debootstrap_or_archive_reports_the_lack() {
 
 #[test]
 fn interrupted_setup_resumes_at_its_stage() {
-    let set_up = r#". scripts/stages.sh
+    let set_up = r#". scripts/setup.d/stages.sh
         stage_first() { echo first >>$KITE_CACHE/ran; }
         stage_second() {
             echo second >>$KITE_CACHE/ran

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parents[2]
 MAX_LINES = 450
 MAX_FILES = 15
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Checks comments and documents for words that technical English does without.
 
-    prose.py              checks all files but those under the paths in scripts/prose-exempt
+    prose.py              checks all files but those under the paths in scripts/lint/prose-exempt
     prose.py FILE…        checks these files
     prose.py --measure    prints, for comments of src/, words of each kind per 1000 words
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parents[2]
 
 # What --measure counts.
 KINDS = {
@@ -143,7 +143,7 @@ def main():
         return
     chosen = [Path(name).resolve() for name in arguments]
     if not chosen:
-        listed = (TOP / "scripts/prose-exempt").read_text().split()
+        listed = (TOP / "scripts/lint/prose-exempt").read_text().split()
         exempt = [TOP / name for name in listed if not name.startswith("#")]
         chosen = [path for path in files() if not any(path.is_relative_to(other) for other in exempt)]
     offences = sum(check(path) for path in chosen if is_text(path))

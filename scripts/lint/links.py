@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parents[2]
 DOCS = TOP / "docs"
 SUMMARY = DOCS / "SUMMARY.md"
 

@@ -6,7 +6,7 @@
 # defines stage_NAME for each stage, and each_stage, which calls `$1 NAME INPUTS DESCRIPTION` for all in order.
 
 # shellcheck source=scripts/lib.sh
-. "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
+. "$(dirname -- "${BASH_SOURCE[0]}")/../lib.sh"
 
 stamps=$root/var/lib/kite
 job=
