@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0
-"""Checks the layout of Rust sources: imports, sizes of files and of folders.
+"""Checks the layout of the sources: imports of Rust, sizes of files and of folders.
 
-    layout.py            prints imports from a lower layer to a higher one, and fails if there are any
-    layout.py --all      also cycles of imports, and files and folders that are too large
+    layout.py            prints violations, and fails if there are any
     layout.py --graph    prints the imports between the files of src/, one in a line
+
+Violations are imports of src/ from a lower layer to a higher one, cycles of imports in the module and in userlib/,
+source files with more than MAX_LINES lines, and folders with more than MAX_FILES files.
 
 An import is a path in a `use` declaration, or a qualified path in code. A parent that declares a module does
 not import it. Test modules (tests.rs, tests/) may import anything.
@@ -13,11 +15,23 @@ not import it. Test modules (tests.rs, tests/) may import anything.
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
 MAX_LINES = 450
 MAX_FILES = 15
+
+# ABI headers define one interface each, so they may be long.
+LONG = {"include/kite.h", "include/uapi/kite.h"}
+
+# The packaging format prescribes the files of this folder.
+PRESCRIBED = "debian"
+
+SOURCES = {".rs", ".c", ".h", ".py", ".sh"}
+
+# Start of a script without a suffix: an interpreter, or the shell of a file that other scripts source.
+SCRIPT = re.compile(r"#!.*\b(?:sh|bash|python3)\b|(?:.*\n){0,3}# shellcheck shell=")
 
 # Folder or file of src/, and what it must not import.
 NEVER = {
@@ -166,18 +180,26 @@ def check_cycles():
             yield f"{folder}: these files import each other: {', '.join(sorted(map(name, component)))}"
 
 
+def is_source(path):
+    """Returns True for a source by its suffix, and for a script by its first lines."""
+    if path.suffix:
+        return path.suffix in SOURCES
+    return SCRIPT.match(path.read_text(errors="replace")) is not None
+
+
 def check_sizes():
-    """Yields files with too many lines, and folders with too many files."""
-    listed = subprocess.run(["git", "ls-files", "*.rs", "*.c"], cwd=TOP, check=True, capture_output=True, text=True)
-    files = [TOP / path for path in listed.stdout.splitlines()]
-    for path in files:
-        lines = path.read_text().count("\n")
-        if lines > MAX_LINES:
-            yield f"{path.relative_to(TOP)} has {lines} lines, of at most {MAX_LINES}"
-    for folder in sorted({path.parent for path in files}):
-        count = sum(path.parent == folder for path in files)
+    """Yields source files with too many lines, and folders with too many files."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=TOP, check=True, capture_output=True, text=True).stdout.splitlines()
+    names = [name for name in sorted(set(listed)) if (TOP / name).is_file() and Path(name).parts[0] != PRESCRIBED]
+    for name in names:
+        if name not in LONG and is_source(TOP / name):
+            lines = (TOP / name).read_text().count("\n")
+            if lines > MAX_LINES:
+                yield f"{name} has {lines} lines, of at most {MAX_LINES}"
+    for folder, count in sorted(Counter(Path(name).parent for name in names).items()):
         if count > MAX_FILES:
-            yield f"{folder.relative_to(TOP)} has {count} files, of at most {MAX_FILES}"
+            yield f"{folder} has {count} files, of at most {MAX_FILES}"
 
 
 def main():
@@ -187,9 +209,7 @@ def main():
             for other in sorted(crate.imports(module)):
                 print(f"{name(module)} {name(other)}")
         return
-    wrong = list(check_layers())
-    if sys.argv[1:] == ["--all"]:
-        wrong += [*check_cycles(), *check_sizes()]
+    wrong = [*check_layers(), *check_cycles(), *check_sizes()]
     print("\n".join(wrong), end="\n" if wrong else "")
     sys.exit(f"{len(wrong)} faults of the layout" if wrong else 0)
 
