@@ -57,7 +57,7 @@ userlib: setup ## build the command, the daemon and the libraries
 	@$(in-root) scripts/describe
 
 docs: setup ## build the book of docs/: target/book/index.html
-	$(if $(in-root),@scripts/setup-docs)
+	$(if $(in-root),@scripts/setup.d/docs)
 	@$(in-root) mdbook build docs
 
 install: ## copy what was built: make install PREFIX=/usr/local DESTDIR=
@@ -65,14 +65,14 @@ install: ## copy what was built: make install PREFIX=/usr/local DESTDIR=
 
 deb: setup ## Debian packages in target/deb, modules signed: make deb REVISION=1 KEY=key.pem CERT=cert.der
 	@scripts/setup all
-	@scripts/setup-packaging
-	@scripts/deb
+	@scripts/setup.d/packaging
+	@scripts/package/deb
 
 repo: deb ## signed apt repository in target/repo: make repo URI=https://host/kite
-	@scripts/repo $(URI)
+	@scripts/package/repo $(URI)
 
 image: repo ## Debian with kite, one node over Soft-RoCE, that boots by UEFI: target/kite.qcow2
-	@$(in-root) scripts/make-image /kite/target/repo target/kite.qcow2
+	@$(in-root) scripts/package/make-image /kite/target/repo target/kite.qcow2
 
 connectx: setup ## build the software ConnectX (target/release/connectx)
 	@$(cargo) build --release -p connectx
@@ -89,8 +89,7 @@ test: all connectx other-series $(filter image,$(ONLY:packages=image)) ## unit, 
 
 # Not those of rdma-core and of the software ConnectX, which say little about kite and take long on a debug kernel,
 # and not those of packages, which choose kernels themselves.
-cluster-tests := $(wildcard tests/cluster/tests/*.rs) $(patsubst %/main.rs,%,$(wildcard tests/cluster/tests/*/main.rs))
-on-clusters := $(filter-out connectx packages pyverbs,$(sort $(basename $(notdir $(cluster-tests)))))
+on-clusters = $(filter-out connectx packages pyverbs,$(sort $(shell scripts/test --clusters)))
 
 test-all: ## make test with the long tests, tests of packages, and the cluster tests on the other tested kernel series
 	@for part in $(test-parts); do \
@@ -114,7 +113,7 @@ test-series: all connectx other-series
 	done
 
 test-debug: all connectx ## cluster tests on a kernel that checks locks and memory
-	@scripts/setup-debug
+	@scripts/setup.d/debug
 	@mkdir -p build-debug/user build-debug/faulty
 	@$(call kbuild,build-debug) modules
 	@$(call kbuild,build-debug/user,/tests/module) modules

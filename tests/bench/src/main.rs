@@ -7,18 +7,9 @@
 mod account;
 mod cell;
 mod command;
-mod crowd;
-mod lookup;
-mod mesh;
-mod nodes;
+mod measure;
 mod pair;
-mod picture;
 mod report;
-mod rings;
-mod scale;
-mod scatter;
-mod sharing;
-mod table;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -29,12 +20,13 @@ use kite_cluster::Fabric;
 
 use account::Account;
 use cell::{Cell, Contender, Kind};
-use crowd::{Point, COUNTS};
+use measure::crowd::{Point, COUNTS};
+use measure::rings;
+use measure::scale::{self, Connected, Scale};
+use measure::scatter::{self, SHAPES};
+use measure::sharing::{Sharing, POLICIES};
 use pair::Pair;
-use report::{Report, Row};
-use scale::{Connected, Scale};
-use scatter::SHAPES;
-use sharing::{Sharing, POLICIES};
+use report::{picture, table, Report, Row};
 
 /// A measurement of the slowest takes so many times as long as it should.
 const SLOWER: u64 = 3;

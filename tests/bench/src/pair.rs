@@ -10,10 +10,10 @@ use kite_cluster::{Cluster, Fabric, Node, Process, Setup};
 use crate::account::{Account, Counts, COUNTERS};
 use crate::cell::{Cell, Contender};
 use crate::command::{number, Commands, Place, CALLED, OVER_KITE, PROGRAMS};
-use crate::crowd::{Point, COUNTS};
-use crate::nodes::Nodes;
-use crate::scatter::{Scattered, Shape, CACHE, WRITES};
-use crate::sharing::{Sample, Sharing, PHASES};
+use crate::measure::crowd::{Point, COUNTS};
+use crate::measure::nodes::Nodes;
+use crate::measure::scatter::{Scattered, Shape, CACHE, WRITES};
+use crate::measure::sharing::{Sample, Sharing, PHASES};
 
 /// Maximum time of one measurement: an emulated machine is a hundred times slower than a real one.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);

@@ -42,10 +42,10 @@ pub enum Error {
     #[error("kernel series {0} is not prepared: run scripts/setup {0}")]
     NoSeries(Series),
     /// The debug kernel is required and was not built.
-    #[error("debug kernel is not built: run make test-debug (scripts/setup-debug)")]
+    #[error("debug kernel is not built: run make test-debug (scripts/setup.d/debug)")]
     NoDebugKernel,
     /// The minimal Debian for the tests of packages was not made.
-    #[error("no Debian host is prepared: run scripts/setup-packaging")]
+    #[error("no Debian host is prepared: run scripts/setup.d/packaging")]
     NoMachine,
     /// A cluster of no nodes, or of more than its network has addresses for.
     #[error("a cluster has 1 to 254 nodes, not {0}")]

@@ -60,11 +60,11 @@ pub fn commands(node: &Node) -> Result<u64> {
     Ok(counts.sum())
 }
 
-/// Builds `tests/cluster/guest/NAME.c`, which uses a library of rdma-core alone. Returns the path of the program on
-/// nodes.
+/// Builds `tests/cluster/guest/programs/NAME.c`, which uses a library of rdma-core alone. Returns the path of the
+/// program on nodes.
 pub fn compile(name: &str, library: &str) -> String {
     let (source, program) = (
-        format!("tests/cluster/guest/{name}.c"),
+        format!("tests/cluster/guest/programs/{name}.c"),
         format!("target/{name}"),
     );
     let built = Command::new("cc")

@@ -5,7 +5,7 @@ use anyhow::{ensure, Result};
 use clap::Subcommand;
 use kite::{AllocOptions, Cluster, Rights};
 
-use crate::abi::Device;
+use crate::support::abi::Device;
 
 /// Repeats one cycle.
 #[derive(Subcommand, Clone, Debug)]

@@ -1,38 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! `kite-workload`: what kite's tests run on the nodes of a cluster.
 //!
-//! It uses kite as any program does, through the crate `kite`; only what that crate makes
-//! impossible is done by bare requests (`abi`).
+//! Each subcommand is a module. The programs use the crate `kite`. Requests that the crate cannot express use the device
+//! directly ([`support::abi`]).
 
-mod abi;
-mod absent;
-mod atomics;
-mod basic;
 mod churn;
-mod copies;
-mod crowd;
 mod errors;
 mod fuzz;
-mod hold;
-mod integrity;
-mod locks;
-mod mapped;
 mod nodes;
 mod notices;
 mod queues;
-mod random;
 mod readme;
-mod register;
+mod region;
 mod requests;
 mod rpc;
-mod signals;
-mod stream;
-mod threads;
+mod support;
+mod sync;
 mod vqp;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+
+use region::{absent, basic, copies, crowd, hold, integrity, register, stream};
+use sync::{atomics, locks};
 
 /// Programs of kite's tests that run on the nodes of a cluster.
 #[derive(Debug, Parser)]

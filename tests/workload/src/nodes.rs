@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure, Context, Result};
 use clap::Args;
 
-use crate::abi::*;
+use crate::support::abi::*;
 
 /// Number of this node, in the middle of all numbers: the node with the lower number initiates connections.
 const OWN: u32 = 2000;

@@ -14,8 +14,8 @@ use kite::{
     RPC_INLINE_BYTES,
 };
 
-use crate::random::Random;
-use crate::threads::each;
+use crate::support::random::Random;
+use crate::support::threads::each;
 
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn every_option_is_in_the_manual() {
-        let manual = include_str!("../../../docs/kited.8");
+        let manual = include_str!("../../../docs/man/kited.8");
         for option in Args::command().get_arguments() {
             let name = option.get_long().unwrap();
             assert!(manual.contains(&format!("Fl Fl {name}")), "--{name}");

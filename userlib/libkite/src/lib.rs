@@ -35,9 +35,11 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let headers = ["lite.h", "krcore.h"]
             .map(|name| fs::read_to_string(root.join("../include/kite").join(name)).unwrap());
-        let pages: String = fs::read_dir(root.join("../../docs/man3"))
+        let pages: String = fs::read_dir(root.join("../../docs/man"))
             .unwrap()
-            .map(|page| fs::read_to_string(page.unwrap().path()).unwrap())
+            .map(|page| page.unwrap().path())
+            .filter(|page| page.extension().is_some_and(|section| section == "3"))
+            .map(|page| fs::read_to_string(page).unwrap())
             .collect();
         let functions = function_names(&headers.concat());
         assert!(functions.len() > 45, "{functions:?}");

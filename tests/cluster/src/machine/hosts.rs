@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Root file systems of Debian hosts, for tests of packages.
 //!
-//! Each host is an overlay on the minimal Debian that `scripts/setup-packaging` makes. Writes of a machine go to a
+//! Each host is an overlay on the minimal Debian that `scripts/setup.d/packaging` makes. Writes of a machine go to a
 //! directory of the host, which outlives the machine. So a host can be booted again with another kernel. The mounts
 //! end with the namespace of `scripts/in-root` at the latest.
 
@@ -12,7 +12,7 @@ use std::process::Command;
 use crate::error::{Context, Error, Result};
 use crate::TOP;
 
-/// The minimal Debian: `scripts/setup-packaging`.
+/// The minimal Debian: `scripts/setup.d/packaging`.
 const BASE: &str = "/var/lib/kite-machine";
 
 /// Freshly installed hosts, each with systemd and a tested kernel.

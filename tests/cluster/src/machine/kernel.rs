@@ -18,7 +18,7 @@ pub enum Kernel {
     Stock,
     /// Debian's kernel of another tested series, from `scripts/setup all`.
     Series(Series),
-    /// Built from the stock source with lock and memory checkers, from `scripts/setup-debug`.
+    /// Built from the stock source with lock and memory checkers, from `scripts/setup.d/debug`.
     Debug,
 }
 

@@ -5,7 +5,7 @@ use anyhow::Result;
 use libc::*;
 
 use super::{alloc, give, map, own_name, rw, Checks};
-use crate::abi::{name, *};
+use crate::support::abi::{name, *};
 
 /// Bytes of the regions below: two chunks, and a word and a half.
 const LEN: u64 = (8 << 20) + 12;

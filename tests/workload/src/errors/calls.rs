@@ -7,7 +7,7 @@ use anyhow::Result;
 use libc::*;
 
 use super::{alloc, give, map, own_name, Checks};
-use crate::abi::{name, *};
+use crate::support::abi::{name, *};
 
 /// An address at which there is no memory.
 const NOWHERE: u64 = 8;

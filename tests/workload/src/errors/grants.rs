@@ -5,7 +5,7 @@ use anyhow::Result;
 use libc::*;
 
 use super::{alloc, give, map, own_name, Checks};
-use crate::abi::{name, *};
+use crate::support::abi::{name, *};
 
 /// A UID without an account.
 const STRANGER: u32 = 54_321;

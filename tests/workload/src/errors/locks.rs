@@ -7,8 +7,8 @@ use anyhow::Result;
 use libc::*;
 
 use super::{alloc, give, map, own_name, results::read_only, Checks};
-use crate::abi::{name, *};
-use crate::signals;
+use crate::support::abi::{name, *};
+use crate::support::signals;
 
 const LOCK: kite_lock = kite_lock {
     handle: 0,

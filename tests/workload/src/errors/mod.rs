@@ -23,7 +23,7 @@ use std::ffi::c_char;
 use anyhow::{ensure, Result};
 use clap::ValueEnum;
 
-use crate::abi::*;
+use crate::support::abi::*;
 
 /// Group of invalid requests.
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -6,7 +6,7 @@ use kite::{AllocOptions, Cluster, Error};
 use libc::*;
 
 use super::{alloc, give, map, own_name, rw, Checks};
-use crate::abi::{name, *};
+use crate::support::abi::{name, *};
 
 /// Bytes of the regions below: two chunks and a bit.
 const LEN: u64 = (8 << 20) + 100;

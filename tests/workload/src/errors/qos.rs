@@ -6,7 +6,7 @@ use anyhow::Result;
 use libc::*;
 
 use super::Checks;
-use crate::abi::*;
+use crate::support::abi::*;
 
 /// A UID without an account.
 const STRANGER: u64 = 54_321;

@@ -9,8 +9,8 @@ use anyhow::Result;
 use libc::*;
 
 use super::{alloc, give, map, own_name, Checks};
-use crate::abi::{name, *};
-use crate::mapped::{Mapped, CQ_TAIL, FLAGS, SQ_TAIL, SUBMISSION};
+use crate::support::abi::{name, *};
+use crate::support::mapped::{Mapped, CQ_TAIL, FLAGS, SQ_TAIL, SUBMISSION};
 
 const MEMORY: usize = 16384;
 const PATIENCE: Duration = Duration::from_secs(30);

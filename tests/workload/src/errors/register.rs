@@ -7,7 +7,7 @@ use anyhow::{ensure, Result};
 use libc::*;
 
 use super::{give, map, own_name, Checks};
-use crate::abi::{name, *};
+use crate::support::abi::{name, *};
 
 const PAGE: u64 = 4096;
 const PATIENCE: Duration = Duration::from_secs(30);

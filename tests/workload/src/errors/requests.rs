@@ -5,7 +5,7 @@ use anyhow::Result;
 use libc::*;
 
 use super::{alloc, give, map, own_name, rw, Checks};
-use crate::abi::{name, *};
+use crate::support::abi::{name, *};
 
 pub(super) fn names(checks: &mut Checks) -> Result<()> {
     let device = Device::bound()?;

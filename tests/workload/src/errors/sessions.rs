@@ -5,7 +5,7 @@ use anyhow::Result;
 use libc::*;
 
 use super::{map, Checks};
-use crate::abi::{name, *};
+use crate::support::abi::{name, *};
 
 pub(super) fn unbound(checks: &mut Checks) -> Result<()> {
     let device = Device::open()?;

@@ -5,7 +5,7 @@ use anyhow::Result;
 use libc::*;
 
 use super::{alloc, give, Checks};
-use crate::abi::*;
+use crate::support::abi::*;
 
 /// Bytes of the region, and of what a segment moves.
 const LEN: u64 = 9 << 20;

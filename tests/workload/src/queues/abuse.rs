@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Result};
 use clap::Args;
 
-use crate::abi::*;
-use crate::mapped::{Mapped, CQ_HEAD, CQ_TAIL, SQ_TAIL, SUBMISSION};
-use crate::random::Random;
+use crate::support::abi::*;
+use crate::support::mapped::{Mapped, CQ_HEAD, CQ_TAIL, SQ_TAIL, SUBMISSION};
+use crate::support::random::Random;
 
 const ENTRIES: u32 = 64;
 const MEMORY: usize = 1 << 16;

@@ -11,9 +11,9 @@ use anyhow::{bail, ensure, Context, Result};
 use clap::{Args, Subcommand};
 use kite::{AllocOptions, Cluster, Error, IoQueue, Region, Rights, RPC_INLINE_BYTES};
 
-use crate::abi::symbol;
-use crate::random::Random;
-use crate::threads::each;
+use crate::support::abi::symbol;
+use crate::support::random::Random;
+use crate::support::threads::each;
 
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -7,7 +7,7 @@ use clap::Args;
 use kite::{AllocOptions, Cluster, Completion, IoQueue, Region};
 
 use super::PATIENCE;
-use crate::random::Random;
+use crate::support::random::Random;
 
 /// Bytes of a part: longer than what is posted at once.
 const PART: usize = (64 << 10) + 4096 + 104;

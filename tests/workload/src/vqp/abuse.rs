@@ -11,9 +11,9 @@ use clap::Args;
 use libc::*;
 
 use super::{To, LEN};
-use crate::abi::*;
-use crate::mapped::{Mapped, SUBMISSION};
-use crate::random::Random;
+use crate::support::abi::*;
+use crate::support::mapped::{Mapped, SUBMISSION};
+use crate::support::random::Random;
 
 /// Errors that a push may return.
 const REFUSALS: [i32; 7] = [EACCES, EBADF, EINVAL, ENOBUFS, ENOENT, ERANGE, EFAULT];

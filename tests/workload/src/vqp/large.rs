@@ -6,7 +6,7 @@ use clap::Args;
 use kite::{Buffer, Cluster, Mr, Rights, SendWr, Vqp, WrOp};
 
 use super::{To, PATIENCE};
-use crate::random::Random;
+use crate::support::random::Random;
 
 /// Bytes that are looked at together.
 const CHUNK: usize = 1 << 20;

@@ -15,7 +15,7 @@ use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
 use super::pusher::{Pusher, Way};
 use super::{await_file, To, PATIENCE};
-use crate::random::Random;
+use crate::support::random::Random;
 
 /// Messages under way of one side.
 const DEPTH: usize = kite::PUSH_BATCH_MAX;

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Measurements with another form than a [cell](crate::cell): series over sizes, nodes or time.
+
+pub(crate) mod crowd;
+pub(crate) mod lookup;
+pub(crate) mod mesh;
+pub(crate) mod nodes;
+pub(crate) mod rings;
+pub(crate) mod scale;
+pub(crate) mod scatter;
+pub(crate) mod sharing;

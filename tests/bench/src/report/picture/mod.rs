@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! The report as a picture: a row of panels for each thing that was measured.
+
+mod bars;
+mod sections;
+
+use std::error::Error;
+use std::path::Path;
+
+use anyhow::{anyhow, Result};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use self::bars::Bars;
+use crate::cell::{Contender, Kind};
+use crate::measure::crowd::Point;
+use crate::measure::sharing::{Sharing, PHASES};
+use crate::report::Report;
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn = Result<(), Box<dyn Error>>;
+
+const WIDTH: u32 = 1200;
+
+/// Height of the title.
+const TITLE: u32 = 40;
+
+/// Panels in a row: most kinds have as many operations.
+const PANELS: usize = 2;
+
+/// Height of each row of panels.
+const ROW: u32 = 430;
+
+pub(crate) fn draw(report: &Report, path: &Path) -> Result<()> {
+    draw_all(report, path).map_err(|error| anyhow!("{error}"))
+}
+
+fn draw_all(report: &Report, path: &Path) -> Drawn {
+    let bars = Bars::of(report);
+    let (crowd, sharing) = (!report.crowd.is_empty(), !report.sharing.is_empty());
+    let rows = bars.len().div_ceil(PANELS) + usize::from(crowd) + usize::from(sharing);
+    let size = (WIDTH, TITLE + ROW * rows as u32);
+    let root = SVGBackend::new(path, size).into_drawing_area();
+    root.fill(&WHITE)?;
+    let title = format!("kite and others over {}", report.fabric);
+    let mut rest = root.titled(&title, ("sans-serif", 26))?;
+    for bars in bars.chunks(PANELS) {
+        let (row, below) = rest.split_vertically(ROW);
+        for (bars, area) in bars.iter().zip(row.split_evenly((1, PANELS))) {
+            bars.draw(&area)?;
+        }
+        rest = below;
+    }
+    if crowd {
+        let (row, below) = rest.split_vertically(ROW);
+        draw_crowd(&row, &report.crowd)?;
+        rest = below;
+    }
+    if sharing {
+        draw_sharing(&rest, &report.sharing)?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+/// Draws the cost of one more region as a line over the number of regions.
+fn draw_crowd(area: &Area<'_>, points: &[Point]) -> Drawn {
+    let most = points.iter().map(|point| point.regions).max().unwrap_or(1);
+    let high = points.iter().map(|point| point.value).fold(1.0, f64::max) * 1.5;
+    let mut chart = ChartBuilder::on(area)
+        .caption(
+            "an allocation and a free beside other regions (flat is better)",
+            ("sans-serif", 18),
+        )
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(72)
+        .build_cartesian_2d((1..most * 2).log_scale(), 0.0..high)?;
+    chart
+        .configure_mesh()
+        .max_light_lines(2)
+        .x_desc("regions")
+        .y_desc(Kind::Instructions.unit())
+        .draw()?;
+    let colour = colour(Contender::Kite);
+    let line = points.iter().map(|point| (point.regions, point.value));
+    chart.draw_series(LineSeries::new(line, colour.stroke_width(2)).point_size(4))?;
+    Ok(())
+}
+
+/// Draws the shares of two priorities of an RNIC over time, a panel for each policy.
+fn draw_sharing(area: &Area<'_>, all: &[Sharing]) -> Drawn {
+    let both = |sharing: &Sharing| [sharing.high.clone(), sharing.low.clone()];
+    let samples = all.iter().flat_map(both).flatten();
+    let high = samples.map(|sample| sample.rate).fold(1.0, f64::max) * 1.3;
+    let end: f64 = PHASES.iter().sum();
+    for (area, sharing) in area.split_evenly((1, all.len())).iter().zip(all) {
+        let caption = format!("two priorities over time, policy {}", sharing.policy);
+        let mut chart = ChartBuilder::on(area)
+            .caption(caption, ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(40)
+            .y_label_area_size(72)
+            .build_cartesian_2d(0.0..end + 1.0, 0.0..high)?;
+        chart
+            .configure_mesh()
+            .max_light_lines(2)
+            .x_desc("seconds")
+            .y_desc("MiB/s")
+            .draw()?;
+        let lines = [
+            ("high", &sharing.high, colour(Contender::Kite)),
+            ("low", &sharing.low, colour(Contender::Verbs)),
+        ];
+        for (name, samples, colour) in lines {
+            let points = samples.iter().map(|sample| (sample.at, sample.rate));
+            chart
+                .draw_series(LineSeries::new(points, colour.stroke_width(2)))?
+                .label(name)
+                .legend(move |(x, y)| {
+                    Rectangle::new([(x, y - 5), (x + 10, y + 5)], colour.filled())
+                });
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK.mix(0.3))
+            .draw()?;
+    }
+    Ok(())
+}
+
+fn colour(contender: Contender) -> RGBColor {
+    match contender {
+        Contender::Kite => RGBColor(0xd5, 0x5e, 0x00),
+        Contender::KiteThreads => RGBColor(0xe6, 0x9f, 0x00),
+        Contender::KiteQueue | Contender::KiteVerbs => RGBColor(0xcc, 0x79, 0xa7),
+        Contender::KiteRc => RGBColor(0x00, 0x9e, 0x73),
+        Contender::KiteDc | Contender::KiteVqp => RGBColor(0xf0, 0xe4, 0x42),
+        Contender::KiteOpened | Contender::KiteVqpQueue => RGBColor(0xe6, 0x9f, 0x00),
+        Contender::VerbsKept => RGBColor(0x56, 0xb4, 0xe9),
+        Contender::KernelRc => RGBColor(0x00, 0x9e, 0x73),
+        Contender::TwoWrites => RGBColor(0x00, 0x9e, 0x73),
+        Contender::KiteKernel => RGBColor(0xcc, 0x79, 0xa7),
+        Contender::VerbsKernel => RGBColor(0x00, 0x9e, 0x73),
+        Contender::Verbs => RGBColor(0x00, 0x72, 0xb2),
+        Contender::Perftest => RGBColor(0x56, 0xb4, 0xe9),
+        Contender::Tcp => RGBColor(0x99, 0x99, 0x99),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::Cell;
+    use crate::measure::sharing::Sample;
+    use crate::report::Row;
+
+    pub(super) fn rows() -> Vec<Row> {
+        Cell::of(&[Kind::Latency, Kind::Bandwidth])
+            .zip(1..)
+            .map(|(cell, i)| {
+                let mut row = Row::new(cell, 1);
+                for &contender in cell.kind.contenders() {
+                    row.add(contender, f64::from(i) * 12.5);
+                    row.add(contender, f64::from(i) * 14.5);
+                }
+                row
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_picture_names_all_sizes_and_contenders() {
+        let name = format!("kite-bench-{}.svg", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let report = Report {
+            fabric: "rxe".into(),
+            rounds: 2,
+            rings: crate::measure::rings::all().into(),
+            rows: rows(),
+            crowd: vec![
+                Point::parse("1 2000").unwrap(),
+                Point::parse("100000 2500").unwrap(),
+            ],
+            sharing: vec![Sharing {
+                policy: "sw",
+                high: vec![Sample::parse(1.0, "250 1048576").unwrap()],
+                low: vec![Sample::parse(5.0, "250 2097152").unwrap()],
+            }],
+            ..Report::default()
+        };
+        draw(&report, &path).unwrap();
+        let picture = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let texts = [
+            "8 B", "64 KiB", "1 MiB", "kite", "verbs", "perftest", "TCP", "high", "low", "keys",
+        ];
+        for text in texts {
+            assert!(picture.contains(&format!("\n{text}\n")), "{text}");
+        }
+    }
+}
