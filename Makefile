@@ -59,6 +59,7 @@ userlib: setup ## build the command, the daemon and the libraries
 docs: setup ## build the book of docs/: target/book/index.html
 	$(if $(in-root),@scripts/setup.d/docs)
 	@$(in-root) mdbook build docs
+	@$(in-root) scripts/lint/links.py target/book
 
 install: ## copy what was built: make install PREFIX=/usr/local DESTDIR=
 	@scripts/install

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """Checks the links of the documents: README.md, CONTRIBUTING.md, CHANGELOG.md, SECURITY.md and pages of docs/.
 
+    links.py              checks the sources
+    links.py target/book  checks the pages that mdBook made: the file and the anchor of each relative link exist
+
 - The file of a relative link exists, and an anchor is a heading of the file.
 - A page of docs/ links to pages of docs/ only: the book has no other files.
 - docs/SUMMARY.md lists each page of docs/.
@@ -12,6 +15,7 @@ Links to other sites are not followed. Code is not text.
 
 import re
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
@@ -79,19 +83,57 @@ def fault(path, target):
     return None
 
 
-def main():
+class Page(HTMLParser):
+    """Anchors and links of a page of the book."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.ids, self.links = set(), []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        for name, value in attrs:
+            if name == "id":
+                self.ids.add(value)
+            elif name in ("href", "src", "xlink:href"):
+                self.links.append((self.getpos()[0], value))
+
+
+def book_faults(book):
+    """Yields the faulty links of a book. Debian's mdBook has no fonts: browsers use those of the system."""
+    pages = {path: Page(path) for path in sorted(book.resolve().rglob("*.html"))}
+    for path, page in pages.items():
+        for number, target in page.links:
+            name, _, anchor = target.partition("#")
+            file = (path.parent / name).resolve() if name else path
+            if EXTERNAL.match(target) or name == "fonts/fonts.css":
+                continue
+            if not file.exists():
+                yield f"{path.name}:{number}: {target}: no such file"
+            elif anchor and file in pages and anchor not in pages[file].ids:
+                yield f"{path.name}:{number}: {target}: no such heading"
+
+
+def source_faults():
+    """Yields the faulty links of the sources, and pages that the summary lacks."""
     pages = sorted(DOCS.rglob("*.md"))
     others = [TOP / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
-    wrong = []
     for path in others + pages:
         for number, target in links(path):
             reason = fault(path, target)
             if reason:
-                wrong.append(f"{path.relative_to(TOP)}:{number}: {target}: {reason}")
+                yield f"{path.relative_to(TOP)}:{number}: {target}: {reason}"
         if path.name != "CHANGELOG.md":
-            wrong += [f"{path.relative_to(TOP)}:{number}: {source}: no such file" for number, source in missing_sources(path)]
+            for number, source in missing_sources(path):
+                yield f"{path.relative_to(TOP)}:{number}: {source}: no such file"
     listed = {(DOCS / target).resolve() for _, target in links(SUMMARY)}
-    wrong += [f"docs/SUMMARY.md: {page.relative_to(DOCS)} is missing" for page in pages if page not in listed | {SUMMARY}]
+    for page in pages:
+        if page not in listed | {SUMMARY}:
+            yield f"docs/SUMMARY.md: {page.relative_to(DOCS)} is missing"
+
+
+def main():
+    wrong = list(book_faults(Path(sys.argv[1])) if sys.argv[1:] else source_faults())
     print("\n".join(wrong), end="\n" if wrong else "")
     sys.exit(f"{len(wrong)} faulty links" if wrong else 0)
 

@@ -16,9 +16,12 @@ fn extract(document: &str, names: &[&str]) -> Result<(), Box<dyn Error>> {
     let top = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../..");
     let document = top.join(document);
     println!("cargo:rerun-if-changed={}", document.display());
-    let text = fs::read_to_string(document)?;
+    let text = fs::read_to_string(&document)?;
     let parts = text.split("\n```");
-    let samples = parts.filter_map(|part| part.strip_prefix("rust\n"));
+    let samples: Vec<&str> = parts
+        .filter_map(|part| part.strip_prefix("rust\n"))
+        .collect();
+    assert_eq!(samples.len(), names.len(), "samples of {document:?}");
     let out = PathBuf::from(env::var("OUT_DIR")?);
     for (name, sample) in names.iter().zip(samples) {
         fs::write(out.join(name), sample)?;

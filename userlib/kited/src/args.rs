@@ -88,11 +88,21 @@ mod tests {
     }
 
     #[test]
-    fn every_option_is_in_the_manual() {
-        let manual = include_str!("../../../docs/man/kited.8");
+    fn every_option_is_in_the_manual_with_its_default() {
+        let manual = include_str!("../../../docs/man/kited.8").replace('\n', " ");
+        let (_, items) = manual.split_once("The options are:").unwrap();
         for option in Args::command().get_arguments() {
             let name = option.get_long().unwrap();
-            assert!(manual.contains(&format!("Fl Fl {name}")), "--{name}");
+            let item = items
+                .split(".It ")
+                .find(|item| item.contains(&format!("Fl Fl {name} ")))
+                .expect(name);
+            if !option.is_hide_default_value_set() && option.get_action().takes_values() {
+                for value in option.get_default_values() {
+                    let text = format!("(default {})", value.to_str().unwrap());
+                    assert!(item.contains(&text), "--{name}: {text}");
+                }
+            }
         }
     }
 
