@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Commands for memory on the device. The driver names it by its offset in BAR 0.
 
-use super::{Handler, Status};
 use crate::device::Device;
+use crate::firmware::{Handler, Status};
 use crate::layout::ifc::*;
 use crate::layout::{get, get64, set};
 use crate::object::memic::{BAR_OFFSET, LOG_MAX_ALIGNMENT, LOG_MIN_ALLOCATION};

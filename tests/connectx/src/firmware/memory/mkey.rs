@@ -2,10 +2,10 @@
 //! Commands for memory keys. What a key translates to comes with the command, or later by UMR, or when the
 //! device meets a page that is absent.
 
-use super::srq::give;
-use super::{Handler, Status};
 use crate::device::Device;
 use crate::engine::page_fault;
+use crate::firmware::srq::give;
+use crate::firmware::{Handler, Status};
 use crate::layout::ifc::*;
 use crate::layout::{at, be64, get, get64, put_be, set, size};
 use crate::object::memic;
