@@ -3,10 +3,8 @@
 
 use std::time::Duration;
 
-use super::dynamic::{Star, KEY};
 use super::*;
 use crate::firmware::Status;
-use crate::layout::ifc::*;
 use crate::layout::{put_be, set};
 use crate::network::plan::{Plan, Rule};
 
@@ -17,13 +15,6 @@ const EXTENSION: usize = 0x108;
 const STREAMS: (u32, u32) = (3, 2);
 
 impl Star {
-    /// Posts a WRITE of a stream, to an offset in the target's memory that depends on the stream's number.
-    pub(super) fn write(&mut self, target: usize, stream: u16) -> u16 {
-        let (own, peer) = (self.mr, self.targets[target].mr);
-        let work = Work::write(&peer, u64::from(stream) * 8).local(&own, 0, 8);
-        self.post(target, work.stream(stream))
-    }
-
     /// Posts a WRITE of a stream whose key is wrong: the own one, or the target's.
     fn fail(&mut self, stream: u16, at_target: bool) -> u16 {
         let (mut own, mut peer) = (self.mr, self.targets[0].mr);
@@ -35,11 +26,6 @@ impl Star {
         *key ^= 1;
         let work = Work::write(&peer, 0).local(&own, 0, 8);
         self.post(0, work.stream(stream))
-    }
-
-    fn post(&mut self, target: usize, work: Work) -> u16 {
-        let work = self.to(target, KEY, work);
-        self.rig.post(&mut self.dci, &work)
     }
 
     /// Returns the counter of each completion, and the error if there is one.
