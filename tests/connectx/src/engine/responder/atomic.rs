@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_of_a_masked_addition_do_not_carry_into_each_other() {
+    fn masked_fetch_add_does_not_carry_between_fields() {
         let add = |found, add, boundary| apply(AtomicOperation::FetchAdd { add, boundary }, found);
         assert_eq!(add(u64::MAX, 1, 0), 0);
         assert_eq!(add(0xff, 1, 1 << 7), 0);
@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn a_masked_swap_compares_and_replaces_the_masked_bits() {
+    fn masked_compare_swap_affects_masked_bits_only() {
         let swap = |found| {
             let operation = AtomicOperation::CompareSwap {
                 compare: 0x12_00,

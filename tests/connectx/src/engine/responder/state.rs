@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_has_its_place_among_any_number_of_answers() {
+    fn final_nak_is_queued_although_reply_queue_is_full() {
         let mut state = State::default();
         for number in 0..2 * REPLIES as u32 {
             state.reply(Reply::Atomic(Psn::new(number), 0, Turn::First));
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_atomic_operation_with_a_number_is_the_one_that_comes_again() {
+    fn repeated_psn_returns_latest_atomic_result() {
         let psn = Psn::new(7);
         let mut state = State::default();
         state.atomics.extend([(psn, 1), (psn, 2), (psn.plus(1), 3)]);

@@ -110,7 +110,7 @@ fn device() -> Device {
 }
 
 #[test]
-fn a_key_is_registered_used_and_invalidated() {
+fn key_is_valid_from_registration_until_invalidation() {
     let (mut device, qp) = (device(), qp(Transport::Rc));
     let old = free_key(&mut device, Mode::Mtt);
     let key = old | 5;
@@ -138,7 +138,7 @@ fn a_key_is_registered_used_and_invalidated() {
 }
 
 #[test]
-fn a_part_of_the_table_is_replaced() {
+fn umr_with_offset_replaces_part_of_table() {
     let (mut device, qp) = (device(), qp(Transport::Umr));
     let key = free_key(&mut device, Mode::Mtt);
     let all: Vec<u64> = (1..=8).map(|page| (page << 12) | 3).collect();
@@ -184,7 +184,7 @@ fn a_part_of_the_table_is_replaced() {
 }
 
 #[test]
-fn only_the_kernel_s_own_queue_pair_reaches_into_other_domains() {
+fn only_umr_qp_changes_protection_domain() {
     let mut device = device();
     let key = free_key(&mut device, Mode::Mtt);
     let mut context = [0; size!(mkc)];
@@ -203,7 +203,7 @@ fn only_the_kernel_s_own_queue_pair_reaches_into_other_domains() {
 }
 
 #[test]
-fn a_window_that_is_bound_to_a_queue_pair_is_its_own() {
+fn bound_window_rejects_other_qp() {
     let mut device = device();
     let window = free_key(&mut device, Mode::Klm);
     let mut context = [0; size!(mkc)];
@@ -229,7 +229,7 @@ fn a_window_that_is_bound_to_a_queue_pair_is_its_own() {
 }
 
 #[test]
-fn requests_cut_short_are_refused() {
+fn truncated_umr_is_rejected() {
     let mut device = device();
     let key = free_key(&mut device, Mode::Mtt);
     let whole = register(key);

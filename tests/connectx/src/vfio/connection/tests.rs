@@ -105,7 +105,7 @@ fn access(region: u32, offset: u64, count: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_machine_reads_what_its_device_is() {
+fn config_space_and_bar_size_are_readable() {
     let mut machine = Machine::agreed();
     let reply = machine.ask(9, &access(CONFIG, 0, 4)).unwrap();
     assert_eq!(reply[16..], [0xb3, 0x15, 0x19, 0x10]);
@@ -116,7 +116,7 @@ fn a_machine_reads_what_its_device_is() {
 }
 
 #[test]
-fn a_machine_may_map_doorbells_and_nothing_else() {
+fn region_info_offers_mapping_of_doorbells_only() {
     const FD: usize = HEADER + 64;
     let mut machine = Machine::agreed();
     machine.fabric.map_doorbells().unwrap();
@@ -144,7 +144,7 @@ fn a_machine_may_map_doorbells_and_nothing_else() {
 }
 
 #[test]
-fn a_message_may_come_in_pieces() {
+fn message_in_pieces_is_answered_once_complete() {
     let mut machine = Machine::agreed();
     for byte in message(9, &access(CONFIG, 0, 2)) {
         machine.serve().unwrap();
@@ -157,7 +157,7 @@ fn a_message_may_come_in_pieces() {
 }
 
 #[test]
-fn several_messages_may_come_at_once() {
+fn messages_in_one_read_are_all_answered() {
     let mut machine = Machine::agreed();
     let one = message(9, &access(CONFIG, 0, 2));
     machine
@@ -173,7 +173,7 @@ fn several_messages_may_come_at_once() {
 }
 
 #[test]
-fn nothing_is_done_before_the_protocol_is_agreed_on() {
+fn request_before_version_is_rejected() {
     let mut machine = Machine::new();
     assert_eq!(machine.ask(13, &[]), Err(Errno::PROTO));
     assert_eq!(machine.ask(1, &[1, 0, 0, 0]), Err(Errno::NOTSUP));
@@ -183,7 +183,7 @@ fn nothing_is_done_before_the_protocol_is_agreed_on() {
 }
 
 #[test]
-fn memory_is_there_until_it_is_taken_away() {
+fn mapped_memory_is_usable_until_unmapped() {
     let mut machine = Machine::agreed();
     machine.map(0x10_0000, 0x2000).unwrap();
     let written = machine.fabric.device(ID).dma.write(0x10_1ffe, &[1, 2]);
@@ -208,7 +208,7 @@ fn memory_is_there_until_it_is_taken_away() {
 }
 
 #[test]
-fn a_file_is_for_the_message_that_it_came_with() {
+fn file_belongs_to_its_own_message() {
     const NO_REPLY: u8 = 1 << 4;
     let mut machine = Machine::agreed();
     let mut before = message(9, &access(CONFIG, 0, 2));
@@ -220,7 +220,7 @@ fn a_file_is_for_the_message_that_it_came_with() {
 }
 
 #[test]
-fn accesses_beyond_a_region_are_refused() {
+fn access_beyond_region_is_rejected() {
     let mut machine = Machine::agreed();
     for (region, offset, count) in [
         (CONFIG, 4094, 4),
@@ -239,7 +239,7 @@ fn accesses_beyond_a_region_are_refused() {
 }
 
 #[test]
-fn interrupts_that_do_not_exist_are_refused() {
+fn unknown_interrupt_is_rejected() {
     let mut machine = Machine::agreed();
     let eventfd = SET_EVENTFD | SET_TRIGGER;
     for (flags, index, start, count) in [
@@ -260,7 +260,7 @@ fn interrupts_that_do_not_exist_are_refused() {
 }
 
 #[test]
-fn whoever_does_not_read_answers_is_not_waited_for() {
+fn machine_not_reading_replies_is_disconnected() {
     let mut machine = Machine::agreed();
     let read = message(9, &access(BAR0, 0, MAX_TRANSFER as u32));
     let gone = (0..1000).find_map(|_| {
@@ -271,7 +271,7 @@ fn whoever_does_not_read_answers_is_not_waited_for() {
 }
 
 #[test]
-fn nonsense_ends_the_connection() {
+fn invalid_message_or_shutdown_ends_connection() {
     let mut machine = Machine::agreed();
     machine.socket.write_all(&[0xff; 64]).unwrap();
     assert_eq!(machine.serve().unwrap_err().kind(), ErrorKind::InvalidData);

@@ -81,14 +81,14 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn pages_are_found_in_their_order((log, numbers, skip, cut) in some_pages(), offset: usize, length in 0usize..30_000) {
+    fn mtt_address_translates_to_pages_in_order((log, numbers, skip, cut) in some_pages(), offset: usize, length in 0usize..30_000) {
         let mut keys = new_keys();
         let model = add_pages(&mut keys, log, &numbers, skip, cut);
         check(&keys, &model, offset, length);
     }
 
     #[test]
-    fn ranges_of_keys_follow_one_another(
+    fn klm_address_translates_to_ranges_in_order(
         regions in vec(some_pages(), 1..3),
         ranges in vec((any::<usize>(), any::<usize>(), 0usize..9000), 1..6),
         start in 0u64..1 << 40,
@@ -110,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn ranges_are_those_of_the_table_as_it_is(
+    fn cached_range_ends_match_changed_table(
         table in vec(some_range(), 1..8),
         changes in vec((any::<usize>(), some_range(), 0u64..400), 1..20),
     ) {
@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn ranges_repeat_with_their_strides(
+    fn repeated_ranges_advance_by_stride(
         region in vec(1u64..64, 5),
         ranges in vec((0usize..2000, 1usize..300, 0usize..300), 1..4),
         turns in 1usize..5,
@@ -148,7 +148,7 @@ proptest! {
     }
 
     #[test]
-    fn equal_pages_of_keys_are_found(
+    fn ksm_address_translates_to_pages_of_keys(
         region in vec(1u64..64, 4),
         parts in vec(0u64..4, 1..6),
         skip in 0u64..4096,
@@ -166,7 +166,7 @@ proptest! {
     }
 
     #[test]
-    fn any_table_and_any_address_ends_well(
+    fn arbitrary_table_and_address_do_not_panic(
         mode in 0u32..8,
         table in vec(any::<u8>(), 0..256),
         log_page_size in 12u32..=62,

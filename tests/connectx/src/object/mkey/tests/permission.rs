@@ -4,7 +4,7 @@
 use super::*;
 
 #[test]
-fn each_right_is_needed_for_its_access() {
+fn access_without_its_right_is_denied() {
     let all = [
         Access::LocalRead,
         Access::LocalWrite,
@@ -36,7 +36,7 @@ fn each_right_is_needed_for_its_access() {
 }
 
 #[test]
-fn a_window_lets_a_peer_do_what_its_region_lets_the_owner_do() {
+fn window_grants_peer_the_local_rights_of_region() {
     let mut region = key(1, 0, 4096, pages(&[0x1000]));
     set!(region.context, mkc, rr, 0u32);
     set!(region.context, mkc, rw, 0u32);
@@ -60,7 +60,7 @@ fn a_window_lets_a_peer_do_what_its_region_lets_the_owner_do() {
 }
 
 #[test]
-fn a_key_is_refused_for_what_it_is_not() {
+fn mismatched_key_returns_specific_fault() {
     let mut keys = new_keys();
     let number = add(
         &mut keys,
@@ -96,7 +96,7 @@ fn a_key_is_refused_for_what_it_is_not() {
 }
 
 #[test]
-fn a_message_may_begin_if_the_key_that_it_names_allows_it() {
+fn check_covers_named_key_only() {
     let mut keys = new_keys();
     // What is behind it does not exist.
     let number = add(&mut keys, key(2, 0x1000, 1 << 30, klm(1 << 30, 7, 0)));
@@ -114,7 +114,7 @@ fn a_message_may_begin_if_the_key_that_it_names_allows_it() {
 }
 
 #[test]
-fn a_peer_cannot_name_null_memory() {
+fn remote_access_to_null_key_is_denied() {
     let mut keys = new_keys();
     for access in [
         Access::RemoteRead,
@@ -132,7 +132,7 @@ fn a_peer_cannot_name_null_memory() {
 }
 
 #[test]
-fn only_a_key_that_allows_it_is_invalidated() {
+fn remote_invalidation_requires_permission_of_key() {
     let mut keys = new_keys();
     let number = add(&mut keys, key(1, 0, 4096, pages(&[0x1000])));
     assert_eq!(invalidate(&mut keys, number, PD, QP), Err(Fault::Rights));

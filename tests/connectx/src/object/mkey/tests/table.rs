@@ -5,7 +5,7 @@ use super::translation::DEPTH;
 use super::*;
 
 #[test]
-fn keys_that_refer_to_one_another_in_a_circle_end() {
+fn cyclic_keys_return_depth_fault() {
     let mut keys = new_keys();
     let own = (FIRST << 8) | 7;
     let number = add(&mut keys, key(2, 0, 4096, klm(4096, own, 0)));
@@ -17,7 +17,7 @@ fn keys_that_refer_to_one_another_in_a_circle_end() {
 }
 
 #[test]
-fn physical_device_and_null_memory_are_where_they_are() {
+fn physical_memic_and_null_keys_translate() {
     let mut keys = new_keys();
     let mut physical = key(0, 0, 0, Vec::new());
     set!(physical.context, mkc, length64, 1u32);
@@ -43,7 +43,7 @@ fn physical_device_and_null_memory_are_where_they_are() {
 }
 
 #[test]
-fn each_entry_that_is_read_is_told_of() {
+fn each_entry_read_is_reported() {
     let mut keys = new_keys();
     let number = add(
         &mut keys,
@@ -67,7 +67,7 @@ fn each_entry_that_is_read_is_told_of() {
 }
 
 #[test]
-fn entries_without_a_byte_are_passed_over() {
+fn empty_ranges_are_skipped() {
     const EMPTY: usize = 1000;
     let mut keys = new_keys();
     let mut number = add(&mut keys, key(1, 0, 4096, pages(&[0x1000])));
@@ -86,7 +86,7 @@ fn entries_without_a_byte_are_passed_over() {
 }
 
 #[test]
-fn what_is_known_of_a_table_before_a_change_stays() {
+fn changed_entry_keeps_cached_ends_before_it() {
     let mut mkey = key(2, 0, 4000, klm(4, 7, 0).repeat(1000));
     assert_eq!(mkey.range(3999), Ok((999, 3, 1)));
     mkey.set_table(990 * KLM, &klm(5, 7, 0)).unwrap();
@@ -97,7 +97,7 @@ fn what_is_known_of_a_table_before_a_change_stays() {
 }
 
 #[test]
-fn a_table_that_changes_has_other_ranges() {
+fn changed_table_changes_translation() {
     let mut keys = new_keys();
     let region = add(&mut keys, key(1, 0, 4096, pages(&[0x1000])));
     let table = [klm(8, region, 0), klm(8, region, 100)].concat();
@@ -112,7 +112,7 @@ fn a_table_that_changes_has_other_ranges() {
 }
 
 #[test]
-fn addresses_without_bounds_wrap() {
+fn unbounded_addresses_wrap() {
     let mut keys = new_keys();
     let mut mkey = key(1, 0, 0, [vec![0; 8], pages(&[0, 0, 0])].concat());
     set!(mkey.context, mkc, length64, 1u32);

@@ -9,7 +9,7 @@ use super::*;
 const DRAINED: u8 = 0x1c;
 
 #[test]
-fn a_drained_target_takes_nothing_and_may_go() {
+fn drained_dct_accepts_no_message_and_is_destroyed() {
     let mut star = star();
     let (own, peer) = (star.mr, star.targets[0].mr);
     let number = star.targets[0].dct.number;
@@ -29,7 +29,7 @@ fn a_drained_target_takes_nothing_and_may_go() {
 }
 
 #[test]
-fn a_target_is_drained_when_it_has_finished_what_it_began() {
+fn dct_is_drained_after_message_in_progress() {
     let mut star = star();
     let own = star.mr;
     let number = star.targets[0].dct.number;
@@ -47,7 +47,7 @@ fn a_target_is_drained_when_it_has_finished_what_it_began() {
 }
 
 #[test]
-fn a_target_is_drained_though_an_initiator_is_gone() {
+fn dct_is_drained_after_timeout_of_dead_dci() {
     let mut star = star();
     let number = star.targets[0].dct.number;
     let index = star.receive(0);
@@ -70,7 +70,7 @@ fn a_target_is_drained_though_an_initiator_is_gone() {
 }
 
 #[test]
-fn a_target_is_drained_though_it_refused_a_message() {
+fn dct_is_drained_after_rejected_message() {
     let mut star = star();
     let number = star.targets[0].dct.number;
     let peer = star.targets[0].mr;

@@ -119,7 +119,7 @@ fn star() -> Star {
 }
 
 #[test]
-fn all_operations_reach_the_target_that_is_named() {
+fn each_operation_reaches_addressed_dct() {
     let mut star = star();
     for round in 0..6u64 {
         let target = round as usize % 2;
@@ -155,7 +155,7 @@ fn all_operations_reach_the_target_that_is_named() {
 }
 
 #[test]
-fn an_initiator_is_connected_to_one_target_at_a_time() {
+fn dci_connects_to_one_dct_at_a_time() {
     let mut star = star();
     let own = star.mr;
     // Both targets in turn, with one doorbell.
@@ -177,7 +177,7 @@ fn an_initiator_is_connected_to_one_target_at_a_time() {
 }
 
 #[test]
-fn a_target_does_not_change_for_the_same_address() {
+fn requests_to_same_dct_share_connection() {
     let mut star = star();
     let (own, peer) = (star.mr, star.targets[0].mr);
     for _ in 0..10 {
@@ -188,7 +188,7 @@ fn a_target_does_not_change_for_the_same_address() {
 }
 
 #[test]
-fn many_initiators_use_a_target() {
+fn dct_serves_several_dcis() {
     let mut star = star();
     let peer = star.targets[0].mr;
     let mut initiators = Vec::new();
@@ -211,7 +211,7 @@ fn many_initiators_use_a_target() {
 }
 
 #[test]
-fn a_wrong_key_is_refused_and_told() {
+fn wrong_dc_key_is_rejected_and_reported() {
     let mut star = star();
     let (own, peer) = (star.mr, star.targets[0].mr);
     let work = Work::write(&peer, 0).local(&own, 0, 8);
@@ -235,7 +235,7 @@ fn a_wrong_key_is_refused_and_told() {
 }
 
 #[test]
-fn a_target_has_rights() {
+fn dct_rejects_operation_without_right() {
     let options = Options {
         rights: [false, true, false],
         ..Options::default()
@@ -254,7 +254,7 @@ fn a_target_has_rights() {
 }
 
 #[test]
-fn a_message_waits_for_a_receive_of_the_target() {
+fn send_to_dct_without_receive_is_retried() {
     let mut star = star();
     let own = star.mr;
     let work = star.to(0, KEY, Work::send().local(&own, 0, 5000));
@@ -268,7 +268,7 @@ fn a_message_waits_for_a_receive_of_the_target() {
 }
 
 #[test]
-fn a_message_with_a_wrong_key_is_one_violation() {
+fn long_message_with_wrong_dc_key_raises_one_event() {
     let mut star = star();
     let (own, peer) = (star.mr, star.targets[0].mr);
     let number = star.targets[0].dct.number;
@@ -285,7 +285,7 @@ fn a_message_with_a_wrong_key_is_one_violation() {
 }
 
 #[test]
-fn a_target_counts_the_connections_that_come() {
+fn dct_counts_accepted_connections() {
     let mut star = star();
     let sets = [0; 2].map(|_| star.rig.simple(1, MLX5_CMD_OP_ALLOC_Q_COUNTER, 0));
     let options = Options {

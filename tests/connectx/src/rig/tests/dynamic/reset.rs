@@ -7,7 +7,7 @@ use super::*;
 use crate::network::plan::{Delay, Plan, Rule};
 
 #[test]
-fn an_initiator_that_failed_connects_anew_after_reset() {
+fn failed_dci_reconnects_after_reset() {
     let mut star = star();
     let own = star.mr;
     let peer = star.targets[0].mr;
@@ -28,7 +28,7 @@ fn an_initiator_that_failed_connects_anew_after_reset() {
 }
 
 #[test]
-fn what_is_left_of_a_connection_does_not_reach_the_next() {
+fn delayed_packets_of_old_connection_are_ignored() {
     let mut star = star();
     let (own, peer) = (star.mr, star.targets[0].mr);
     star.rig.write(0, own.address, &[7; 8]);
@@ -61,7 +61,7 @@ fn what_is_left_of_a_connection_does_not_reach_the_next() {
 }
 
 #[test]
-fn an_initiator_connects_again_after_its_device_was_reset() {
+fn dci_reconnects_after_device_reset() {
     let mut star = star();
     for round in 0..3u8 {
         let (own, peer) = (star.mr, star.targets[0].mr);
@@ -87,7 +87,7 @@ fn an_initiator_connects_again_after_its_device_was_reset() {
 }
 
 #[test]
-fn a_receive_of_a_message_that_was_cut_off_is_for_the_next() {
+fn receive_of_aborted_message_is_reused() {
     let mut star = star();
     let index = star.receive(0);
     star.begin(Work::send());

@@ -51,7 +51,7 @@ const ACCESS: Option<u32> = Some(Syndrome::RemoteAccess as u32);
 const FLUSH: Option<u32> = Some(Syndrome::Flush as u32);
 
 #[test]
-fn a_failure_is_of_one_stream() {
+fn failure_affects_one_stream_only() {
     for (at_target, error) in [(false, PROTECTION), (true, ACCESS)] {
         let mut star = star(STREAMS);
         let posted = [
@@ -67,7 +67,7 @@ fn a_failure_is_of_one_stream() {
 }
 
 #[test]
-fn what_has_begun_behind_a_failure_is_flushed() {
+fn started_requests_after_failure_are_flushed() {
     let mut star = star(STREAMS);
     // Nothing is answered before all of it has begun.
     let target = star.targets[0].mr;
@@ -87,7 +87,7 @@ fn what_has_begun_behind_a_failure_is_flushed() {
 }
 
 #[test]
-fn a_stream_that_failed_goes_on_after_its_reset() {
+fn failed_stream_continues_after_reset() {
     let mut star = star(STREAMS);
     let dci = star.dci;
     for round in 0..10 {
@@ -102,7 +102,7 @@ fn a_stream_that_failed_goes_on_after_its_reset() {
 }
 
 #[test]
-fn a_stream_is_reset_and_nothing_else() {
+fn stream_reset_with_other_changes_is_rejected() {
     const Q_KEY: u32 = 1 << 5;
     type Change = fn(&mut Vec<u8>);
     let bad: [(Change, Status); 6] = [
@@ -135,7 +135,7 @@ fn a_stream_is_reset_and_nothing_else() {
 }
 
 #[test]
-fn with_too_many_streams_the_queue_pair_fails() {
+fn qp_fails_after_too_many_failed_streams() {
     let mut star = star(STREAMS);
     for stream in 1..4 {
         star.fail(stream, false);
@@ -158,7 +158,7 @@ fn with_too_many_streams_the_queue_pair_fails() {
 }
 
 #[test]
-fn a_work_request_that_makes_no_sense_is_no_matter_of_streams() {
+fn malformed_wqe_fails_qp_with_streams() {
     let mut star = star(STREAMS);
     star.post(0, Work::new(0x3f).stream(1));
     star.rig.run();
@@ -166,7 +166,7 @@ fn a_work_request_that_makes_no_sense_is_no_matter_of_streams() {
 }
 
 #[test]
-fn streams_do_not_wait_for_each_other_s_targets() {
+fn stream_does_not_wait_for_dct_of_other_stream() {
     for (streams, waits) in [((0, 0), true), (STREAMS, false)] {
         let mut star = star(streams);
         let own = star.mr;
@@ -187,7 +187,7 @@ fn streams_do_not_wait_for_each_other_s_targets() {
 }
 
 #[test]
-fn strong_order_is_that_of_a_stream() {
+fn strong_ordering_applies_within_stream() {
     let mut star = star(STREAMS);
     let (own, peer) = (star.mr, star.targets[1].mr);
     star.rig.write(0, own.address, &[7; 8]);
@@ -201,7 +201,7 @@ fn strong_order_is_that_of_a_stream() {
 }
 
 #[test]
-fn streams_take_turns_on_channels() {
+fn streams_share_channels() {
     let mut star = star((1, 1));
     let own = star.mr;
     let posted: Vec<_> = (0..20u16)
@@ -221,7 +221,7 @@ fn streams_take_turns_on_channels() {
 }
 
 #[test]
-fn each_stream_is_in_order_on_a_network_that_loses_packets() {
+fn stream_keeps_order_on_lossy_network() {
     let mut star = star(STREAMS);
     let (own, rules) = (
         star.mr,
@@ -257,7 +257,7 @@ fn each_stream_is_in_order_on_a_network_that_loses_packets() {
 }
 
 #[test]
-fn without_streams_their_numbers_mean_nothing() {
+fn stream_numbers_are_ignored_without_streams() {
     let mut star = star((0, 0));
     for stream in 0..4 {
         star.write(0, stream);
