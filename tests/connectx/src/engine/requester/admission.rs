@@ -10,7 +10,7 @@ use crate::object::cq::Syndrome;
 use crate::object::qp::{self, Qp, Transport};
 
 impl Requester<'_> {
-    /// Begins the next work request, if there is one and it may.
+    /// Begins the next work request. Returns `false` if there is none, or if it must wait.
     pub(super) fn begin(&mut self) -> bool {
         let state = &self.qp.requester;
         let is_clear = state.channels.len() < self.qp.attributes.streams.channels
@@ -40,8 +40,8 @@ impl Requester<'_> {
         true
     }
 
-    /// The channel for a work request, if it need not wait: that which has its stream already, a new one, or
-    /// one that is idle.
+    /// Returns the channel for a work request: the channel of its stream, a new channel, or an idle channel. Returns
+    /// `None` if the work request must wait.
     fn channel_for(&mut self, wqe: &Wqe) -> Option<usize> {
         let streams = self.qp.attributes.streams;
         let stream = if streams.any() { wqe.control.stream } else { 0 };
@@ -83,7 +83,7 @@ impl Requester<'_> {
         })
     }
 
-    /// The next work request, if there is one.
+    /// Returns the next work request: the stalled one, or the next in the ring.
     fn next_wqe(&mut self) -> Option<Wqe> {
         if let Some(wqe) = self.qp.requester.stalled.take() {
             return Some(wqe);
@@ -99,7 +99,7 @@ impl Requester<'_> {
         })
     }
 
-    /// Takes a work request from the ring; `None` if it makes no sense.
+    /// Takes a work request from the ring. Returns `None` if it is malformed.
     fn fetch(&mut self) -> Option<Wqe> {
         let next = self.qp.requester.next;
         let ring = self.qp.send.as_ref()?;
@@ -122,13 +122,13 @@ impl Requester<'_> {
         Some(wqe)
     }
 
-    /// Returns `true` if a work request need not wait for those before it on its channel.
+    /// Returns `true` if a work request may begin before the earlier ones of its channel are done.
     fn may_begin(&self, c: usize, wqe: &Wqe) -> bool {
         let channel = &self.qp.requester.channels[c];
         let fails = channel.work.back().is_some_and(|work| work.error.is_some());
         let is_read = matches!(wqe.operation, Operation::Read(_) | Operation::Atomic(_));
         let fence = match wqe.operation {
-            // What is sent again is to find the keys as they were.
+            // Retransmissions of earlier requests need the unchanged keys.
             Operation::Umr(_) => Fence::All,
             _ => wqe.control.fence,
         };
@@ -143,7 +143,7 @@ impl Requester<'_> {
         {
             return false;
         }
-        // One DC target at a time.
+        // A channel is connected to one DC target at a time.
         let connected = channel.connection.map(|(address, _)| address);
         self.qp.transport != Transport::Dci
             || wqe.address.is_none()
@@ -151,7 +151,7 @@ impl Requester<'_> {
             || channel.is_idle()
     }
 
-    /// Prepares a work request. Returns how many packets it takes.
+    /// Prepares a work request. Returns the number of its packets.
     fn prepare(&mut self, c: usize, wqe: &Wqe, first: Psn) -> Result<u32, Stop> {
         if self.qp.requester.channels[c].failed {
             return Err(Stop::Failed(Syndrome::Flush));
@@ -186,7 +186,7 @@ impl Requester<'_> {
     }
 }
 
-/// Checks what a queue pair asks for before it begins.
+/// Checks that the transport allows a work request, and that its length is valid.
 fn check(qp: &Qp, wqe: &Wqe) -> Result<(), Syndrome> {
     let transport = qp.transport;
     let allowed = match &wqe.operation {

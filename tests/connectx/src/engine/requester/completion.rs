@@ -9,7 +9,7 @@ use crate::object::cq::{Completion, Kind, Syndrome};
 use crate::object::qp::Qp;
 
 impl Requester<'_> {
-    /// Ends what is done on a channel, or fails.
+    /// Completes finished work requests, or fails the channel if its first unfinished one has an error.
     pub(super) fn settle(&mut self, c: usize) {
         let channel = &self.qp.requester.channels[c];
         let first = channel.work.get(channel.first());
@@ -19,7 +19,7 @@ impl Requester<'_> {
         }
     }
 
-    /// Completes the work requests that are done, as long as all before them are.
+    /// Completes the finished work requests, in order, up to the first unfinished one.
     fn retire(&mut self) {
         while let Some(work) = self.qp.requester.take_ended() {
             let control = work.wqe.control;
@@ -36,8 +36,8 @@ impl Requester<'_> {
         }
     }
 
-    /// The first work request of a channel that has not ended fails, and so does its stream. With too many
-    /// of them, and with what is no matter of streams, the queue pair does.
+    /// Fails the first unfinished work request of a channel, and its stream. Also fails the queue pair if too many
+    /// streams have failed, or if the error is not specific to a stream.
     pub(super) fn fail_first(&mut self, c: usize, syndrome: Syndrome) {
         let state = &mut self.qp.requester;
         let channel = &mut state.channels[c];
@@ -51,7 +51,7 @@ impl Requester<'_> {
     }
 }
 
-/// Completes as flushed all that is posted to a send queue, for a queue pair in the error state.
+/// Completes all posted work requests as flushed, for a queue pair in the error state.
 pub(in crate::engine) fn flush(device: &mut Device, qp: &mut Qp) {
     let state = &mut qp.requester;
     let stalled = state.stalled.take().map(|wqe| (wqe.control, None));
@@ -72,7 +72,7 @@ pub(in crate::engine) fn flush(device: &mut Device, qp: &mut Qp) {
     }
 }
 
-/// Takes the next work request from the ring only to know which it is.
+/// Takes the control segment of the next work request from the ring.
 fn take_control(device: &Device, qp: &mut Qp) -> Option<Control> {
     let state = &mut qp.requester;
     let posted = state.posted.filter(|_| state.has_posted())?;
@@ -90,7 +90,7 @@ fn take_control(device: &Device, qp: &mut Qp) -> Option<Control> {
     sensible.then_some(control)
 }
 
-/// A completion for a work request.
+/// Returns the completion of a work request.
 fn completion(qp: &Qp, control: &Control) -> Completion {
     Completion {
         kind: Kind::Request,

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The sending side of a queue pair: takes work requests from the send queue and completes them in order.
+//! Sending side of a queue pair, which takes work requests from the send queue and completes them in order.
 //!
-//! A [`Channel`] carries out the work requests that have begun. If a packet is lost, sending begins again at the first
-//! packet that is not acknowledged. Each packet is then built again from guest memory, and a READ requests only the
-//! rest.
+//! # Operation
 //!
-//! With streams, which a DC initiator may have, a failure is of one stream: what else is posted to it is
-//! flushed, until the driver resets it. The queue pair fails when too many streams have.
+//! A [`Channel`] executes the work requests that have begun. `admission` selects the channel of a work request,
+//! `transmission` sends its packets, `response` handles the responses, and `completion` reports the result.
+//!
+//! # Recovery
+//!
+//! After a lost packet, transmission resumes at the first unacknowledged packet. Each packet is built from guest memory
+//! again, and a READ requests only the missing part.
+//!
+//! A DC initiator may have streams. A failure then affects one stream: its later work requests are flushed until the
+//! driver resets the stream. The queue pair fails when too many streams have failed.
 
 mod admission;
 mod completion;
@@ -32,32 +38,32 @@ pub(super) use transmission::gather;
 /// State of a send queue.
 #[derive(Debug, Default)]
 pub struct State {
-    /// The block after the last work request that was taken.
+    /// The block after the last work request taken from the ring.
     next: u16,
-    /// The last work request that is posted.
+    /// Index of the last posted work request.
     posted: Option<u16>,
-    /// A work request that was taken, and waits until it may begin.
+    /// A work request that is taken from the ring and cannot begin yet.
     stalled: Option<Wqe>,
-    /// Channels that carry out work requests: more than one only with streams.
+    /// Channels that execute work requests. Only a queue pair with streams has several.
     channels: Vec<Channel>,
-    /// The channels of the work requests that have begun and were not completed, in order.
+    /// Channels of the work requests that have begun and are not completed, in order.
     order: VecDeque<usize>,
     /// Streams that have failed.
     errors: BTreeSet<u16>,
-    /// In the error state when to look for work requests.
+    /// In the error state: time of the next poll for work requests.
     watch: Option<Duration>,
-    /// When the engine will call.
+    /// Time of the timer that the engine has for this queue pair.
     alarm: Option<Duration>,
-    /// After which time work requests are looked for again, in the error state.
+    /// In the error state: time between two polls for work requests.
     interval: Duration,
 }
 
-/// Why a work request does not go on.
+/// Reason for which a work request does not proceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// It has failed.
     Failed(Syndrome),
-    /// Memory is absent, and asked for: nothing was done.
+    /// Memory is absent, and a page fault is raised. The request has had no effect.
     Waiting,
 }
 
@@ -72,14 +78,14 @@ impl Stop {
 }
 
 impl State {
-    /// Learns of work requests up to the one at the index `counter`, in a ring of so many blocks.
+    /// Records that work requests up to the index `counter` are posted, in a ring of `blocks` blocks.
     pub fn post(&mut self, counter: u16, blocks: u32) {
         if !self.knows(counter, blocks) {
             self.posted = Some(counter);
         }
     }
 
-    /// Returns `true` if posted work requests up to the index `counter` are known already, in a ring of `blocks`
+    /// Returns `true` if work requests up to the index `counter` are already recorded as posted, in a ring of `blocks`
     /// blocks.
     pub fn knows(&self, counter: u16, blocks: u32) -> bool {
         let known = self.posted.unwrap_or(self.next.wrapping_sub(1));
@@ -87,7 +93,7 @@ impl State {
         !(1..=blocks).contains(&u32::from(ahead))
     }
 
-    /// The engine calls at `time`. Returns whether it is expected.
+    /// Handles the alarm of `time`. Returns `true` if this alarm is set.
     pub fn alarm(&mut self, time: Duration) -> bool {
         let expected = self.alarm == Some(time);
         if expected {
@@ -96,12 +102,12 @@ impl State {
         expected
     }
 
-    /// When the engine will call.
+    /// Returns the time of the timer that the engine has for this queue pair.
     pub fn alarm_time(&self) -> Option<Duration> {
         self.alarm
     }
 
-    /// When the engine is to call, if it does not know yet, or thinks that it is later.
+    /// Sets the alarm to the earliest deadline. Returns the time if the alarm has changed.
     pub fn set_alarm(&mut self) -> Option<Duration> {
         let channels = self.channels.iter();
         let due = channels.flat_map(|channel| [channel.resume, channel.deadline]);
@@ -113,24 +119,24 @@ impl State {
         self.alarm
     }
 
-    /// In the error state: looks for work requests again, in intervals from the first to the second.
+    /// In the error state: schedules the next poll for work requests. The interval doubles from `first` to `last`.
     pub fn watch(&mut self, now: Duration, (first, last): (Duration, Duration)) {
         self.interval = (self.interval * 2).clamp(first, last);
         self.watch = Some(now + self.interval);
     }
 
-    /// The sequence number of the first packet of the next work request, once there was one.
+    /// Returns the first sequence number of the next work request. Returns `None` before the first work request.
     pub fn next_psn(&self) -> Option<u32> {
         let sequence = self.channels.first()?.sequence;
         sequence.map(|sequence| sequence.end.get())
     }
 
-    /// Lets a stream that has failed go on. Returns `None` if it has not failed.
+    /// Resets a failed stream. Returns `None` if the stream has not failed.
     pub fn reset_stream(&mut self, stream: u16) -> Option<()> {
         self.errors.remove(&stream).then_some(())
     }
 
-    /// Takes the next work request to complete, if it has ended.
+    /// Takes the next work request to complete, if it is done or has failed.
     fn take_ended(&mut self) -> Option<Work> {
         let channel = self.channels.get_mut(*self.order.front()?)?;
         let work = channel.work.front()?;
@@ -143,14 +149,14 @@ impl State {
         channel.work.pop_front()
     }
 
-    /// Returns `true` if there are posted work requests that were not taken.
+    /// Returns `true` if the ring has posted work requests.
     fn has_posted(&self) -> bool {
         let posted = self.posted.map(|posted| posted.wrapping_sub(self.next));
         posted.is_some_and(|ahead| ahead as i16 >= 0)
     }
 }
 
-/// A send queue at work.
+/// Send queue of a queue pair, with the device and the network that it uses.
 #[derive(Debug)]
 pub struct Requester<'a> {
     device: &'a mut Device,
@@ -159,12 +165,12 @@ pub struct Requester<'a> {
 }
 
 impl<'a> Requester<'a> {
-    /// The send queue of `qp`.
+    /// Returns the send queue of `qp`.
     pub fn new(device: &'a mut Device, qp: &'a mut Qp, outbox: &'a mut Outbox) -> Self {
         Requester { device, qp, outbox }
     }
 
-    /// Sends what may be sent.
+    /// Sends packets and begins work requests, up to `BURST` steps.
     pub fn proceed(&mut self) {
         let mut left = BURST;
         while left > 0 && self.step() {
@@ -180,7 +186,7 @@ impl<'a> Requester<'a> {
         self.set_deadlines();
     }
 
-    /// Time has passed.
+    /// Handles the expired deadlines of all channels.
     pub fn timeout(&mut self) {
         for c in 0..self.qp.requester.channels.len() {
             self.channel_timeout(c);
@@ -189,7 +195,7 @@ impl<'a> Requester<'a> {
 
     fn channel_timeout(&mut self, c: usize) {
         let now = self.outbox.now;
-        // Another channel may have failed, and the queue pair with it.
+        // A failure of another channel may have failed the queue pair, which removes all channels.
         let Some(channel) = self.qp.requester.channels.get_mut(c) else {
             return;
         };
@@ -210,17 +216,17 @@ impl<'a> Requester<'a> {
         }
     }
 
-    /// Sends a packet or begins a work request. Returns whether there was one.
+    /// Sends a packet or begins a work request. Returns `false` if neither is possible.
     fn step(&mut self) -> bool {
         (0..self.qp.requester.channels.len()).any(|c| self.transmit(c)) || self.begin()
     }
 
-    /// Returns `true` if the queue may make progress: it is not in the error state, and waits for no page.
+    /// Returns `true` if the queue pair is not in the error state and waits for no page.
     fn is_able(&self) -> bool {
         self.qp.state != qp::State::Error && !page_fault::is_waiting(self.device, self.qp.number)
     }
 
-    /// Raises an event when a send queue that the driver drains is drained.
+    /// Raises an event if the driver drains the send queue and the queue is idle.
     fn check_drained(&mut self) {
         let state = &self.qp.requester;
         let idle = state.order.is_empty() && state.stalled.is_none();
@@ -231,7 +237,7 @@ impl<'a> Requester<'a> {
         }
     }
 
-    /// Sets the time for peers to answer, where they have to and none is set.
+    /// Sets the response deadline of each channel with packets in flight, if it is not set yet.
     fn set_deadlines(&mut self) {
         let code = self.qp.attributes.ack_timeout;
         for channel in &mut self.qp.requester.channels {

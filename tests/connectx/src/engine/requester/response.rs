@@ -10,11 +10,11 @@ use crate::engine::wqe::Operation;
 use crate::network::packet::{Answer, Body, Nak, Packet, Psn, Service};
 use crate::object::cq::Syndrome;
 
-/// The RNR retry count that stands for no limit.
+/// RNR retry count that means unlimited retries.
 const FOR_EVER: u8 = 7;
 
 impl Requester<'_> {
-    /// An answer of the peer arrived.
+    /// Handles a response of the peer.
     pub fn answered(&mut self, packet: &Packet) {
         let Some(c) = self.channel_of(packet) else {
             return;
@@ -34,7 +34,7 @@ impl Requester<'_> {
         }
     }
 
-    /// The channel that an answer is for, if it was waited for.
+    /// Returns the channel of a response. Returns `None` if no channel has a request in flight for it.
     fn channel_of(&self, packet: &Packet) -> Option<usize> {
         let is_of = |channel: &Channel| match (packet.service, &channel.connection) {
             (Service::Dc(answered), Some((_, current))) => answered.number == current.number,
@@ -61,12 +61,12 @@ impl Requester<'_> {
         if missing.is_some() {
             self.lost(c);
         }
-        // What has ended may have let another fail, and perhaps the queue pair.
+        // Completion may have failed another channel and the queue pair.
         let channel = self.qp.requester.channels.get(c);
         missing.is_none() && channel.is_some_and(|channel| !channel.failed)
     }
 
-    /// All before `to` is done.
+    /// Records that all packets before `to` are acknowledged.
     fn progress(&mut self, c: usize, to: Psn) {
         let attributes = &self.qp.attributes;
         let channel = &mut self.qp.requester.channels[c];
@@ -76,7 +76,7 @@ impl Requester<'_> {
         self.settle(c);
     }
 
-    /// Something was lost: sends it again, once.
+    /// Resends after a loss, unless a resend is already in progress or an RNR delay runs.
     fn lost(&mut self, c: usize) {
         let channel = self.qp.requester.channels.get_mut(c);
         if let Some(channel) = channel.filter(|it| !it.repeated && it.resume.is_none()) {
@@ -101,7 +101,7 @@ impl Requester<'_> {
         channel.rewind();
     }
 
-    /// Data that was asked for arrived.
+    /// Handles a response with data.
     fn receive(&mut self, c: usize, packet: &Packet) {
         let psn = packet.psn;
         let channel = &self.qp.requester.channels[c];
@@ -122,7 +122,7 @@ impl Requester<'_> {
         }
     }
 
-    /// Takes the data of the first work request's answer.
+    /// Stores the data of a response to the first unfinished work request.
     fn take_answer(&mut self, c: usize, packet: &Packet) -> Result<(), Stop> {
         const BAD: Stop = Stop::Failed(Syndrome::BadResponse);
         let mtu = self.qp.attributes.mtu;
@@ -170,7 +170,7 @@ fn refused(nak: Nak) -> Syndrome {
     }
 }
 
-/// The time that a code of the RNR timer stands for.
+/// Returns the delay of an RNR timer code.
 fn rnr_delay(code: u8) -> Duration {
     // In units of 10 µs, by the InfiniBand specification.
     const DELAYS: [u64; 32] = [

@@ -10,11 +10,11 @@ use crate::network::packet::{Answer, Body, Grh, Packet, Path, Position, Psn, Ret
 use crate::object::mkey::Fault;
 use crate::object::qp::{Qp, Transport};
 
-/// Every so many packets of a long message an acknowledgement is asked for.
+/// Number of packets of a long message between two requests for an acknowledgement.
 const ASK: u32 = BURST as u32 / 2;
 
 impl Requester<'_> {
-    /// Sends the packet at the cursor of a channel. Returns whether there was one, and it could be made.
+    /// Sends the packet at the cursor of a channel. Returns `false` if there is none, or if its data is not accessible.
     pub(super) fn transmit(&mut self, c: usize) -> bool {
         let channel = self.qp.requester.channels.get(c);
         let sequence = channel.and_then(Channel::to_send);
@@ -74,7 +74,7 @@ impl Requester<'_> {
         true
     }
 
-    /// The data of a packet.
+    /// Returns the payload of a packet.
     fn payload(&mut self, c: usize, index: usize, skip: u32) -> Result<Vec<u8>, Fault> {
         let work = &self.qp.requester.channels[c].work[index];
         if work.is_read() {
@@ -157,7 +157,7 @@ fn body(work: &Work, psn: Psn, skip: u32) -> (Body, Psn) {
         }
         Operation::Read(remote) => (Body::ReadRequest(reth(remote)), work.end()),
         Operation::Atomic(atomic) => (Body::Atomic(*atomic), next),
-        // Has no packets.
+        // These work requests have no packets.
         Operation::Malformed | Operation::Nop | Operation::Umr(_) => {
             (Body::Acknowledge(Answer::Ack), next)
         }

@@ -12,11 +12,11 @@ use crate::object::mkey::{self, Access, Fault, User};
 use crate::object::receive::{self, Wqe};
 use crate::object::scatter::capacity;
 
-/// Why a request is not carried out.
+/// Reason for which a request is not executed.
 pub(super) enum Refusal {
-    /// There is no receive, or memory is absent. Nothing was done.
+    /// No receive is posted, or memory is absent. The request has had no effect.
     NotReady,
-    /// It never will be.
+    /// The request is invalid: the connection ends with this NAK, and with the event if there is one.
     Final(Nak, Option<QpEvent>),
 }
 
@@ -43,8 +43,8 @@ impl Responder<'_> {
         }
     }
 
-    /// Checks that a packet begins a message if and only if none is under way, and that it is full unless
-    /// it ends one.
+    /// Checks that a packet begins a message if and only if no message is in progress, and that a packet which does not
+    /// end its message is full.
     fn check_shape(&self, packet: &Packet, position: Position) -> Result<(), Refusal> {
         let mtu = self.target.peer.mtu as usize;
         let fits = match position.ends() {
@@ -166,7 +166,7 @@ impl Responder<'_> {
         Ok(())
     }
 
-    /// Carries out an atomic operation, in the machine's byte order. Returns what was there.
+    /// Executes an atomic operation, in little-endian byte order. Returns the previous value.
     fn operate(&mut self, atomic: &Atomic) -> Result<u64, Fault> {
         let user = self.user(Access::RemoteAtomic);
         let size = usize::from(atomic.size);
@@ -179,7 +179,7 @@ impl Responder<'_> {
         Ok(found)
     }
 
-    /// Returns the response to a request after a fault in memory that the peer named.
+    /// Returns the response to a request after a fault in memory that the request addresses.
     fn denied(&mut self, fault: Fault) -> Refusal {
         match page_fault::waits(self.device, self.target.number, fault) {
             true => Refusal::NotReady,
@@ -211,7 +211,7 @@ impl Responder<'_> {
         }
     }
 
-    /// Checks that a WRITE may be begun; one of a single packet is checked when it is written.
+    /// Checks that a WRITE may begin. The memory of a single packet is checked when it is written.
     fn may_write(&mut self, position: Position, reth: Reth) -> Result<Reth, Refusal> {
         let user = self.user(Access::RemoteWrite);
         let length = u64::from(reth.length);
@@ -254,7 +254,7 @@ impl Responder<'_> {
             .ok_or(Refusal::NotReady)
     }
 
-    /// Returns `true` if a message goes into its completion.
+    /// Returns `true` if the completion holds the data of the message.
     fn fits_completion(&self, position: Position, packet: &Packet) -> bool {
         let length = packet.payload.len();
         position == Position::Only && length > 0 && length <= usize::from(self.target.scatter)
@@ -266,13 +266,13 @@ impl Responder<'_> {
         reach(self.device).scatter(pd, user.qp, &wqe.segments, skip, bytes)
     }
 
-    /// Takes back a memory key, as a peer asked.
+    /// Invalidates a memory key for a SEND with invalidate.
     fn invalidate(&mut self, key: u32) -> Option<()> {
         let keys = &mut self.device.objects.mkeys;
         mkey::invalidate(keys, key, self.target.pd?, self.target.number).ok()
     }
 
-    /// A completion for a receive, but for what it received.
+    /// Returns the completion of a receive, without kind and data.
     fn completion(&self, wqe: &Wqe, packet: &Packet) -> Completion {
         Completion {
             qpn: self.target.number,

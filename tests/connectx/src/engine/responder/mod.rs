@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The receiving side of a connection: carries out the requests of a peer and answers them.
+//! Receiving side of a connection, which executes the requests of a peer and responds.
 //!
 //! Requests are executed in the order of their sequence numbers, each once. A duplicate request gets another response:
 //! a READ is executed again, and the result of an atomic operation is kept for this. Responses wait in a queue, and
@@ -24,21 +24,21 @@ pub use target::{Peer, Target};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed;
 
-/// A receiver at work.
+/// Receiver of requests, with the state of one connection.
 #[derive(Debug)]
 pub struct Responder<'a> {
     /// The device.
     pub device: &'a mut Device,
     /// The receiver.
     pub target: &'a Target,
-    /// Where receives come from.
+    /// Receive queue.
     pub receive: &'a mut Receive,
     /// Receive state of the connection.
     pub state: &'a mut State,
 }
 
 impl Responder<'_> {
-    /// Takes a request.
+    /// Handles a request.
     pub fn request(&mut self, packet: &Packet) -> Result<(), Failed> {
         if self.state.failed {
             return Ok(());
@@ -57,7 +57,7 @@ impl Responder<'_> {
         Ok(())
     }
 
-    /// The packet that was expected.
+    /// Executes the expected packet.
     fn in_sequence(&mut self, packet: &Packet) {
         let psn = packet.psn;
         match self.execute(packet) {
@@ -81,7 +81,7 @@ impl Responder<'_> {
         }
     }
 
-    /// A packet before this one is missing: asks for it, once.
+    /// Handles a gap: requests the packet `expected` again, once.
     fn missing(&mut self, expected: Psn) {
         if !self.state.refused {
             self.count(|count| count.out_of_sequence += 1);
@@ -91,7 +91,7 @@ impl Responder<'_> {
         }
     }
 
-    /// A packet that was carried out already came again, since its answer is late or lost.
+    /// Handles a duplicate, whose response is late or lost.
     fn again(&mut self, packet: &Packet, expected: Psn) {
         self.count(|count| count.duplicates += 1);
         match packet.body {
@@ -112,7 +112,7 @@ impl Responder<'_> {
         }
     }
 
-    /// A packet of a connection that has no answers. When some are lost, so is the message.
+    /// Handles a packet of a connection without responses. A lost packet discards its message.
     fn unreliable(&mut self, packet: &Packet, distance: i32) -> Result<(), Failed> {
         if distance != 0 {
             self.count(|count| count.out_of_sequence += 1);

@@ -22,45 +22,45 @@ const ATOMICS: usize = 128;
 /// Receive state of a connection.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// The sequence number that comes next, once the first packet came.
+    /// Next sequence number; `None` before the first packet.
     pub(super) expected: Option<Psn>,
     /// `true` if the expected packet was requested again: the packets behind it are ignored until it arrives.
     pub(super) refused: bool,
     /// `true` if a request was rejected with a final NAK.
     pub(super) failed: bool,
-    /// The message that is under way.
+    /// The message in progress.
     pub(super) message: Option<Message>,
-    /// A receive that was taken for a message of which a part was lost.
+    /// A receive taken for a message that was discarded.
     pub(super) spare: Option<Wqe>,
-    /// Answers that were not sent yet.
+    /// Responses that wait to be sent.
     replies: VecDeque<Reply>,
-    /// Values that atomic operations have found, by sequence number.
+    /// Results of atomic operations, by sequence number.
     atomics: VecDeque<(Psn, u64)>,
-    /// Where answers go.
+    /// The sender, which receives the responses.
     pub(super) peer: Option<Peer>,
 }
 
-/// A message of which more is to come.
+/// Message of which more packets follow.
 #[derive(Clone, Debug)]
 pub(super) enum Message {
-    /// A SEND, into this receive, of which so many bytes came.
+    /// A SEND: its receive, and the number of received bytes.
     Send(Wqe, u64),
-    /// A WRITE: what is left of it, and how long all of it is.
+    /// A WRITE: its remaining part, and its total length.
     Write(Reth, u32),
 }
 
-/// An answer to send.
+/// Response that waits to be sent.
 #[derive(Clone, Debug)]
 pub(super) enum Reply {
-    /// All up to here is done.
+    /// Acknowledges all packets up to this one.
     Ack(Psn),
-    /// This one is not done, but may be tried again.
+    /// This packet was not executed, and the peer may retry.
     TryAgain(Psn, Answer),
-    /// This one is refused, and that is the end; perhaps with an event.
+    /// This packet is rejected, which ends the connection, perhaps with an event.
     Refuse(Psn, Nak, Option<QpEvent>),
-    /// The value that an atomic operation found, sent for the first time or again.
+    /// The result of an atomic operation.
     Atomic(Psn, u64, Turn),
-    /// The rest of a READ.
+    /// The remaining part of a READ.
     Read(Reading),
 }
 
@@ -71,7 +71,7 @@ pub(super) enum Turn {
     Again,
 }
 
-/// The answer to a READ, from some packet on.
+/// Remaining part of the response to a READ.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
     pub(super) psn: Psn,
@@ -85,11 +85,11 @@ pub(super) struct Reading {
 /// Progress of sending responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// There is none left.
+    /// All responses are sent.
     Done,
-    /// There are more.
+    /// More responses wait.
     More,
-    /// The last one refused a request for good, which ends the connection.
+    /// The last response was a final NAK, which ends the connection.
     Refused(Option<QpEvent>),
 }
 
@@ -120,13 +120,12 @@ impl State {
         self.message.is_some() || self.has_replies()
     }
 
-    /// The sequence number that is expected next, once anything came.
+    /// Returns the next sequence number. Returns `None` before the first packet.
     pub fn next_psn(&self) -> Option<u32> {
         self.expected.map(Psn::get)
     }
 
-    /// Gives up the message and the answers that are under way. Returns the receive that was taken for the
-    /// message.
+    /// Discards the message in progress and the waiting responses. Returns the receive that the message has taken.
     pub fn abandon(&mut self) -> Option<Wqe> {
         self.replies.clear();
         match self.message.take() {
@@ -151,7 +150,7 @@ impl State {
         self.atomics.push_back((psn, found));
     }
 
-    /// Sends answers, as many as may be sent at once.
+    /// Sends waiting responses, up to `BURST` packets.
     pub fn answer(&mut self, device: &mut Device, outbox: &mut Outbox) -> Progress {
         let Some(peer) = self.peer else {
             return Progress::Done;
@@ -182,7 +181,8 @@ impl State {
         }
     }
 
-    /// Sends one packet of the answer to a READ. If memory is absent, the peer is to ask for the rest again.
+    /// Sends one packet of the response to a READ. If memory is absent, sends an RNR NAK, and the peer requests the rest
+    /// again.
     fn read(&mut self, device: &mut Device, outbox: &mut Outbox, peer: &Peer, reading: Reading) {
         let Reading {
             psn, rest, user, ..
@@ -215,8 +215,8 @@ impl State {
         }
     }
 
-    /// Takes an answer into the queue. One acknowledgement stands for those right before it. A refusal is
-    /// the last answer, and is not lost.
+    /// Queues a response. An acknowledgement replaces an acknowledgement directly before it. A final NAK is queued even
+    /// if the queue is full.
     pub(super) fn reply(&mut self, reply: Reply) {
         if let (Some(Reply::Ack(last)), Reply::Ack(psn)) = (self.replies.back_mut(), &reply) {
             *last = *psn;

@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::network::packet::{Body, Grh, Packet, Path, Psn, Service};
 use crate::object::qp::{Qp, Receive, Rights};
 
-/// Where answers go.
+/// Sender of requests, which receives the responses.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
     path: Path,
@@ -15,7 +15,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// The sender of `packet`, whose queue pair is `number`.
+    /// Returns the sender of `packet`, whose queue pair is `number`.
     pub fn of(packet: &Packet, number: u32, mtu: u32) -> Self {
         let Path {
             source,
@@ -41,7 +41,7 @@ impl Peer {
         }
     }
 
-    /// An answer.
+    /// Returns a response to this sender.
     pub fn packet(&self, psn: Psn, body: Body) -> Packet {
         Packet {
             path: self.path,
@@ -59,15 +59,15 @@ impl Peer {
 /// Receiver: a queue pair or a DC target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its number.
+    /// Number of the queue pair or DC target.
     pub number: u32,
     /// `true` if requests are acknowledged.
     pub reliable: bool,
     /// The sequence number of the first packet.
     pub first: Psn,
-    /// The protection domain; `None` if the shared receive queue that the packet names does not exist.
+    /// Protection domain; `None` if the SRQ of the packet does not exist.
     pub pd: Option<u32>,
-    /// Where completions go.
+    /// Completion queue.
     pub cqn: u32,
     /// User index of the receiver in completions.
     pub user_index: u32,
@@ -79,16 +79,16 @@ pub struct Target {
     pub rights: Rights,
     /// RNR timer code for the sender if no receive is posted.
     pub min_rnr_nak: u8,
-    /// The most bytes of a message that go into its completion.
+    /// Maximum number of bytes of a message whose data its completion holds.
     pub scatter: u8,
-    /// The queue pair that completions name as the source: for DC only.
+    /// Source queue pair in completions; for DC only.
     pub source: u32,
     /// The sender.
     pub peer: Peer,
 }
 
 impl Target {
-    /// A queue pair as the receiver of a packet; for XRC with the queue that the packet names.
+    /// Returns a queue pair as the receiver of a packet, for XRC with the SRQ of the packet.
     pub fn of_qp(device: &Device, qp: &Qp, packet: &Packet) -> (Self, Option<Receive>) {
         let attributes = &qp.attributes;
         let target = Target {

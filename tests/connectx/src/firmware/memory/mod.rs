@@ -7,7 +7,7 @@ pub(super) mod umem;
 
 use super::Handler;
 
-/// The commands of this folder.
+/// Returns the handler of a command for memory.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     [mkey::handler, memic::handler, umem::handler]
         .iter()

@@ -11,7 +11,7 @@ use crate::layout::ifc::*;
 use crate::layout::{at, get, get64, set};
 use crate::object::buffer::Buffer;
 
-/// The commands of this file.
+/// Returns the handler of a command for user memory.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_CREATE_UMEM => Some(create),

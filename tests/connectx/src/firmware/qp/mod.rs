@@ -15,7 +15,7 @@ use crate::object::receive::{Layout, Ring};
 use crate::object::LOG_MAX_STREAMS;
 use transition::modify;
 
-/// The commands of this file.
+/// Returns the handler of a command for queue pairs.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_CREATE_QP => Some(create),
@@ -74,14 +74,14 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
     Ok(())
 }
 
-/// The context that begins at byte `at` of the input.
+/// Returns the context at byte `at` of the input.
 fn context(input: &[u8], at: usize) -> Result<[u8; size!(qpc)], Status> {
     let context = input.get(at..at + size!(qpc));
     let context = context.and_then(|context| context.try_into().ok());
     context.ok_or(Status::BadInputLength)
 }
 
-/// The rings that the context describes. They share pages: the receive ring comes first.
+/// Returns the rings of a context. They share pages, and the receive ring comes first.
 fn rings(
     device: &Device,
     context: &[u8],
@@ -128,7 +128,7 @@ fn rings(
     Ok((send, receive))
 }
 
-/// Where the rings are.
+/// Returns the memory of the rings.
 fn buffer(device: &Device, context: &[u8], input: &[u8], size: u64) -> Result<Buffer, Status> {
     if get!(input, create_qp_in, wq_umem_valid) != 0 {
         let number = get!(input, create_qp_in, wq_umem_id);
@@ -141,12 +141,12 @@ fn buffer(device: &Device, context: &[u8], input: &[u8], size: u64) -> Result<Bu
     Buffer::new(pas, log_page_size, offset, size).ok_or(Status::BadParameter)
 }
 
-/// Where the doorbell record is.
+/// Returns the address of the doorbell record.
 fn record(device: &Device, context: &[u8]) -> Result<u64, Status> {
     let record = get64!(context, qpc, dbr_addr);
     match get!(context, qpc, dbr_umem_valid) {
         0 => Ok(record),
-        // The number of user memory is the last field.
+        // The last field has the number of the user memory.
         _ => umem::record(device, be32(context, size!(qpc) - 4), record),
     }
 }
@@ -187,7 +187,7 @@ fn to_error(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(),
     Ok(())
 }
 
-/// Discards work requests that are not done, and resets both rings.
+/// Discards unfinished work requests, and resets both rings.
 fn to_reset(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
     let number = get!(input, qp_2rst_in, qpn);
     let qp = device

@@ -31,14 +31,14 @@ mod optional {
     pub(super) const ACCESS: u32 = READ | ATOMIC | WRITE;
 }
 
-/// A change of state.
+/// Transition from one state to another.
 struct Transition {
     opcode: u32,
     from: State,
     to: State,
-    /// Takes what always comes with it.
+    /// Copies the mandatory fields.
     always: fn(&mut [u8], &[u8]),
-    /// The optional parameters that may come with it.
+    /// Optional parameters that are valid for the transition.
     optional: u32,
 }
 
@@ -97,7 +97,7 @@ const TRANSITIONS: [Transition; 7] = [
 const RTS_OPTIONAL: u32 =
     optional::ACCESS | optional::MIGRATION | optional::RNR_TIMEOUT | optional::Q_KEY;
 
-/// The state of a path that does not migrate: no other is offered.
+/// State of a path that does not migrate. The device offers no other state.
 const MIGRATED: u32 = 3;
 
 /// `take!(to, from, field…)` copies fields of a QP context.
@@ -124,7 +124,7 @@ fn reset_to_init(to: &mut [u8], from: &[u8]) {
         primary_address_path.pkey_index,
         primary_address_path.vhca_port_num,
     );
-    // Drivers may leave out what a queue pair was created with.
+    // Drivers may omit fields that CREATE_QP has set.
     macro_rules! take_given {
         ($($field:ident),+) => {
             $(if get!(from, qpc, $field) != 0 {
@@ -166,7 +166,7 @@ fn rtr_to_rts(to: &mut [u8], from: &[u8]) {
     );
 }
 
-/// Takes what the optional parameters name.
+/// Copies the fields of the optional parameters.
 fn take_optional(to: &mut [u8], from: &[u8], parameters: u32) {
     if parameters & optional::READ != 0 {
         take!(to, from, rre);
@@ -204,7 +204,7 @@ fn copy(to: &mut [u8], from: &[u8], at: usize, size: usize) {
     to[at..at + size].copy_from_slice(&from[at..at + size]);
 }
 
-/// A transition whose input has a context: all of these inputs are alike.
+/// Executes a transition with a context. All such commands have the same input layout.
 pub(super) fn modify(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
     let opcode = get!(input, init2rtr_qp_in, opcode);
     let transition = TRANSITIONS
@@ -220,7 +220,7 @@ pub(super) fn modify(device: &mut Device, input: &[u8], _output: &mut [u8]) -> R
         return Err(Status::BadQpState);
     }
     let migrates = parameters & optional::MIGRATION != 0 && get!(given, qpc, pm_state) != MIGRATED;
-    // With a reset of a stream nothing else is changed.
+    // The reset of a stream excludes other changes.
     let optional = match extension {
         None => transition.optional,
         Some(_) => 0,
@@ -255,21 +255,21 @@ pub(super) fn modify(device: &mut Device, input: &[u8], _output: &mut [u8]) -> R
 
 /// Optional extension behind the context of a transition. The kernel's header does not define it.
 struct Extension {
-    /// The stream that is to go on after it failed.
+    /// The failed stream to reset.
     stream: u16,
 }
 
 impl Extension {
-    /// Offset of the mask of the parameters that are given: 8 bytes behind the context.
+    /// Offset of the parameter mask, 8 bytes behind the context.
     const PARAMETERS: usize = at!(init2rtr_qp_in, qpc) + size!(qpc) + 8;
-    /// Where the stream is.
+    /// Offset of the stream.
     const STREAM: usize = Self::PARAMETERS + 8 + 2;
-    /// The parameter that is known.
+    /// The only supported parameter.
     const RESET_STREAM: u64 = 1;
 
-    /// The extension of a transition, if it has one.
+    /// Returns the extension of a transition, if the command has one.
     fn of(input: &[u8]) -> Result<Option<Extension>, Status> {
-        // The flag is at the same place in all commands.
+        // All commands have the flag at the same offset.
         if get!(input, create_qp_in, qpc_ext) == 0 {
             return Ok(None);
         }

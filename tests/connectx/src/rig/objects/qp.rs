@@ -15,7 +15,7 @@ pub(crate) struct Spec {
     pub(crate) log_send: u32,
     pub(crate) log_receive: u32,
     pub(crate) xrcd: u32,
-    /// Log2 of the streams that are carried out at once, and of those that may fail.
+    /// Log2 of the number of streams in progress, and of the number of streams that may fail.
     pub(crate) log_streams: (u32, u32),
 }
 
@@ -38,7 +38,7 @@ impl Spec {
 /// Options of a connection between queue pairs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
-    /// As a code: 1 is 256 bytes, 5 is 4096.
+    /// Code of the MTU: 1 is 256 bytes, 5 is 4096 bytes.
     pub(crate) mtu: u32,
     pub(crate) psn: u32,
     pub(crate) retries: u32,
@@ -167,7 +167,7 @@ impl Rig {
         context
     }
 
-    /// Brings a queue pair from reset to where it sends to a peer, on the node with this index.
+    /// Moves a queue pair from RESET to RTS, connected to a peer on the node with this index.
     pub(crate) fn connect_to(&mut self, qp: &Qp, peer: u32, node: usize, options: &Options) {
         let lid = self.lid(node);
         let gid = self.device(node).port.gid();
@@ -228,7 +228,7 @@ impl Rig {
         self.command(qp.node, &input, 16).map(|_| ())
     }
 
-    /// Changes what optional parameters name, of a queue pair that sends.
+    /// Changes optional parameters of a queue pair in the state RTS.
     pub(crate) fn change(&mut self, qp: &Qp, parameters: u32, context: &[u8]) -> Result<(), u8> {
         let mut input = change_of(qp, parameters);
         let at = at!(rts2rts_qp_in, qpc);
@@ -236,7 +236,7 @@ impl Rig {
         self.command(qp.node, &input, 16).map(|_| ())
     }
 
-    /// Lets a stream that has failed go on.
+    /// Resets a failed stream.
     pub(crate) fn reset_stream(&mut self, qp: &Qp, stream: u16) -> Result<(), u8> {
         let input = reset_of_stream(qp, stream);
         self.command(qp.node, &input, 16).map(|_| ())
@@ -248,7 +248,7 @@ impl Rig {
         self.connect_to(other, one.number, one.node, options);
     }
 
-    /// The context of a queue pair.
+    /// Returns the context of a queue pair.
     pub(crate) fn query(&mut self, qp: &Qp) -> Vec<u8> {
         let mut input = [0; 16];
         set!(input, query_qp_in, opcode, MLX5_CMD_OP_QUERY_QP);
@@ -257,7 +257,7 @@ impl Rig {
         output[at!(query_qp_out, qpc)..][..size!(qpc)].to_vec()
     }
 
-    /// The state of a queue pair.
+    /// Returns the state of a queue pair.
     pub(crate) fn state(&mut self, qp: &Qp) -> u32 {
         let context = self.query(qp);
         get!(context, qpc, state)
@@ -267,7 +267,7 @@ impl Rig {
         self.state(qp) == State::Error as u32
     }
 
-    /// Brings a queue pair into the reset state.
+    /// Moves a queue pair into the state RESET.
     pub(crate) fn reset(&mut self, qp: &mut Qp) {
         self.simple(qp.node, MLX5_CMD_OP_2RST_QP, qp.number);
         qp.produced = 0;
@@ -276,7 +276,7 @@ impl Rig {
     }
 }
 
-/// The command by which a queue pair that sends goes on, with changes.
+/// Returns the RTS2RTS_QP command with optional parameters.
 fn change_of(qp: &Qp, parameters: u32) -> Vec<u8> {
     let mut input = vec![0; 0x180];
     set!(input, rts2rts_qp_in, opcode, MLX5_CMD_OP_RTS2RTS_QP);
@@ -285,11 +285,11 @@ fn change_of(qp: &Qp, parameters: u32) -> Vec<u8> {
     input
 }
 
-/// The command by which a stream that has failed goes on.
+/// Returns the command that resets a failed stream.
 pub(crate) fn reset_of_stream(qp: &Qp, stream: u16) -> Vec<u8> {
     let mut input = change_of(qp, 0);
     set!(input, query_qp_in, qpc_ext, 1u32);
-    // As rdma-core has them: which parameters follow the context, and the stream among these.
+    // Offsets of rdma-core: the mask of the parameters behind the context, and the stream.
     put_be(&mut input, 0x108, 8, 1);
     put_be(&mut input, 0x112, 2, u64::from(stream));
     input

@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::interrupts::VECTORS;
 use crate::vfio::codec::{Body, Request};
 
-/// The kinds of interrupts of a PCI device, in vfio's order: INTx, MSI, MSI-X, error, request.
+/// Number of kinds of interrupts of a PCI device, in vfio's order: INTx, MSI, MSI-X, error, request.
 pub(super) const KINDS: u32 = 5;
 pub(super) const MSIX: u32 = 2;
 

@@ -37,22 +37,22 @@ const DEVICE_IS_PCI: u32 = 2;
 
 const VERSION: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_size\":65536}}\0";
 
-/// A machine's connection.
+/// Connection of one machine.
 #[derive(Debug)]
 pub struct Connection {
     id: DeviceId,
     socket: UnixStream,
     /// Room for the longest message.
     buffer: Vec<u8>,
-    /// Bytes of it that have come and were not answered yet.
+    /// Number of received bytes in the buffer.
     filled: usize,
-    /// Files that came, in order, each with the place in the buffer where the bytes end that it came with.
+    /// Received files, in order, each with the end of its bytes in the buffer.
     files: Vec<(usize, OwnedFd)>,
     agreed: bool,
 }
 
 impl Connection {
-    /// Takes the socket of a machine that has just connected.
+    /// Returns a connection on the socket of a machine.
     pub fn new(id: DeviceId, socket: UnixStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         Ok(Connection {
@@ -65,12 +65,12 @@ impl Connection {
         })
     }
 
-    /// Its socket, to wait for.
+    /// Returns the socket, for poll.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Answers what has come, or the first of it. An error ends the connection.
+    /// Receives and answers requests, as far as the buffer has room. An error ends the connection.
     pub fn serve(&mut self, fabric: &mut Fabric) -> io::Result<()> {
         self.fill()?;
         let buffer = std::mem::take(&mut self.buffer);
@@ -112,9 +112,9 @@ impl Connection {
         }
     }
 
-    /// Takes what has come, all of it if there is room: a call for each message would be most of what a
-    /// doorbell costs. The kernel stops after the bytes that files came with, and no message with files is
-    /// sent together with others, so they are for the message of the last byte.
+    /// Receives as many bytes as the buffer has room for: one call per message would dominate the cost of a doorbell.
+    /// `recvmsg` returns after the bytes that files belong to, and a message with files is sent alone. The files
+    /// therefore belong to the message of the last byte.
     fn fill(&mut self) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -137,7 +137,7 @@ impl Connection {
         Ok(())
     }
 
-    /// A machine that has so many answers to read that another does not fit will not be waited for.
+    /// Sends a reply. Fails if the socket has no room: a machine that reads no replies must not block the device.
     fn send(&self, reply: &[u8], attached: Option<&File>) -> io::Result<()> {
         let fds = attached.map(|file| [file.as_fd()]);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -205,7 +205,7 @@ impl Connection {
     }
 }
 
-/// The first message, header and body, if all of it is there.
+/// Returns header and body of the first message, if the message is complete.
 fn first(bytes: &[u8]) -> io::Result<Option<(Header, &[u8])>> {
     let Some(header) = bytes.first_chunk() else {
         return Ok(None);
@@ -215,7 +215,7 @@ fn first(bytes: &[u8]) -> io::Result<Option<(Header, &[u8])>> {
     Ok(body.map(|body| (header, body)))
 }
 
-/// Memory without a file is that of another device, which the network has no use for.
+/// Maps memory of the machine. Memory without a file belongs to another device and is ignored.
 fn map(device: &mut Device, request: Request<'_>, fds: Vec<OwnedFd>) -> Result<Vec<u8>, Errno> {
     let Request::DmaMap {
         flags,

@@ -12,7 +12,7 @@ use crate::fabric::Fabric;
 use crate::pci;
 use crate::vfio::codec::{Body, MAX_TRANSFER};
 
-/// The regions of a PCI device, in vfio's order: six BARs, ROM, configuration space, VGA.
+/// Number of regions of a PCI device, in vfio's order: six BARs, ROM, configuration space, VGA.
 pub(super) const REGIONS: u32 = 9;
 pub(super) const BAR0: u32 = 0;
 pub(super) const CONFIG: u32 = 7;
@@ -20,10 +20,10 @@ pub(super) const CONFIG: u32 = 7;
 const MAPPABLE: u32 = 4;
 const HAS_CAPABILITIES: u32 = 8;
 
-/// Bytes of the description of a region, before its capabilities.
+/// Size of the description of a region without its capabilities, in bytes.
 const REGION_INFO: u32 = 32;
 
-/// The capability of a region parts of which can be mapped, and its version.
+/// Type and version of the capability that lists the mappable areas of a region.
 const SPARSE_MMAP: u32 = 1 | (1 << 16);
 
 /// Returns the description of a region. The first word is its full length: a client with less room repeats the
@@ -44,7 +44,7 @@ pub(super) fn info(room: u32, index: u32, mappable: bool) -> Result<Vec<u8>, Err
     Ok(info)
 }
 
-/// UAR pages, as the only capability and its only area.
+/// Returns the sparse mmap capability, with the UAR pages as its only area.
 fn mappable_part() -> Vec<u8> {
     let Range { start, end } = bar::UAR_PAGES;
     let header = Body::default().u32(SPARSE_MMAP).u32(0);

@@ -14,7 +14,7 @@ use crate::vfio::codec::{message, MAX_TRANSFER};
 
 const ID: DeviceId = DeviceId(0);
 
-/// A machine that has connected, and the device's side.
+/// Connected machine, and the connection at the device.
 struct Machine {
     socket: UnixStream,
     connection: Connection,
@@ -65,7 +65,7 @@ impl Machine {
         self.reply()
     }
 
-    /// A message of the device, with what came along.
+    /// Receives a message of the device, and its files.
     fn receive(&mut self) -> (Vec<u8>, Vec<OwnedFd>) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
