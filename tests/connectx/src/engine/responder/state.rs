@@ -181,8 +181,8 @@ impl State {
         }
     }
 
-    /// Sends one packet of the response to a READ. If memory is absent, sends an RNR NAK, and the peer requests the rest
-    /// again.
+    /// Sends one packet of the response to a READ. If memory is absent, sends an RNR NAK, so that the peer requests the
+    /// rest again.
     fn read(&mut self, device: &mut Device, outbox: &mut Outbox, peer: &Peer, reading: Reading) {
         let Reading {
             psn, rest, user, ..

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! UMR work requests: they change a memory key in place. Fast registration, local invalidation, binding of
-//! memory windows, keys of keys, and all that the driver does to keys of its own are such requests.
+//! UMR work requests, which change a memory key in place. Fast registration, local invalidation, binding of memory
+//! windows, keys of keys, and changes to the keys of the driver are such requests.
 //!
-//! After the control segment come a segment that selects the changes, a context with the new values, and the new part
-//! of the translation table. In place of the latter, there may be a data segment with its address.
+//! The control segment is followed by a segment that selects the changes, a context with the new values, and the new
+//! part of the translation table. A data segment with the address of the part may replace the part.
 
 use crate::device::Device;
 use crate::layout::{be, be64, get, get64, set, size};
@@ -61,22 +61,22 @@ mod flag {
     pub(super) const INLINE: u8 = 1 << 7;
 }
 
-/// Bytes before the table: the control segment, that of UMR, and the context.
+/// Size of control segment, UMR segment and context, in bytes.
 const HEAD: usize = CONTEXT + size!(mkc);
-/// Where the segment of UMR begins.
+/// Offset of the UMR segment.
 const UMR: usize = 16;
-/// Where the context begins.
+/// Offset of the context.
 const CONTEXT: usize = 64;
 
-/// A request, decoded.
+/// Decoded request.
 #[derive(Debug)]
 struct Request<'a> {
-    /// The key, as the driver knows it by now.
+    /// The key with its current variant.
     key: u32,
     flags: u8,
     mask: u64,
     context: &'a [u8],
-    /// Bytes of the table, and where in it they go.
+    /// Length and offset of the new part of the table, in bytes.
     length: usize,
     offset: usize,
     /// Bytes after the context.
@@ -93,7 +93,7 @@ impl Request<'_> {
             0
         };
         if flags & flag::OFFSET == 0 && low != 0 {
-            // Without an offset this is the length of a signature's description.
+            // Without an offset, the field is the length of a signature descriptor.
             return None;
         }
         Some(Request {
@@ -117,7 +117,7 @@ impl Request<'_> {
     }
 }
 
-/// Carries out the UMR work request `wqe` of `qp`. The error is the syndrome of its completion.
+/// Executes the UMR work request `wqe` of `qp`. The error is the syndrome of the completion.
 pub fn execute(device: &mut Device, qp: &Qp, wqe: &[u8]) -> Result<(), Syndrome> {
     let request = Request::decode(wqe).ok_or(Syndrome::LocalQpOperation)?;
     let mkey = device
@@ -167,7 +167,7 @@ fn check(request: &Request<'_>, mkey: &Mkey, qp: &Qp) -> Result<(), Syndrome> {
     Ok(())
 }
 
-/// The part of the table that comes with the request.
+/// Returns the new part of the table.
 fn entries(device: &mut Device, qp: &Qp, request: &Request<'_>) -> Result<Vec<u8>, Syndrome> {
     let mut entries = vec![0; request.length];
     if request.flags & flag::INLINE != 0 {
@@ -202,7 +202,7 @@ fn entries(device: &mut Device, qp: &Qp, request: &Request<'_>) -> Result<Vec<u8
     Ok(entries)
 }
 
-/// Changes what the mask names.
+/// Changes the fields that the mask selects.
 fn apply(request: &Request<'_>, old: &mut [u8; size!(mkc)]) {
     let new = request.context;
     macro_rules! take {

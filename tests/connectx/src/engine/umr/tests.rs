@@ -28,7 +28,7 @@ fn qp(transport: Transport) -> Qp {
     }
 }
 
-/// A key in the free state, with room for eight pages; and all of its number.
+/// Adds a key in the free state, with room for eight pages. Returns its number, variant included.
 fn free_key(device: &mut Device, mode: Mode) -> u32 {
     let mut context = [0; size!(mkc)];
     set!(context, mkc, free, 1u32);
@@ -46,7 +46,7 @@ fn free_key(device: &mut Device, mode: Mode) -> u32 {
         << 8
 }
 
-/// A request that comes with this part of the table.
+/// Returns a request with this part of the table.
 fn request(key: u32, flags: u8, mask: u64, context: [u8; size!(mkc)], entries: &[u64]) -> Vec<u8> {
     let mut wqe = vec![0; HEAD];
     put_be(&mut wqe, 12, 4, u64::from(key));
@@ -62,7 +62,7 @@ fn request(key: u32, flags: u8, mask: u64, context: [u8; size!(mkc)], entries: &
 
 const REGISTER: u64 = mask::LENGTH | mask::START | mask::KEY | mask::FREE | mask::REMOTE_WRITE;
 
-/// Fast registration of two pages, with a new variant of the key.
+/// Returns a fast registration of two pages, with a new variant of the key.
 fn register(key: u32) -> Vec<u8> {
     let mut context = [0; size!(mkc)];
     set!(context, mkc, start_addr, 0x5000u64);
@@ -124,7 +124,7 @@ fn key_is_valid_from_registration_until_invalidation() {
     });
     assert_eq!(find(&device, key, 0x5ff8, 16).as_deref(), Ok(&pieces[..]));
     assert_eq!(find(&device, key, 0x67f8, 16), Err(Fault::Range));
-    // A second time the key is not free, and a key of the past cannot be invalidated.
+    // The key is no longer free, and a key with an old variant cannot be invalidated.
     assert_eq!(
         execute(&mut device, &qp, &register(key)),
         Err(Syndrome::WindowBind)
@@ -154,7 +154,7 @@ fn umr_with_offset_replaces_part_of_table() {
             .flat_map(|entry| entry.to_be_bytes())
             .collect::<Vec<u8>>()
     );
-    // Two octowords, from the third one on.
+    // Two octowords at offset 2.
     let mut part = request(
         key,
         flag::OFFSET,
@@ -175,7 +175,7 @@ fn umr_with_offset_replaces_part_of_table() {
             .flat_map(|entry| entry.to_be_bytes())
             .collect::<Vec<u8>>()
     );
-    // Beyond the table nothing is written.
+    // A part that exceeds the table changes nothing.
     put_be(&mut part, UMR + 6, 2, 3);
     assert_eq!(
         execute(&mut device, &qp, &part),

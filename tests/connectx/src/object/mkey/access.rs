@@ -3,23 +3,23 @@
 
 use super::{READABLE, WRITABLE};
 
-/// Use of a key.
+/// Kind of access to the memory of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// By the queue pair's own owner, to send.
+    /// The queue pair reads data to send.
     LocalRead,
-    /// By the queue pair's own owner, to receive.
+    /// The queue pair writes received data.
     LocalWrite,
-    /// By RDMA READ of a peer.
+    /// RDMA READ of a peer.
     RemoteRead,
-    /// By RDMA WRITE of a peer.
+    /// RDMA WRITE of a peer.
     RemoteWrite,
-    /// By an atomic operation of a peer.
+    /// Atomic operation of a peer.
     RemoteAtomic,
 }
 
 impl Access {
-    /// The bit that the entry of a page needs for it.
+    /// Returns the bit that the entry of a page needs for this access.
     pub(super) fn page_bit(self) -> u64 {
         match self {
             Access::LocalRead | Access::RemoteRead => READABLE,
@@ -27,7 +27,7 @@ impl Access {
         }
     }
 
-    /// Returns `true` if the access is a peer's.
+    /// Returns `true` for an access of a peer.
     pub(super) fn is_remote(self) -> bool {
         self != self.behind_another()
     }
@@ -42,47 +42,47 @@ impl Access {
     }
 }
 
-/// User of a key, and the use.
+/// User of a key, and kind of the access.
 #[derive(Clone, Copy, Debug)]
 pub struct User {
     /// The protection domain of the queue pair, shared receive queue or DC target.
     pub pd: u32,
-    /// The queue pair, for keys that are bound to one.
+    /// Number of the queue pair, for keys that are bound to one.
     pub qp: u32,
-    /// The use.
+    /// Kind of the access.
     pub access: Access,
 }
 
-/// Why memory cannot be used.
+/// Reason for which an access fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// There is no such key, or its variant is another.
+    /// The key does not exist, or has another variant.
     Key,
     /// The key is in the free state.
     Free,
-    /// The key is of another protection domain.
+    /// The key belongs to another protection domain.
     Domain,
     /// The key is bound to another queue pair.
     Owner,
-    /// The key does not allow it.
+    /// The key does not allow the access.
     Rights,
-    /// The address is outside of what the key names.
+    /// The address is outside of the memory of the key.
     Range,
-    /// A page is absent for now.
+    /// A page is absent.
     Absent(Absent),
-    /// Too many keys refer to one another.
+    /// The chain of keys that refer to one another is too long.
     Depth,
-    /// There is no memory at the bus address.
+    /// The bus address is not mapped.
     Bus,
 }
 
 /// Absent memory of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Absent {
-    /// All of the number of the key with the absent page: perhaps one behind that which was named.
+    /// The key with the absent page, variant included. It may be a key to which the named key refers.
     pub key: u32,
-    /// The first absent byte, as an address of that key.
+    /// Address of the first absent byte in this key.
     pub address: u64,
-    /// Number of bytes of the access from there on.
+    /// Number of bytes of the access from this address on.
     pub length: u64,
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Memory keys: their memory, their rights, and the translation of addresses.
 //!
-//! A key is its context (`mkc`) and its translation table, both in the driver's own format. So a UMR work
-//! request replaces parts of either, QUERY_MKEY gives them back, and nothing is kept twice. A table holds
-//! page addresses (MTT), ranges of other keys (KLM), or equal pages of other keys (KSM).
+//! A key has a context (`mkc`) and a translation table, both in the format of the driver. A UMR work request replaces
+//! parts of either, and QUERY_MKEY returns them without conversion. A table holds page addresses (MTT), ranges of other
+//! keys (KLM), or equal pages of other keys (KSM).
 
 mod access;
 #[cfg(test)]
@@ -19,21 +19,21 @@ use crate::object::table::Table;
 pub use access::{Absent, Access, Fault, User};
 pub use translation::{translate, Piece, Place};
 
-/// The key whose memory reads as zeros, and loses what is written to it.
+/// Null key, whose memory reads as zeros and discards writes.
 pub const NULL: u32 = 0x200;
-/// As the key of a data segment: the list ends before it.
+/// Key of a data segment that ends the list of segments.
 pub const END_OF_LIST: u32 = 0x100;
-/// The first index of keys that the driver creates: those below are reserved.
+/// First index of keys that the driver creates. Lower indices are reserved.
 pub const FIRST: u32 = 0x10;
 
-/// Bytes of an entry of a table of pages.
+/// Size of an entry of a table of pages, in bytes.
 pub const MTT: usize = 8;
-/// Bytes of an entry of a table of keys, equal or not.
+/// Size of an entry of a table of ranges or pages of keys, in bytes.
 pub const KLM: usize = 16;
-/// Bytes in which the driver counts the size of a table.
+/// Unit in which the driver counts the size of a table, in bytes.
 pub const OCTOWORD: usize = 16;
 
-/// Bits of a page's entry: the page may be read, and written. Without its bit, an access finds the page absent.
+/// Bits of the entry of a page: readable and writable. If the bit of an access is clear, the page is absent.
 pub const PRESENT: u64 = READABLE | WRITABLE;
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 2;
@@ -57,7 +57,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The mode that a context names, if there is one.
+    /// Returns the mode of a context. Returns `None` if the mode is not supported.
     pub fn of(context: &[u8]) -> Option<Mode> {
         let (high, low) = (
             get!(context, mkc, access_mode_4_2),
@@ -73,7 +73,7 @@ impl Mode {
         }
     }
 
-    /// Bytes of an entry of the table; 0 if there is no table.
+    /// Returns the size of an entry of the table in bytes; 0 without a table.
     pub fn entry(self) -> usize {
         match self {
             Mode::Mtt => MTT,
@@ -88,17 +88,17 @@ impl Mode {
 pub struct Mkey {
     /// The context.
     pub context: [u8; size!(mkc)],
-    /// Type of its memory; it never changes.
+    /// Type of the memory, which never changes.
     pub mode: Mode,
     /// The translation table.
     table: Vec<u8>,
-    /// In a table of ranges, the ends of the first ones, as far as they were needed so far. They are in bytes from the
-    /// key's start, or from the start of each repetition.
+    /// In a table of ranges: ends of the first ranges, computed on demand, in bytes from the start of the key or of a
+    /// repetition.
     ends: RefCell<Vec<u64>>,
 }
 
 impl Mkey {
-    /// A key.
+    /// Returns a key with this context and table.
     pub fn new(context: [u8; size!(mkc)], mode: Mode, table: Vec<u8>) -> Mkey {
         Mkey {
             context,
@@ -108,7 +108,7 @@ impl Mkey {
         }
     }
 
-    /// Bytes of memory that the key takes, or may take when it is used.
+    /// Returns the maximum memory of table and cached ends, in bytes.
     pub fn memory(&self) -> usize {
         let ends = match self.mode {
             Mode::Klm => self.table.len() / KLM * size_of::<u64>(),
@@ -122,11 +122,11 @@ impl Mkey {
         &self.table
     }
 
-    /// Replaces a part of the translation table, from this byte on. `None` if it is not so large.
+    /// Replaces a part of the translation table, from byte `at` on. Returns `None` if the table is too small.
     pub fn set_table(&mut self, at: usize, part: &[u8]) -> Option<()> {
         let place = self.table.get_mut(at..at.checked_add(part.len())?)?;
         place.copy_from_slice(part);
-        // Nothing is known of what comes after a change; with another first entry, of nothing.
+        // Cached ends after the change are invalid. A changed first entry invalidates all of them.
         let known = match at / KLM {
             0 => 0,
             entry => entry - self.first_range(),
@@ -135,36 +135,36 @@ impl Mkey {
         Some(())
     }
 
-    /// The byte of the whole key that the driver chose.
+    /// Returns the low byte of the key, which the driver selects.
     pub fn variant(&self) -> u8 {
         get!(self.context, mkc, mkey_7_0) as u8
     }
 
-    /// The protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> u32 {
         get!(self.context, mkc, pd)
     }
 
-    /// Returns `true` if the key is bound to no other queue pair than this one.
+    /// Returns `true` if the key is not bound, or bound to this queue pair.
     pub fn is_for(&self, qp: u32) -> bool {
         const ANY: u32 = 0xff_ffff;
         [ANY, qp].contains(&get!(self.context, mkc, qpn))
     }
 
-    /// The size of a page, where the mode has pages.
+    /// Returns log2 of the page size, for modes with pages.
     pub fn log_page_size(&self) -> u32 {
         get!(self.context, mkc, log_page_size)
     }
 
     fn start(&self) -> u64 {
         match self.mode {
-            // The context's start is where in BAR 0 the key begins: its own addresses are from 0.
+            // The start in the context is the offset in BAR 0. Addresses of the key begin at 0.
             Mode::Memic => 0,
             _ => get64!(self.context, mkc, start_addr),
         }
     }
 
-    /// Where in the device's memory a key of it begins.
+    /// Returns the offset of a key in the memory of the device.
     fn memic_start(&self) -> u64 {
         get64!(self.context, mkc, start_addr).wrapping_sub(memic::BAR_OFFSET)
     }
@@ -194,7 +194,7 @@ impl Mkey {
         }
     }
 
-    /// Where in the key's memory `address` is.
+    /// Returns the offset of `address` in the memory of the key.
     fn offset(&self, address: u64, length: u64) -> Result<u64, Fault> {
         if get!(self.context, mkc, length64) != 0 {
             return Ok(address.wrapping_sub(self.start()));
@@ -224,7 +224,7 @@ impl Mkey {
         head.is_some_and(|head| head.key == REPEATED)
     }
 
-    /// The entry of the first range.
+    /// Returns the index of the entry of the first range.
     fn first_range(&self) -> usize {
         usize::from(self.is_repeated())
     }
@@ -242,8 +242,8 @@ impl Mkey {
         Ok(u64::from(entry(number + 1)?.length & 0xffff))
     }
 
-    /// The range that the byte `at` is in: which one it is, where in it the byte is, and how many bytes
-    /// there are from there on. Ranges without any byte are passed over.
+    /// Returns the range of the byte `at`: its number, the offset of the byte in the range, and the number of bytes
+    /// from this offset on. Skips empty ranges.
     fn range(&self, at: u64) -> Result<(usize, u64, u64), Fault> {
         let mut ends = self.ends.borrow_mut();
         let mut last = ends.last().copied().unwrap_or(0);
@@ -257,7 +257,7 @@ impl Mkey {
     }
 }
 
-/// One entry of a table of keys.
+/// Entry of a table of keys.
 #[derive(Clone, Copy, Debug)]
 struct Klm {
     length: u32,
@@ -278,8 +278,8 @@ impl Klm {
     }
 }
 
-/// Puts a key into the free state because the peer of queue pair `qp` in `pd` asks for it, as SEND with
-/// invalidate does. Only keys may be invalidated that UMR made, and that allow it.
+/// Puts a key into the free state, for SEND with invalidate of the peer of queue pair `qp` in `pd`. The key must allow
+/// remote invalidation and UMR.
 pub fn invalidate(keys: &mut Table<Mkey>, key: u32, pd: u32, qp: u32) -> Result<(), Fault> {
     let mkey = find(keys, key)?;
     let user = User {
@@ -297,7 +297,7 @@ pub fn invalidate(keys: &mut Table<Mkey>, key: u32, pd: u32, qp: u32) -> Result<
     Ok(())
 }
 
-/// Checks that a message of `length` bytes at `address` of `key` may begin. Keys behind this one are checked when the
+/// Checks that a message of `length` bytes at `address` of `key` may begin. The keys of its table are checked when the
 /// message reaches them.
 pub fn check(
     keys: &Table<Mkey>,
@@ -314,7 +314,7 @@ pub fn check(
     key.offset(address, length).map(|_| ())
 }
 
-/// The key with this index and variant.
+/// Returns the key with this index and variant.
 fn find(keys: &Table<Mkey>, key: u32) -> Result<&Mkey, Fault> {
     let mkey = keys
         .get(key >> 8)

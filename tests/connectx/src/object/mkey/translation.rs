@@ -7,21 +7,21 @@ use crate::object::table::Table;
 /// Maximum number of keys in a chain of references.
 pub(super) const DEPTH: u32 = 4;
 
-/// Where bytes are.
+/// Location of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In the guest's memory, at this bus address.
+    /// Guest memory, at this bus address.
     Guest(u64),
-    /// In the memory on the device, at this offset.
+    /// Memory on the device, at this offset.
     Memic(u64),
-    /// Nowhere.
+    /// Null memory.
     Null,
 }
 
-/// Bytes that are in one place.
+/// Contiguous bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where the first one is.
+    /// Location of the first byte.
     pub place: Place,
     /// Number of bytes.
     pub length: u64,
@@ -86,7 +86,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The walk over a table of pages: it begins with the page that the key's start is in.
+    /// Walks a table of pages. The first entry is the page of the key's start.
     fn pages(
         &mut self,
         number: u32,
@@ -200,7 +200,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Adds a piece, to the last one if it goes on there.
+    /// Adds a piece. Extends the last piece if the new piece directly follows.
     fn add(&mut self, place: Place, length: u64) {
         if let Some(last) = self.pieces.last_mut() {
             let goes_on = match (last.place, place) {
@@ -222,8 +222,8 @@ impl Walk<'_> {
     }
 }
 
-/// The pages that the bytes are on: for each the index of its entry, where on it the bytes begin, and how
-/// many there are.
+/// Returns the pages of the bytes: for each page the index of its entry, the offset of the bytes in the page, and their
+/// number.
 fn split(key: &Mkey, offset: u64, length: u64) -> impl Iterator<Item = (u64, u64, u64)> {
     let log = key.log_page_size();
     let size = 1u64 << log;

@@ -16,16 +16,16 @@ pub(crate) struct Cq {
 }
 
 impl Rig {
-    /// A completion queue of 2 to `log_size` entries.
+    /// Creates a completion queue of `1 << log_size` entries.
     pub(crate) fn cq(&mut self, node: usize, log_size: u32) -> Cq {
         let record = self.allocate(node, 8);
         self.cq_with(node, log_size, record).unwrap()
     }
 
-    /// A completion queue of which the doorbell record is at this address.
+    /// Creates a completion queue with its doorbell record at `record`.
     pub(crate) fn cq_with(&mut self, node: usize, log_size: u32, record: u64) -> Result<Cq, u8> {
         let buffer = self.allocate(node, 64 << log_size);
-        // The owner of all entries is the device.
+        // The device owns all entries.
         for entry in 0..1 << log_size {
             self.write(node, buffer + entry * 64 + 63, &[0xf1]);
         }

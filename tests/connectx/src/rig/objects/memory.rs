@@ -4,7 +4,7 @@
 use super::*;
 use crate::layout::{at, get, set, size};
 
-/// Rights of a key, as its context has them.
+/// Rights of a key, as bits.
 pub(crate) mod rights {
     pub(crate) const LOCAL_READ: u32 = 1;
     pub(crate) const REMOTE_READ: u32 = 4;
@@ -26,20 +26,20 @@ pub(crate) struct Mr {
 struct Key {
     address: u64,
     length: u64,
-    /// Log2 of the bytes of a page.
+    /// Log2 of the page size in bytes.
     log_page: u32,
     pd: u32,
     rights: u32,
 }
 
 impl Rig {
-    /// Memory that all may use.
+    /// Creates memory with all rights.
     pub(crate) fn mr(&mut self, node: usize, length: u64) -> Mr {
         let pd = self.nodes[node].pd;
         self.mr_with(node, length, pd, rights::ALL)
     }
 
-    /// Memory of a protection domain, with rights.
+    /// Creates memory in a protection domain, with these rights.
     pub(crate) fn mr_with(&mut self, node: usize, length: u64, pd: u32, rights: u32) -> Mr {
         let address = self.allocate(node, length);
         let table = pages(address, length);
@@ -53,7 +53,7 @@ impl Rig {
         self.key(node, &key, &table)
     }
 
-    /// Memory in which one piece of `1 << log_page` bytes is at each of `count` places.
+    /// Creates memory in which one page of `1 << log_page` bytes is mapped `count` times.
     pub(crate) fn mr_repeated(&mut self, node: usize, log_page: u32, count: u64) -> Mr {
         let page = 1 << log_page;
         let piece = self.allocate(node, 2 * page).next_multiple_of(page);
@@ -68,7 +68,7 @@ impl Rig {
         self.key(node, &key, &table)
     }
 
-    /// A key to the pages of `table`.
+    /// Creates a key to the pages of `table`.
     fn key(&mut self, node: usize, key: &Key, table: &[u8]) -> Mr {
         const VARIANT: u32 = 0x5a;
         let units = (table.len() as u32).div_ceil(16);

@@ -20,7 +20,7 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// A queue pair of 64 blocks and 64 receives.
+    /// Returns attributes with 64 send blocks and 64 receives.
     pub(crate) fn new(transport: Transport, cq: Cq) -> Self {
         Spec {
             transport,
@@ -85,7 +85,7 @@ pub(crate) struct Qp {
 }
 
 impl Rig {
-    /// A queue pair in the reset state.
+    /// Creates a queue pair, in the state RESET.
     pub(crate) fn qp(&mut self, node: usize, spec: &Spec) -> Qp {
         let own = spec.srq.is_none() && spec.transport != Transport::Dci;
         let receive_bytes = if own { STRIDE << spec.log_receive } else { 0 };

@@ -33,7 +33,7 @@ pub(crate) struct Dct {
 }
 
 impl Rig {
-    /// A shared receive queue (an RMP) with 2 to `log_size` receives, or an XRC SRQ of a domain.
+    /// Creates a shared receive queue (RMP) with `1 << log_size` receives, or an XRC SRQ in a domain.
     pub(crate) fn srq(&mut self, node: usize, log_size: u32, xrc: Option<(u32, Cq)>) -> Srq {
         let bytes = STRIDE << log_size;
         let buffer = self.allocate(node, bytes);
@@ -98,7 +98,7 @@ impl Rig {
         get!(output, create_xrc_srq_out, xrc_srqn)
     }
 
-    /// A DC target.
+    /// Creates a DC target.
     pub(crate) fn dct(&mut self, srq: &Srq, cq: &Cq, key: u64, options: &Options) -> Dct {
         let node = srq.node;
         let mut context = [0; size!(dctc)];

@@ -18,7 +18,7 @@ fn user(access: Access) -> User {
     }
 }
 
-/// A key that allows all, with this table.
+/// Returns a key with all rights and this table.
 fn key(mode: u32, start: u64, len: u64, table: Vec<u8>) -> Mkey {
     let mut context = [0; size!(mkc)];
     set!(context, mkc, access_mode_1_0, mode & 3);
@@ -52,7 +52,7 @@ fn new_keys() -> Table<Mkey> {
     Table::new(FIRST, 1000)
 }
 
-/// Adds a key and returns all of its number.
+/// Adds a key. Returns its number, variant included.
 fn add(keys: &mut Table<Mkey>, mkey: Mkey) -> u32 {
     (keys.insert(mkey).unwrap() << 8) | 7
 }
@@ -67,7 +67,7 @@ fn look(
     translate(keys, key, user(access), address, length, &mut |_, _| ())
 }
 
-/// Where each byte is.
+/// Returns the guest address of each byte.
 fn bytes(pieces: &[Piece]) -> Vec<u64> {
     let at = |piece: &Piece| match piece.place {
         Place::Guest(at) => at..at + piece.length,

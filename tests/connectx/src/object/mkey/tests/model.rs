@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Translation against a model: for each key, a plain list of where its bytes are.
+//! Translation against a model, which lists the address of each byte of a key.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
 
-/// A key as the model has it: where it begins, and where each of its bytes is.
+/// Key in the model: its start, and the address of each of its bytes.
 #[derive(Clone, Debug)]
 struct Model {
     key: u32,
@@ -20,7 +20,7 @@ impl Model {
     }
 }
 
-/// A key of pages that begins somewhere on its first page.
+/// Adds a key of pages that starts at an offset in its first page.
 fn add_pages(keys: &mut Table<Mkey>, log: u32, numbers: &[u64], skip: u64, cut: u64) -> Model {
     let size = 1 << log;
     let (skip, cut) = (skip % size, cut % size);
@@ -45,7 +45,7 @@ fn some_pages() -> impl Strategy<Value = (u32, Vec<u64>, u64, u64)> {
     (12u32..14, vec(1u64..64, 1..5), any::<u64>(), any::<u64>())
 }
 
-/// A part of a list: offset and length, of which something is left.
+/// Limits offset and length to a part of a list of `of` elements.
 fn clip(of: usize, offset: usize, length: usize) -> (usize, usize) {
     let offset = offset % (of + 1);
     (offset, length.min(of - offset))

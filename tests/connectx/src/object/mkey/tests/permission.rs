@@ -98,7 +98,7 @@ fn mismatched_key_returns_specific_fault() {
 #[test]
 fn check_covers_named_key_only() {
     let mut keys = new_keys();
-    // What is behind it does not exist.
+    // The key in the table does not exist.
     let number = add(&mut keys, key(2, 0x1000, 1 << 30, klm(1 << 30, 7, 0)));
     let may = |access, address, length| check(&keys, number, user(access), address, length);
     assert_eq!(may(Access::RemoteWrite, 0x1000, 1 << 30), Ok(()));
@@ -123,7 +123,7 @@ fn remote_access_to_null_key_is_denied() {
     ] {
         assert_eq!(look(&keys, NULL, access, 0, 8), Err(Fault::Key));
     }
-    // Its owner may put it behind another key.
+    // The owner may refer to the null key from another key.
     let number = add(&mut keys, key(2, 0, 4096, klm(4096, NULL, 0)));
     let found = look(&keys, number, Access::RemoteWrite, 0, 8);
     let length = 8;

@@ -81,7 +81,7 @@ fn empty_ranges_are_skipped() {
     let mut tell = |_, _| count += 1;
     let found = translate(&keys, number, user(Access::LocalRead), 2040, 16, &mut tell);
     assert_eq!(found.map(|pieces| bytes(&pieces)[0]), Ok(0x1000 + 2040));
-    // Two parts, and one entry for each at each key.
+    // Two parts, with one entry each at each key.
     assert_eq!(count, 2 * DEPTH);
 }
 

@@ -58,7 +58,7 @@ fn dct_is_drained_after_timeout_of_dead_dci() {
     star.rig.pass(Duration::from_secs(60));
     assert_eq!(star.rig.events(1), [(DRAINED, number)]);
     star.rig.simple(1, MLX5_CMD_OP_DESTROY_DCT, number);
-    // Another target with the same receive queue gets what the message had taken.
+    // Another target with the same SRQ uses the receive of the aborted message.
     let Target { srq, cq, mr, .. } = star.targets[0];
     let dct = star.rig.dct(&srq, &cq, KEY, &Options::default());
     star.targets.push(Target { dct, srq, cq, mr });

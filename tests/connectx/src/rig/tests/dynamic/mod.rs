@@ -14,7 +14,7 @@ use crate::layout::ifc::*;
 const KEY: u64 = 0xfeed_face_0123_4567;
 const VIOLATION: u8 = 0x1d;
 
-/// An initiator on one machine, and targets on two others that share a receive queue each.
+/// Initiator on one machine, and targets on two others. Each target has an SRQ.
 pub(super) struct Star {
     pub(super) rig: Rig,
     pub(super) dci: Qp,
@@ -35,7 +35,7 @@ impl Star {
         Star::with(options, (0, 0))
     }
 
-    /// With so many streams, in powers of two, of which so many may fail.
+    /// Returns a fixture with log2 of the number of streams, and of the number of streams that may fail.
     pub(super) fn with(options: &Options, log_streams: (u32, u32)) -> Self {
         let mut rig = Rig::new(3);
         let cq = rig.cq(0, 8);
@@ -102,7 +102,7 @@ impl Star {
         self.rig.connect_to(&dci, 0, 0, &Options::default());
     }
 
-    /// Begins a long message to the first target, as far as the fabric does before it listens to machines.
+    /// Begins a long message to the first target, in one run of the fabric, which does not complete the message.
     fn begin(&mut self, work: Work) {
         let own = self.mr;
         let work = work.local(&own, 0, 900_000);
@@ -134,7 +134,7 @@ fn each_operation_reaches_addressed_dct() {
         let cqe = star.rig.expect(&mut star.targets[target].cq);
         assert_eq!((cqe.kind, cqe.bytes), (MLX5_CQE_RESP_SEND, 5000));
         assert_eq!(cqe.counter, index);
-        // The target is known by its number and its index, the sender by its queue pair.
+        // The completion names the target by number and user index, and the sender by queue pair.
         assert_eq!(
             (cqe.qpn, cqe.user_index),
             (star.targets[target].dct.number, 0xdc7)
@@ -158,7 +158,7 @@ fn each_operation_reaches_addressed_dct() {
 fn dci_connects_to_one_dct_at_a_time() {
     let mut star = star();
     let own = star.mr;
-    // Both targets in turn, with one doorbell.
+    // One doorbell starts requests to both targets in turn.
     let mut last = 0;
     for round in 0..10 {
         let target = round % 2;
@@ -169,7 +169,7 @@ fn dci_connects_to_one_dct_at_a_time() {
     }
     let dci = star.dci;
     star.rig.ring(&dci, last);
-    // Nothing goes to the second before the first has answered.
+    // No packet is sent to the second target before the response of the first.
     assert_eq!(star.rig.device(0).cost.count.packets_sent, 3);
     star.rig.run();
     assert_eq!(star.rig.drain(&mut star.cq).len(), 10);

@@ -18,7 +18,7 @@ fn failed_dci_reconnects_after_reset() {
     for _ in 0..3 {
         let cqe = star.perform(0, Work::write(&bad, 0).local(&own, 0, 8));
         assert!(cqe.failed_by(Syndrome::RemoteAccess));
-        // The target is for all, and goes on.
+        // The target has not failed.
         star.rig.reset(&mut star.dci);
         star.rig
             .connect_to(&star.dci.clone(), 0, 0, &Options::default());
@@ -47,7 +47,7 @@ fn delayed_packets_of_old_connection_are_ignored() {
         star.rig.post(&mut star.dci, &work);
     }
     star.rig.run();
-    // The initiator is reset, to the same sequence numbers, while these packets are in flight.
+    // The initiator restarts at the same sequence numbers while these packets are in flight.
     star.rig.fabric.network.follow(Plan::default()).unwrap();
     star.rig.reset(&mut star.dci);
     star.rig

@@ -8,14 +8,14 @@ use crate::firmware::Status;
 use crate::layout::{put_be, set};
 use crate::network::plan::{Plan, Rule};
 
-/// Where the parameters of the extension are that resets a stream.
+/// Offset of the parameters of the extension that resets a stream.
 const EXTENSION: usize = 0x108;
 
 /// Eight channels; the queue pair fails when the fourth stream does.
 const STREAMS: (u32, u32) = (3, 2);
 
 impl Star {
-    /// Posts a WRITE of a stream whose key is wrong: the own one, or the target's.
+    /// Posts a WRITE of a stream with a wrong local key, or a wrong key at the target.
     fn fail(&mut self, stream: u16, at_target: bool) -> u16 {
         let (mut own, mut peer) = (self.mr, self.targets[0].mr);
         let key = if at_target {
@@ -69,7 +69,7 @@ fn failure_affects_one_stream_only() {
 #[test]
 fn started_requests_after_failure_are_flushed() {
     let mut star = star(STREAMS);
-    // Nothing is answered before all of it has begun.
+    // All requests begin before the first response.
     let target = star.targets[0].mr;
     let (own, bad) = (star.mr, Mr { key: 0, ..target });
     let mut posted = Vec::new();
@@ -139,7 +139,7 @@ fn qp_fails_after_too_many_failed_streams() {
     let mut star = star(STREAMS);
     for stream in 1..4 {
         star.fail(stream, false);
-        // Once more of the same stream does not count.
+        // Another failure of the same stream does not count.
         star.fail(stream, false);
         star.completions();
         assert!(!star.is_in_error());
@@ -171,7 +171,7 @@ fn stream_does_not_wait_for_dct_of_other_stream() {
         let mut star = star(streams);
         let own = star.mr;
         star.rig.write(0, own.address, &[7; 8]);
-        // No receive is posted for it.
+        // No receive is posted for the message.
         let send = star.post(0, Work::send().local(&own, 0, 8).stream(1));
         let write = star.write(1, 2);
         star.rig.pass(Duration::from_millis(2));
@@ -181,7 +181,7 @@ fn stream_does_not_wait_for_dct_of_other_stream() {
         assert_eq!(star.completions(), []);
         star.receive(0);
         star.rig.pass(Duration::from_millis(2));
-        // Completions are in order, since the driver takes it that all before them have ended.
+        // Completions are in order: for the driver, a completion ends all earlier requests.
         assert_eq!(star.completions(), [(send, None), (write, None)]);
     }
 }
@@ -191,7 +191,7 @@ fn strong_ordering_applies_within_stream() {
     let mut star = star(STREAMS);
     let (own, peer) = (star.mr, star.targets[1].mr);
     star.rig.write(0, own.address, &[7; 8]);
-    // No receive is posted for it, so nothing is completed.
+    // No receive is posted for the message, so no request completes.
     star.post(0, Work::send().local(&own, 0, 8).stream(1));
     star.write(1, 2);
     let work = Work::write(&peer, 0).local(&own, 0, 8).strongly_ordered();
@@ -249,7 +249,7 @@ fn stream_keeps_order_on_lossy_network() {
     }
     star.rig.pass(Duration::from_secs(60));
     assert_eq!(star.completions(), posted);
-    // What came last of each stream is there.
+    // Memory has the data of the last request of each stream.
     for (stream, last) in [(0, 18), (1, 19), (2, 17)] {
         let memory = star.rig.read(1, peer.address + stream * 3000, 3000);
         assert_eq!(memory, [last; 3000]);
