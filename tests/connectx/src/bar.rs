@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_queue_is_where_the_driver_put_it() {
+    fn command_queue_register_returns_address_and_layout() {
         let mut fabric = Fabric::new(1);
         let (device, outbox) = fabric.parts(DeviceId(0));
         write(device, register::QUEUE_HIGH, &[0, 0, 0, 1], outbox);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_a_register_come_in_any_size() {
+    fn unaligned_register_read_returns_matching_bytes() {
         let mut fabric = Fabric::new(1);
         let device = fabric.device(DeviceId(0));
         let mut bytes = [0; 3];
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_living_device_counts() {
+    fn health_and_timer_of_live_device_increase() {
         let mut fabric = Fabric::new(1);
         let device = fabric.device(DeviceId(0));
         let later = Duration::from_secs(3600);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_device_is_all_ones() {
+    fn registers_of_dead_device_read_all_ones() {
         let mut fabric = Fabric::new(1);
         let (device, outbox) = fabric.parts(DeviceId(0));
         device.dead = true;
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_of_any_size_and_place_are_survived() {
+    fn arbitrary_bar_write_does_not_panic() {
         let mut fabric = Fabric::new(1);
         let (device, outbox) = fabric.parts(DeviceId(0));
         for offset in (0..0x4000).chain(SIZE - 0x1000..SIZE) {

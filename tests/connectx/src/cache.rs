@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_entry_makes_room() {
+    fn lru_cache_evicts_least_recently_used_entry() {
         let mut cache = cache(3, Replacement::Lru);
         let found: Vec<bool> = [1, 2, 3, 1, 4, 2, 1, 4, 3]
             .map(|key| cache.look_up(key))
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn cyclic_use_defeats_lru_but_not_random_replacement() {
+    fn cyclic_use_misses_with_lru_and_hits_with_random_replacement() {
         let hits = |replacement| {
             let mut cache = cache(64, replacement);
             for round in 0..100 * 80 {
@@ -198,13 +198,13 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_without_entries_misses_always() {
+    fn cache_without_entries_always_misses() {
         let mut cache = cache(0, Replacement::Lru);
         assert!(![7, 7, 7].map(|key| cache.look_up(key)).contains(&true));
     }
 
     #[test]
-    fn a_cache_of_one_entry_holds_the_last() {
+    fn cache_of_one_entry_keeps_last_entry() {
         let mut cache = cache(1, Replacement::Lru);
         let found = [7, 7, 8, 8, 7].map(|key| cache.look_up(key));
         assert_eq!(found, [false, true, false, true, false]);

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_raised_too_early_is_not_lost() {
+    fn interrupt_raised_before_connection_is_delivered() {
         let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let mut interrupts = Interrupts::default();
         interrupts.raise(3);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vector_that_does_not_exist_is_ignored() {
+    fn unknown_vector_is_ignored() {
         let mut interrupts = Interrupts::default();
         interrupts.raise(VECTORS);
         interrupts.connect(VECTORS, None);

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_where_the_kernel_has_them() {
+    fn field_offsets_match_kernel_header() {
         assert_eq!(size!(create_qp_in), 272);
         assert_eq!(at!(create_qp_in, pas), 272);
         let mut bytes = [0; size!(create_qp_in)];
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_got_and_nothing_else_changes() {
+    fn set_field_is_read_back_and_others_are_unchanged() {
         let mut bytes = [0xff; size!(qpc)];
         set!(bytes, qpc, pd, 0x123456u32);
         assert_eq!(get!(bytes, qpc, pd), 0x123456);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_bytes_all_is_zero_and_nothing_is_written() {
+    fn access_beyond_end_reads_zero_and_writes_nothing() {
         let mut bytes = [0xff; 8];
         assert_eq!(get64!(bytes, qpc, dbr_addr), 0);
         set!(bytes, qpc, dbr_addr, 1u64);

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_ones_in_a_bar_tell_its_size() {
+    fn bar_written_with_all_ones_returns_size() {
         let mut config = Config::default();
         assert!(!config.write(BAR0, &[0xff; 8]));
         let low = config.word(BAR0);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_a_list_that_ends() {
+    fn capability_list_is_terminated() {
         let config = Config::default();
         let mut found = Vec::new();
         let mut at = config.word(0x34) as usize & 0xff;
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_forgets_what_was_written() {
+    fn reset_discards_written_config() {
         let mut config = Config::default();
         assert!(!config.write(COMMAND, &[0x06]));
         assert_eq!(config.word(COMMAND) & 0xff, 0x06);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time_has_the_semaphore() {
+    fn held_semaphore_rejects_other_owner() {
         let mut config = Config::default();
         let turn = config.word(TURN);
         let mut write = |value: u32| {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_identifies_the_function_cannot_be_written() {
+    fn identification_registers_are_read_only() {
         let mut config = Config::default();
         let before = config.word(0);
         assert!(!config.write(0, &[0; 4]));

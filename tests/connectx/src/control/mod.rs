@@ -233,7 +233,7 @@ mod tests {
     use crate::rig::Rig;
 
     #[test]
-    fn requests_look_as_documented() {
+    fn documented_requests_are_parsed() {
         let parse = |line: &str| serde_json::from_str::<Request>(line).unwrap();
         assert_eq!(parse(r#""stats""#), Request::Stats);
         assert_eq!(parse(r#"{ "cut": [1, 2] }"#), Request::Cut(1, 2));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_and_changes_nothing() {
+    fn invalid_request_is_rejected_without_effect() {
         let mut fabric = Fabric::new(1);
         let before = fabric.account();
         for line in [
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_begins_with_nothing() {
+    fn new_caches_reset_account() {
         let mut used = Rig::new(1).fabric;
         let mut new = Fabric::new(1);
         let caches = br#"{ "caches": { "device": 0, "translations": { "entries": 1 },
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_get_answers_to_whole_lines() {
+    fn client_receives_one_reply_per_line() {
         let path = std::env::temp_dir().join(format!("connectx-control-{}", std::process::id()));
         let mut control = Control::new(&path).unwrap();
         let mut fabric = Fabric::new(2);

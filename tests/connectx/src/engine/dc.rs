@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_forgets_who_was_silent_for_the_longest_time() {
+    fn full_dct_evicts_least_recent_idle_connection() {
         let (mut device, target) = device();
         let most = CONNECTIONS as u32;
         for initiator in 0..most {
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_remembers_some_violators() {
+    fn dct_keeps_limited_number_of_violators() {
         let (mut device, target) = device();
         for initiator in 0..2 * VIOLATORS as u32 {
             for _ in 0..2 {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Commands on completion queues.
 
-use super::{umem, Handler, Status};
+use super::memory::umem;
+use super::{Handler, Status};
 use crate::device::Device;
 use crate::layout::ifc::*;
 use crate::layout::{at, be32, be64, get, get64, set, size};

@@ -7,8 +7,7 @@ pub mod cq;
 pub mod dct;
 pub mod eq;
 pub mod general;
-pub mod memic;
-pub mod mkey;
+mod memory;
 pub mod multicast;
 pub mod plain;
 pub mod port;
@@ -16,7 +15,6 @@ pub mod qp;
 pub mod queue;
 pub mod registers;
 pub mod srq;
-pub mod umem;
 
 use crate::device::Device;
 use crate::layout::ifc::*;
@@ -105,7 +103,7 @@ impl State {
     }
 }
 
-/// Returns the handler of commands with this opcode. Each file has the handlers of its own opcodes.
+/// Returns the handler of commands with this opcode. Each module has the handlers of its own opcodes.
 pub fn handler(opcode: u16) -> Option<Handler> {
     [
         boot::handler,
@@ -119,10 +117,8 @@ pub fn handler(opcode: u16) -> Option<Handler> {
         qp::handler,
         srq::handler,
         dct::handler,
-        mkey::handler,
+        memory::handler,
         multicast::handler,
-        memic::handler,
-        umem::handler,
     ]
     .iter()
     .find_map(|family| family(opcode))

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_carried_out_and_signed() {
+    fn command_is_executed_and_signed() {
         let mut fabric = fabric();
         let device = fabric.device(DeviceId(0));
         assert_eq!(carry_out(device, slot(MLX5_CMD_OP_ENABLE_HCA, 16)), (0, 0));
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_command_is_refused() {
+    fn unknown_command_is_rejected() {
         let mut fabric = fabric();
         let device = fabric.device(DeviceId(0));
         assert_eq!(
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_output_goes_through_mailboxes() {
+    fn long_output_is_written_to_mailboxes() {
         let mut fabric = fabric();
         let device = fabric.device(DeviceId(0));
         assert_eq!(carry_out(device, slot(MLX5_CMD_OP_ENABLE_HCA, 16)), (0, 0));
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_delivered_says_why() {
+    fn malformed_slot_returns_delivery_status() {
         let change = |at: usize, value: u8| {
             let mut slot = slot(MLX5_CMD_OP_ENABLE_HCA, 600);
             slot[at] = value;
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_is_the_drivers_is_left_alone() {
+    fn slot_owned_by_driver_is_not_changed() {
         let mut fabric = fabric();
         let device = fabric.device(DeviceId(0));
         let mut slot = slot(MLX5_CMD_OP_ENABLE_HCA, 16);
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_nowhere_is_survived() {
+    fn command_queue_in_unmapped_memory_does_not_panic() {
         let mut fabric = fabric();
         let device = fabric.device(DeviceId(0));
         device.bar.queue = u64::MAX & !0xfff;

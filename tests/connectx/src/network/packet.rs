@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sequence_numbers_wrap() {
+    fn psn_wraps_at_24_bits() {
         let last = Psn::new(0xff_ffff);
         assert_eq!(last.plus(1), Psn::new(0));
         assert_eq!(Psn::new(0).previous(), last);

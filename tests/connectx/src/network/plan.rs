@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_that_makes_no_sense_is_refused() {
+    fn invalid_plan_is_rejected() {
         for rule in [
             r#"{ "drop": 1.5 }"#,
             r#"{ "reorder": -0.1 }"#,

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_beyond_all_addresses_is_a_fault() {
+    fn page_with_overflowing_address_is_fault() {
         let buffer = Buffer::new(&(!0xfffu64).to_be_bytes(), 1, 0, 0x2000).unwrap();
         assert_eq!(buffer.address(0xfff), Some(u64::MAX));
         assert_eq!(buffer.address(0x1000), None);

@@ -401,7 +401,7 @@ mod tests {
     use crate::layout::word;
 
     #[test]
-    fn an_entry_of_128_bytes_has_its_end_where_one_of_64_has_it() {
+    fn cqe_of_128_bytes_ends_like_cqe_of_64_bytes() {
         let completion = Completion {
             qpn: 0x123456,
             opcode: 8,
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn data_goes_where_the_format_says() {
+    fn inline_data_is_placed_by_cqe_format() {
         let inline = |length| Completion {
             kind: Kind::ReceiveSend,
             inline: vec![0xab; length],
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_has_its_syndrome() {
+    fn error_cqe_has_syndrome() {
         let completion = Completion {
             kind: Kind::RequestError,
             syndrome: Syndrome::Flush,

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_nothing_beyond_the_end() {
+    fn memic_is_read_back_and_access_beyond_end_fails() {
         let memic = Memic::default();
         assert_eq!(memic.write(SIZE - 2, &[1, 2]), Some(()));
         let mut bytes = [9; 3];
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn allocations_do_not_overlap_and_come_back() {
+    fn allocations_do_not_overlap_and_freed_memory_is_reused() {
         let mut memic = Memic::default();
         assert_eq!(memic.allocate(0..4096, 3000, 64), Some(0));
         assert_eq!(memic.allocate(0..4096, 1000, 64), Some(3008));

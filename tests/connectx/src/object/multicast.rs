@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_and_their_members_are_limited() {
+    fn number_of_groups_and_members_is_limited() {
         let mut groups = Groups::default();
         let group = |number: u16| {
             let mut gid = [0xff; 16];

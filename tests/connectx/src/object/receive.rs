@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_posted_is_taken_once_and_in_order() {
+    fn posted_receives_are_taken_once_in_order() {
         let (dma, mut ring) = (memory(), ring(false, RECORD));
         assert_eq!(ring.take(&dma), Ok(None));
         dma.write_be32(RECORD, 3).unwrap();
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_end_with_the_list_or_with_the_work_request() {
+    fn segments_end_at_list_end_or_wqe_end() {
         let (dma, mut ring) = (memory(), ring(false, RECORD));
         write_segment(&dma, 0x1000, 7, 10);
         write_segment(&dma, 0x1010, 8, 0);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_linked_ring_goes_from_one_to_the_next() {
+    fn linked_ring_follows_next_index() {
         let (dma, mut ring) = (memory(), ring(true, RECORD));
         for (index, next) in [(0u64, 2u16), (2, 3), (3, 0), (1, 7)] {
             dma.write(0x1002 + index * 64, &next.to_be_bytes()).unwrap();
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_is_not_there_is_a_fault() {
+    fn unmapped_doorbell_record_is_fault() {
         let (dma, mut ring) = (memory(), ring(false, 0x10_0000));
         assert!(ring.take(&dma).is_err());
     }

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_freed_number_is_the_last_to_be_used_again() {
+    fn freed_number_is_reused_last() {
         let mut table = Table::new(5, 3);
         assert_eq!([table.insert('a'), table.insert('b')], [Some(5), Some(6)]);
         assert_eq!(table.remove(5), Some('a'));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_was_never_given_finds_nothing() {
+    fn unallocated_number_finds_nothing() {
         let mut table = Table::new(5, 3);
         table.insert(());
         for number in [0, 4, 6, u32::MAX] {

@@ -347,7 +347,7 @@ mod tests {
     use crate::random::Random;
 
     #[test]
-    fn whatever_a_machine_does_is_survived() {
+    fn arbitrary_machine_actions_do_not_panic() {
         let mut random = Random::new(1);
         for target in [commands as fn(&[u8]), work, doorbells, messages] {
             for _ in 0..25 {

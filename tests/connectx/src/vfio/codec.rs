@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_carries_the_command_of_its_request() {
+    fn reply_has_command_of_request() {
         let header = Header::decode(&header(32, 0)).unwrap();
         assert_eq!((header.id, header.command, header.body()), (7, 9, 16));
         let reply = header.reply(Ok(vec![1, 2])).unwrap();
@@ -303,14 +303,14 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_no_reply_gets_none() {
+    fn request_with_no_reply_flag_gets_no_reply() {
         let header = Header::decode(&header(16, NO_REPLY)).unwrap();
         assert_eq!(header.reply(Ok(Vec::new())), None);
         assert_eq!(header.reply(Err(Errno::INVAL)), None);
     }
 
     #[test]
-    fn a_header_of_a_reply_or_with_a_silly_size_is_refused() {
+    fn header_of_reply_or_invalid_size_is_rejected() {
         for (size, flags) in [(16, REPLY), (15, 0), (0, 0), (u32::MAX, 0)] {
             assert_eq!(Header::decode(&header(size, flags)), None);
         }
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_ends_early_is_refused_and_never_read_beyond() {
+    fn truncated_body_is_rejected() {
         for (command, whole) in [(1, 4), (2, 32), (3, 24), (5, 12), (7, 12), (8, 20), (9, 16)] {
             for length in 0..whole {
                 assert_eq!(
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_has_as_much_data_as_it_says() {
+    fn region_write_requires_announced_length() {
         let body = |count| {
             Body::default()
                 .u64(0x800)
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_commands_are_refused() {
+    fn unknown_vfio_command_is_rejected() {
         for command in [0, 6, 11, 12, 14, 15, u16::MAX] {
             assert_eq!(Request::decode(command, &[0; 64]), Err(Errno::NOTSUP));
         }

@@ -12,7 +12,7 @@ fn out_of_buffer(rig: &mut Rig, set: u32, clear: bool) -> u32 {
 }
 
 #[test]
-fn a_set_counts_for_the_queue_pairs_that_name_it() {
+fn counter_set_counts_for_its_qps_only() {
     let mut rig = Rig::new(2);
     let sets = [0; 2].map(|_| rig.simple(1, MLX5_CMD_OP_ALLOC_Q_COUNTER, 0));
     let mr = rig.mr(0, LENGTH);

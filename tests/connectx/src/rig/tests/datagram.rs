@@ -35,7 +35,7 @@ impl Pair {
 }
 
 #[test]
-fn a_datagram_comes_after_40_bytes() {
+fn datagram_without_grh_is_stored_after_40_bytes() {
     let mut pair = datagrams();
     for length in [1, 64, 4096] {
         let data = pair.fill(0, 0, length);
@@ -57,7 +57,7 @@ fn a_datagram_comes_after_40_bytes() {
 }
 
 #[test]
-fn the_global_route_header_is_there() {
+fn datagram_with_grh_stores_header() {
     let mut pair = datagrams();
     pair.receive();
     let work = pair.local(Work::send(), 10);
@@ -77,7 +77,7 @@ fn the_global_route_header_is_there() {
 }
 
 #[test]
-fn a_sender_must_know_the_queue_key() {
+fn datagram_with_wrong_qkey_is_dropped() {
     let mut pair = datagrams();
     pair.receive();
     for (key, arrives) in [(0x1112 << 32, false), (QKEY, true), (1 << 63, true)] {
@@ -92,7 +92,7 @@ fn a_sender_must_know_the_queue_key() {
 }
 
 #[test]
-fn general_services_reach_each_other_as_queue_pair_1() {
+fn gsi_datagram_arrives_from_qp_1() {
     let qkey = 0x8001_0000;
     let options = Options {
         mtu: 5,
@@ -112,7 +112,7 @@ fn general_services_reach_each_other_as_queue_pair_1() {
 }
 
 #[test]
-fn a_datagram_is_a_packet() {
+fn datagram_longer_than_mtu_fails() {
     let mut pair = datagrams();
     let work = pair.local(Work::send(), 4097);
     let work = pair.addressed(work, QKEY, false);
@@ -120,7 +120,7 @@ fn a_datagram_is_a_packet() {
 }
 
 #[test]
-fn a_datagram_that_nobody_receives_is_lost() {
+fn datagram_without_receive_is_dropped() {
     let mut pair = datagrams();
     let work = pair.local(Work::send(), 10);
     let work = pair.addressed(work, QKEY, false);
@@ -131,7 +131,7 @@ fn a_datagram_that_nobody_receives_is_lost() {
 }
 
 #[test]
-fn a_receive_must_have_room_for_the_header() {
+fn datagram_fails_receive_without_room_for_header() {
     let mut pair = datagrams();
     let mr = pair.mrs[1];
     pair.rig.receive(&mut pair.qps[1], &[(mr, 0, 49)]);
@@ -143,7 +143,7 @@ fn a_receive_must_have_room_for_the_header() {
 }
 
 #[test]
-fn a_group_gets_what_is_sent_to_it() {
+fn multicast_datagram_reaches_group_members() {
     let mut pair = datagrams();
     let [own, peer] = pair.qps;
     pair.attach(MLX5_CMD_OP_ATTACH_TO_MCG, 0, own.number)
@@ -164,7 +164,7 @@ fn a_group_gets_what_is_sent_to_it() {
 }
 
 #[test]
-fn what_happens_to_packets_of_a_group_depends_on_the_way() {
+fn multicast_datagram_is_subject_to_link_and_plan() {
     let mut pair = datagrams();
     let peer = pair.qps[1];
     pair.attach(MLX5_CMD_OP_ATTACH_TO_MCG, 1, peer.number)
@@ -193,7 +193,7 @@ fn what_happens_to_packets_of_a_group_depends_on_the_way() {
 }
 
 #[test]
-fn only_sends_are_datagrams() {
+fn ud_qp_rejects_operations_other_than_send() {
     for work in [
         Work::new(MLX5_OPCODE_SEND_INVAL),
         Work::new(MLX5_OPCODE_RDMA_WRITE).words(&[0, 0]),

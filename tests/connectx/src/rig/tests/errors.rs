@@ -46,7 +46,7 @@ impl Pair {
 }
 
 #[test]
-fn local_memory_must_be_ones_own() {
+fn invalid_local_key_fails_with_local_protection() {
     let pd = |rig: &mut Rig| rig.pd(0);
     for case in 0..5 {
         let mut pair = Pair::reliable();
@@ -78,7 +78,7 @@ fn local_memory_must_be_ones_own() {
 }
 
 #[test]
-fn a_read_needs_the_right_to_write_locally() {
+fn read_into_memory_without_local_write_fails() {
     let mut pair = Pair::reliable();
     let pd = pair.rig.nodes[0].pd;
     let own = pair.rig.mr_with(0, 4096, pd, rights::LOCAL_READ);
@@ -93,7 +93,7 @@ fn a_read_needs_the_right_to_write_locally() {
 }
 
 #[test]
-fn what_is_before_a_failure_is_done() {
+fn requests_before_failure_complete() {
     let mut pair = Pair::reliable();
     let (own, peer) = (pair.mrs[0], pair.mrs[1]);
     let data = pair.fill(0, 0, 5000);
@@ -116,7 +116,7 @@ fn what_is_before_a_failure_is_done() {
 }
 
 #[test]
-fn remote_memory_must_be_what_the_key_names() {
+fn invalid_remote_key_fails_with_remote_access() {
     for case in 0..4 {
         let mut pair = Pair::reliable();
         let mut peer = pair.mrs[1];
@@ -135,7 +135,7 @@ fn remote_memory_must_be_what_the_key_names() {
 }
 
 #[test]
-fn remote_memory_needs_rights_of_the_key_and_of_the_queue_pair() {
+fn remote_access_requires_rights_of_key_and_qp() {
     type Request = fn(&Mr) -> Work;
     let requests: [(u32, Request); 3] = [
         (rights::REMOTE_READ, |mr| Work::read(mr, 0)),
@@ -162,7 +162,7 @@ fn remote_memory_needs_rights_of_the_key_and_of_the_queue_pair() {
 }
 
 #[test]
-fn a_refused_write_writes_nothing() {
+fn rejected_write_changes_no_memory() {
     let mut pair = Pair::reliable();
     pair.fill(0, 0, 4096);
     let work = pair.local(Work::write(&pair.mrs[1], LENGTH - 4095), 4096);
@@ -171,21 +171,21 @@ fn a_refused_write_writes_nothing() {
 }
 
 #[test]
-fn an_atomic_operation_must_be_aligned() {
+fn unaligned_atomic_is_rejected() {
     let mut pair = Pair::reliable();
     let work = pair.local(Work::fetch_add(&pair.mrs[1], 4, 1), 8);
     pair.be_refused(&work, Syndrome::RemoteInvalidRequest, INVALID_REQUEST);
 }
 
 #[test]
-fn an_atomic_operation_has_an_operand() {
+fn atomic_with_short_operand_fails() {
     let mut pair = Pair::reliable();
     let work = pair.local(Work::fetch_add(&pair.mrs[1], 0, 1), 7);
     pair.fail(&work, Syndrome::LocalLength);
 }
 
 #[test]
-fn a_message_must_fit_its_receive() {
+fn message_longer_than_receive_fails() {
     for length in [101, 5000] {
         let mut pair = Pair::reliable();
         let mr = pair.mrs[1];
@@ -203,7 +203,7 @@ fn a_message_must_fit_its_receive() {
 }
 
 #[test]
-fn a_receive_must_name_ones_own_memory() {
+fn receive_with_invalid_key_fails() {
     let mut pair = Pair::reliable();
     let mut mr = pair.mrs[1];
     mr.key ^= 1;
@@ -215,7 +215,7 @@ fn a_receive_must_name_ones_own_memory() {
 }
 
 #[test]
-fn a_message_has_a_greatest_length() {
+fn message_longer_than_maximum_fails() {
     const PIECE: usize = 1 << 20;
     let mut pair = Pair::reliable();
     pair.mrs = [0, 1].map(|node| pair.rig.mr_repeated(node, 20, 1 << 10));
@@ -228,7 +228,7 @@ fn a_message_has_a_greatest_length() {
 }
 
 #[test]
-fn what_makes_no_sense_fails_when_its_turn_comes() {
+fn malformed_wqe_fails_in_order() {
     let unknown = Work::new(0x3d);
     let short = Work::new(MLX5_OPCODE_RDMA_WRITE);
     let inline_read = |pair: &Pair| Work::read(&pair.mrs[1], 0).inline(&[1, 2, 3]);
@@ -256,7 +256,7 @@ fn what_makes_no_sense_fails_when_its_turn_comes() {
 }
 
 #[test]
-fn what_a_service_does_not_have_is_refused_locally() {
+fn operation_not_offered_by_transport_fails_locally() {
     for (transport, request) in [
         (Transport::Uc, MLX5_OPCODE_RDMA_READ),
         (Transport::Umr, MLX5_OPCODE_RDMA_READ),
@@ -270,7 +270,7 @@ fn what_a_service_does_not_have_is_refused_locally() {
 }
 
 #[test]
-fn the_error_state_flushes_all() {
+fn error_state_flushes_both_queues() {
     let mut pair = Pair::reliable();
     let receives = [pair.receive(), pair.receive()];
     // A SEND to a peer that never answers.
@@ -296,7 +296,7 @@ fn the_error_state_flushes_all() {
 }
 
 #[test]
-fn a_peer_in_error_does_not_answer() {
+fn peer_in_error_state_sends_no_response() {
     let mut pair = Pair::reliable();
     let peer = pair.qps[1];
     pair.rig.simple(1, MLX5_CMD_OP_2ERR_QP, peer.number);
@@ -308,7 +308,7 @@ fn a_peer_in_error_does_not_answer() {
 }
 
 #[test]
-fn a_peer_takes_only_so_many_reads_at_once() {
+fn reads_beyond_limit_of_peer_are_rejected() {
     for (log_own, log_peer, refused) in [(2, 2, false), (3, 3, false), (3, 2, true)] {
         let mut rig = Rig::new(2);
         let mut cqs = [0, 1].map(|node| rig.cq(node, 6));
@@ -339,7 +339,7 @@ fn a_peer_takes_only_so_many_reads_at_once() {
 }
 
 #[test]
-fn what_cannot_be_sent_again_has_failed_although_the_peer_has_done_all() {
+fn retransmission_without_local_key_fails_request() {
     let mut pair = Pair::reliable();
     let other = pair.rig.mr(0, LENGTH);
     pair.rig.lose_from(2);

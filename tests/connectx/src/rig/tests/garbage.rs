@@ -35,7 +35,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
 
     #[test]
-    fn any_work_request_ends_well(
+    fn arbitrary_wqe_does_not_affect_others(
         transport in transport(),
         bytes in prop::collection::vec(any::<u8>(), 64..1024),
         opcode in 0..0x30u8, units in 0..64u8,
@@ -54,7 +54,7 @@ proptest! {
     }
 
     #[test]
-    fn any_doorbell_ends_well(bytes: [u8; 8], posted in 0..100u16) {
+    fn arbitrary_doorbell_does_not_affect_others(bytes: [u8; 8], posted in 0..100u16) {
         let mut pair = Pair::reliable();
         let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
         for _ in 0..posted {
@@ -71,7 +71,7 @@ proptest! {
     }
 
     #[test]
-    fn any_packet_size_of_a_receive_ends_well(
+    fn arbitrary_receive_does_not_affect_others(
         pieces in prop::collection::vec((any::<u32>(), 0..100u64, any::<u32>()), 0..4),
         length in 0..20_000u32,
     ) {
@@ -96,7 +96,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
 
     #[test]
-    fn any_command_ends_well(
+    fn arbitrary_command_does_not_affect_others(
         opcodes in prop::collection::vec(any::<prop::sample::Index>(), 8),
         bytes in prop::collection::vec(any::<u8>(), 8..600),
         sparse: bool, output in 16..2000usize,

@@ -70,7 +70,7 @@ impl Rig {
 }
 
 #[test]
-fn a_completion_queue_in_use_is_not_destroyed() {
+fn cq_of_qp_is_not_destroyed() {
     let mut pair = Pair::reliable();
     let (cq, qp) = (pair.cqs[0].number, pair.qps[0].number);
     let destroyed = pair.rig.try_simple(0, MLX5_CMD_OP_DESTROY_CQ, cq);
@@ -80,7 +80,7 @@ fn a_completion_queue_in_use_is_not_destroyed() {
 }
 
 #[test]
-fn a_completion_queue_of_receives_is_in_use_as_long_as_there_are_any() {
+fn receive_cq_is_not_destroyed_while_qp_has_receives() {
     let mut rig = Rig::new(1);
     let [send_cq, receive_cq, unused] = [0; 3].map(|_| rig.cq(0, 4));
     let spec = Spec {
@@ -100,7 +100,7 @@ fn a_completion_queue_of_receives_is_in_use_as_long_as_there_are_any() {
 }
 
 #[test]
-fn a_completion_queue_of_a_target_or_a_shared_queue_is_in_use() {
+fn cq_of_dct_or_srq_is_not_destroyed() {
     let mut rig = Rig::new(1);
     let cqs = [0; 2].map(|_| rig.cq(0, 4));
     let xrcd = rig.simple(0, MLX5_CMD_OP_ALLOC_XRCD, 0);
@@ -113,7 +113,7 @@ fn a_completion_queue_of_a_target_or_a_shared_queue_is_in_use() {
 }
 
 #[test]
-fn a_mapping_is_from_an_address_to_a_queue_pair() {
+fn address_mapping_requires_existing_qp() {
     let mut pair = Pair::reliable();
     let qp = pair.qps[0].number;
     let mapping = pair.rig.map_address(ADDRESS_TO_QP, qp).unwrap();
@@ -128,7 +128,7 @@ fn a_mapping_is_from_an_address_to_a_queue_pair() {
 }
 
 #[test]
-fn more_pages_than_were_asked_for_are_not_taken() {
+fn pages_beyond_requested_number_are_rejected() {
     let mut rig = Rig::new(1);
     assert!(rig.manage_pages(true, 16).is_ok());
     let refused = rig.manage_pages(true, 1);
@@ -138,7 +138,7 @@ fn more_pages_than_were_asked_for_are_not_taken() {
 }
 
 #[test]
-fn tables_of_keys_have_a_greatest_size_together() {
+fn total_size_of_key_tables_is_limited() {
     const LARGE: u32 = 64 << 20;
     // Pages; and ranges, of which it is remembered where they end.
     for (mode, most) in [(1, 16), (2, 10)] {
@@ -154,7 +154,7 @@ fn tables_of_keys_have_a_greatest_size_together() {
 }
 
 #[test]
-fn a_queue_pair_has_no_more_reads_under_way_than_are_offered() {
+fn read_limit_above_capability_is_rejected() {
     let mut pair = Pair::reliable();
     let mut qp = pair.qps[0];
     let mut context = pair.rig.query(&qp);
@@ -173,7 +173,7 @@ fn a_queue_pair_has_no_more_reads_under_way_than_are_offered() {
 }
 
 #[test]
-fn paths_do_not_migrate() {
+fn path_migration_is_rejected() {
     const ALTERNATE_PATH: u32 = 1 << 0;
     const MIGRATION: u32 = 1 << 10;
     let mut pair = Pair::reliable();
@@ -188,7 +188,7 @@ fn paths_do_not_migrate() {
 }
 
 #[test]
-fn a_command_cut_short_is_refused() {
+fn truncated_command_is_rejected() {
     let mut pair = Pair::reliable();
     let refused = Err(Status::BadInputLength as u8);
     let mut input = vec![0; at!(create_qp_in, qpc) + size!(qpc) - 1];

@@ -302,7 +302,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(48) })]
 
     #[test]
-    fn reliable_connections_recover(
+    fn rc_on_lossy_network_matches_perfect_network(
         one in operations(), other in operations(),
         seed: u64, rule in rule(), mtu in 1..4u32, log_reads in 0..4u32,
     ) {
@@ -311,7 +311,7 @@ proptest! {
     }
 
     #[test]
-    fn dynamic_connections_recover(
+    fn dc_on_lossy_network_matches_perfect_network(
         one in operations(), other in operations(),
         seed: u64, rule in rule(), mtu in 1..4u32, log_reads in 0..4u32,
     ) {

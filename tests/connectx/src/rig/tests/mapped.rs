@@ -16,7 +16,7 @@ fn mapped() -> Pair {
 }
 
 #[test]
-fn work_is_done_as_if_it_were_heard_of() {
+fn mapped_doorbell_executes_work() {
     let mut pair = mapped();
     let data = pair.fill(0, 0, 9000);
     for _ in 0..200 {
@@ -28,7 +28,7 @@ fn work_is_done_as_if_it_were_heard_of() {
 }
 
 #[test]
-fn queues_that_share_a_register_do_not_hide_each_other() {
+fn doorbells_of_queues_sharing_register_are_not_lost() {
     let mut pair = mapped();
     let cqs = [0; 8].map(|_| pair.rig.cq(0, 4));
     let mut qps = cqs.map(|cq| pair.rig.qp(0, &Spec::new(Transport::Rc, cq)));
@@ -56,7 +56,7 @@ fn queues_that_share_a_register_do_not_hide_each_other() {
 
 /// The first arm word of all is 0, as is what was in the doorbell record before.
 #[test]
-fn a_queue_is_armed_by_its_record_and_not_before() {
+fn cq_is_armed_by_doorbell_record_only() {
     let mut pair = mapped();
     let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
     let cq = pair.cqs[0];
@@ -79,7 +79,7 @@ fn a_queue_is_armed_by_its_record_and_not_before() {
 }
 
 #[test]
-fn every_event_interrupts_and_no_event_is_lost() {
+fn each_event_raises_one_interrupt() {
     let mut pair = mapped();
     let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
     let before = pair.rig.device(0).interrupts.raised();
@@ -94,7 +94,7 @@ fn every_event_interrupts_and_no_event_is_lost() {
 }
 
 #[test]
-fn a_record_of_before_a_reset_posts_nothing() {
+fn doorbell_record_from_before_reset_posts_nothing() {
     let mut pair = mapped();
     let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
     pair.perform(&work);
@@ -115,7 +115,7 @@ fn a_record_of_before_a_reset_posts_nothing() {
 }
 
 #[test]
-fn what_is_posted_in_the_error_state_is_flushed() {
+fn work_posted_in_error_state_is_flushed() {
     let mut pair = mapped();
     pair.rig.simple(0, MLX5_CMD_OP_2ERR_QP, pair.qps[0].number);
     let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
@@ -123,7 +123,7 @@ fn what_is_posted_in_the_error_state_is_flushed() {
 }
 
 #[test]
-fn it_is_looked_often_while_something_rings_and_seldom_when_nothing_does() {
+fn poll_interval_grows_while_doorbells_are_idle() {
     let mut pair = mapped();
     let next = |pair: &Pair| pair.rig.fabric.deadline().unwrap() - pair.rig.now;
     let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
@@ -139,7 +139,7 @@ fn it_is_looked_often_while_something_rings_and_seldom_when_nothing_does() {
 }
 
 #[test]
-fn without_queues_there_is_nothing_to_look_at() {
+fn device_without_queues_is_not_polled() {
     let mut rig = Rig::mapped(1);
     rig.run();
     assert_eq!(rig.fabric.deadline(), None);
@@ -149,7 +149,7 @@ fn without_queues_there_is_nothing_to_look_at() {
 }
 
 #[test]
-fn a_doorbell_record_that_does_not_exist_does_no_harm() {
+fn unmapped_doorbell_record_is_ignored() {
     let mut rig = Rig::mapped(1);
     for record in [u64::MAX - 3, u64::MAX - 7, 1 << 63] {
         if let Ok(cq) = rig.cq_with(0, 4, record) {

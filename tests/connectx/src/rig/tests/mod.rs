@@ -13,7 +13,6 @@ mod paging;
 mod queues;
 mod reliable;
 mod shared;
-mod streams;
 mod time;
 mod unreliable;
 

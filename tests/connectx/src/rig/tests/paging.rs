@@ -97,7 +97,7 @@ const ACROSS: u64 = PAGE - 100;
 const BYTES: u32 = 5000;
 
 #[test]
-fn writes_and_reads_wait_for_pages_at_both_ends() {
+fn write_and_read_wait_for_absent_pages_at_both_ends() {
     for node in [0, 1] {
         let mut pair = Pair::paging();
         let data = pair.fill(0, ACROSS, BYTES.into());
@@ -114,7 +114,7 @@ fn writes_and_reads_wait_for_pages_at_both_ends() {
 }
 
 #[test]
-fn a_message_waits_for_the_pages_of_its_receive_and_takes_only_one() {
+fn send_with_absent_receive_page_takes_one_receive() {
     let mut pair = Pair::paging();
     let data = pair.fill(0, 0, BYTES.into());
     let receives = [pair.receive(), pair.receive()];
@@ -127,7 +127,7 @@ fn a_message_waits_for_the_pages_of_its_receive_and_takes_only_one() {
 }
 
 #[test]
-fn an_atomic_operation_waits_and_is_done_once() {
+fn atomic_on_absent_page_is_executed_once() {
     let mut pair = Pair::paging();
     let work = Work::fetch_add(&pair.mrs[1], PAGE, 5).local(&pair.mrs[0], 0, 8);
     assert_eq!(pair.perform_paging(1, &work).kind, MLX5_CQE_REQ);
@@ -135,7 +135,7 @@ fn an_atomic_operation_waits_and_is_done_once() {
 }
 
 #[test]
-fn a_datagram_waits_for_what_is_to_be_sent() {
+fn datagram_waits_for_absent_source_page() {
     let mut pair = Pair::new(Transport::Ud, &Options::default());
     pair.rig.begin_paging(0);
     let data = pair.fill(0, PAGE, 100);
@@ -149,7 +149,7 @@ fn a_datagram_waits_for_what_is_to_be_sent() {
 }
 
 #[test]
-fn pages_that_do_not_exist_are_errors() {
+fn unresolved_page_fails_request() {
     let work = |pair: &Pair| Work::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
     let mut pair = Pair::paging();
     let cqe = pair.perform_refused(0, &work(&pair));
@@ -160,7 +160,7 @@ fn pages_that_do_not_exist_are_errors() {
 }
 
 #[test]
-fn what_was_refused_to_a_queue_pair_that_is_reset_is_asked_again() {
+fn page_fault_rejected_before_reset_is_raised_again() {
     let mut pair = Pair::paging();
     let work = Work::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
     let page = pair.take(1);
@@ -179,7 +179,7 @@ fn what_was_refused_to_a_queue_pair_that_is_reset_is_asked_again() {
 
 /// Targets and queue pairs have numbers of the same range.
 #[test]
-fn what_was_refused_to_a_target_is_not_forgotten_with_a_queue_pair_that_does_not_exist() {
+fn page_fault_of_dct_survives_destruction_of_unknown_qp() {
     let mut star = Star::with(&Options::default(), (0, 0));
     star.rig.begin_paging(1);
     let target = &star.targets[0];
@@ -196,7 +196,7 @@ fn what_was_refused_to_a_target_is_not_forgotten_with_a_queue_pair_that_does_not
 }
 
 #[test]
-fn a_driver_that_does_not_page_is_not_asked() {
+fn driver_without_paging_receives_no_page_fault() {
     let mut pair = Pair::reliable();
     pair.rig.events(1);
     pair.take(1);

@@ -11,7 +11,7 @@ const CQ_ERROR: u8 = 0x04;
 const PORT: u8 = 0x09;
 
 #[test]
-fn a_queue_that_overruns_is_in_error() {
+fn cq_overrun_raises_error_event() {
     let mut pair = Pair::reliable();
     let cq = pair.rig.cq(0, 2);
     let mut qp = pair.rig.qp(0, &Spec::new(Transport::Rc, cq));
@@ -41,7 +41,7 @@ impl Rig {
 }
 
 #[test]
-fn an_armed_queue_tells_of_the_next_completion_once() {
+fn armed_cq_raises_one_event() {
     let mut pair = Pair::reliable();
     let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
     let cq = pair.cqs[0];
@@ -59,7 +59,7 @@ fn an_armed_queue_tells_of_the_next_completion_once() {
 
 /// Drivers count in arm words the events that they have taken.
 #[test]
-fn a_queue_whose_event_is_not_taken_tells_of_no_other() {
+fn cq_with_pending_event_raises_no_other_event() {
     for rig in [Rig::new(2), Rig::mapped(2)] {
         let mut pair = Pair::on(rig, Transport::Rc, &Options::default());
         let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
@@ -76,7 +76,7 @@ fn a_queue_whose_event_is_not_taken_tells_of_no_other() {
 }
 
 #[test]
-fn a_sender_may_ask_for_the_event() {
+fn cq_armed_for_solicited_ignores_other_completions() {
     let mut pair = Pair::reliable();
     for _ in 0..3 {
         pair.receive();
@@ -92,7 +92,7 @@ fn a_sender_may_ask_for_the_event() {
 }
 
 #[test]
-fn a_port_that_goes_down_and_up_is_told_and_loses_packets() {
+fn port_down_and_up_raise_events_and_drop_packets() {
     let mut pair = Pair::reliable();
     pair.rig.fabric.set_port(DeviceId(1), false);
     assert!(matches!(pair.rig.events(1)[..], [.., (PORT, _)]));
@@ -108,7 +108,7 @@ fn a_port_that_goes_down_and_up_is_told_and_loses_packets() {
 }
 
 #[test]
-fn nothing_leaves_by_a_port_that_is_down() {
+fn port_down_sends_no_packets() {
     let mut pair = Pair::reliable();
     pair.rig.fabric.set_port(DeviceId(0), false);
     let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
@@ -121,7 +121,7 @@ fn nothing_leaves_by_a_port_that_is_down() {
 }
 
 #[test]
-fn what_is_lost_is_on_the_account_of_its_sender() {
+fn lost_packets_are_counted_for_sender() {
     let mut pair = Pair::reliable();
     pair.rig.lose_from(1);
     let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
@@ -134,7 +134,7 @@ fn what_is_lost_is_on_the_account_of_its_sender() {
 }
 
 #[test]
-fn a_dead_device_answers_nobody() {
+fn dead_device_sends_no_response() {
     let mut pair = Pair::reliable();
     pair.rig.device(1).dead = true;
     let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
@@ -146,7 +146,7 @@ fn a_dead_device_answers_nobody() {
 }
 
 #[test]
-fn a_dead_device_does_nothing_more() {
+fn dead_device_does_not_continue_work() {
     let mut pair = Pair::reliable();
     let work = pair.local(Work::write(&pair.mrs[1], 0), LENGTH as u32);
     pair.rig.post(&mut pair.qps[0], &work);
@@ -158,7 +158,7 @@ fn a_dead_device_does_nothing_more() {
 }
 
 #[test]
-fn work_is_counted() {
+fn work_updates_counters() {
     let mut pair = Pair::reliable();
     let before = pair.rig.fabric.account();
     let work = pair.local(Work::write(&pair.mrs[1], 0), 3000);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 
 #[test]
-fn a_write_arrives_and_completes() {
+fn write_stores_data_and_completes() {
     let mut pair = Pair::reliable();
     // One byte, one packet, and many.
     for length in [1, 1024, 10_000, 300_001] {
@@ -22,7 +22,7 @@ fn a_write_arrives_and_completes() {
 }
 
 #[test]
-fn a_read_brings_what_is_there() {
+fn read_returns_remote_memory() {
     let mut pair = Pair::reliable();
     for length in [1, 1024, 10_000, 300_001] {
         let data = pair.fill(1, 99, length);
@@ -35,7 +35,7 @@ fn a_read_brings_what_is_there() {
 }
 
 #[test]
-fn a_send_takes_a_receive() {
+fn send_consumes_one_receive() {
     let mut pair = Pair::reliable();
     for length in [1, 1024, 10_000, 300_001] {
         let data = pair.fill(0, 0, length);
@@ -50,7 +50,7 @@ fn a_send_takes_a_receive() {
 }
 
 #[test]
-fn messages_of_no_bytes_are_messages() {
+fn empty_messages_complete() {
     let mut pair = Pair::reliable();
     pair.receive();
     for work in [
@@ -65,7 +65,7 @@ fn messages_of_no_bytes_are_messages() {
 }
 
 #[test]
-fn data_is_gathered_and_scattered() {
+fn segments_are_gathered_and_scattered() {
     let mut pair = Pair::reliable();
     let data = pair.fill(0, 0, 5000);
     let (own, peer) = (pair.mrs[0], pair.mrs[1]);
@@ -82,7 +82,7 @@ fn data_is_gathered_and_scattered() {
 }
 
 #[test]
-fn inline_data_is_in_the_work_request() {
+fn inline_data_is_sent_from_wqe() {
     let mut pair = Pair::reliable();
     let data: Vec<u8> = (1..=100).collect();
     let work = Work::write(&pair.mrs[1], 5).inline(&data);
@@ -91,7 +91,7 @@ fn inline_data_is_in_the_work_request() {
 }
 
 #[test]
-fn immediate_data_comes_with_the_completion() {
+fn immediate_data_is_in_receive_cqe() {
     let mut pair = Pair::reliable();
     pair.receive();
     pair.receive();
@@ -110,7 +110,7 @@ fn immediate_data_comes_with_the_completion() {
 }
 
 #[test]
-fn a_send_can_take_a_key_back() {
+fn send_with_invalidate_invalidates_key() {
     let mut pair = Pair::reliable();
     pair.receive();
     let key = pair.mrs[1].key;
@@ -131,7 +131,7 @@ fn a_send_can_take_a_key_back() {
 }
 
 #[test]
-fn atomic_operations_return_what_was_there() {
+fn atomics_return_previous_value() {
     let mut pair = Pair::reliable();
     let (own, peer) = (pair.mrs[0], pair.mrs[1]);
     pair.rig.write(1, peer.address + 64, &5u64.to_le_bytes());
@@ -151,7 +151,7 @@ fn atomic_operations_return_what_was_there() {
 }
 
 #[test]
-fn masked_atomic_operations_change_what_the_mask_names() {
+fn masked_atomics_change_masked_bits_only() {
     let mut pair = Pair::reliable();
     let (own, peer) = (pair.mrs[0], pair.mrs[1]);
     pair.rig.write(1, peer.address, &0x11ff_u64.to_le_bytes());
@@ -170,7 +170,7 @@ fn masked_atomic_operations_change_what_the_mask_names() {
 }
 
 #[test]
-fn what_is_not_told_is_done_all_the_same() {
+fn unsignalled_writes_are_executed_without_cqe() {
     let mut pair = Pair::reliable();
     let data = pair.fill(0, 0, 4096);
     for part in 0..4 {
@@ -186,7 +186,7 @@ fn what_is_not_told_is_done_all_the_same() {
 }
 
 #[test]
-fn one_doorbell_does_for_several_work_requests() {
+fn one_doorbell_starts_several_wqes() {
     let mut pair = Pair::reliable();
     let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
     for _ in 0..5 {
@@ -201,7 +201,7 @@ fn one_doorbell_does_for_several_work_requests() {
 }
 
 #[test]
-fn a_ring_goes_around() {
+fn send_ring_wraps() {
     let mut pair = Pair::reliable();
     // Of three blocks each, so that some are on both ends of the ring.
     let data = [0x77; 140];
@@ -213,7 +213,7 @@ fn a_ring_goes_around() {
 }
 
 #[test]
-fn data_that_is_asked_for_is_the_answer() {
+fn read_and_atomic_responses_need_no_ack() {
     let mut pair = Pair::reliable();
     let peer = pair.mrs[1];
     for (work, bytes, packets) in [
@@ -230,7 +230,7 @@ fn data_that_is_asked_for_is_the_answer() {
 }
 
 #[test]
-fn a_fence_waits_for_reads() {
+fn fenced_request_waits_for_reads() {
     let mut pair = Pair::reliable();
     let (own, peer) = (pair.mrs[0], pair.mrs[1]);
     let data = pair.fill(1, 0, 50_000);
@@ -247,7 +247,7 @@ fn a_fence_waits_for_reads() {
 }
 
 #[test]
-fn strong_ordering_waits_for_all() {
+fn strongly_ordered_request_waits_for_all_requests() {
     let mut pair = Pair::reliable();
     let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
     pair.rig.post_quietly(&mut pair.qps[0], &work);
@@ -263,7 +263,7 @@ fn strong_ordering_waits_for_all() {
 }
 
 #[test]
-fn a_key_is_taken_back_when_nothing_is_sent_again_with_it() {
+fn local_invalidate_waits_for_acknowledgement_of_writes() {
     let mut pair = Pair::reliable();
     let own = pair.mrs[0];
     let data = pair.fill(0, 0, 5000);
@@ -282,7 +282,7 @@ fn a_key_is_taken_back_when_nothing_is_sent_again_with_it() {
 }
 
 #[test]
-fn one_doorbell_does_for_the_greatest_ring() {
+fn one_doorbell_starts_full_ring_of_maximum_size() {
     let mut pair = Pair::reliable();
     let spec = Spec {
         log_send: 15,
@@ -302,7 +302,7 @@ fn one_doorbell_does_for_the_greatest_ring() {
 }
 
 #[test]
-fn no_more_reads_are_under_way_than_agreed() {
+fn reads_in_flight_do_not_exceed_limit() {
     for log_reads in 0..3 {
         let options = Options {
             log_reads,
@@ -325,7 +325,7 @@ fn no_more_reads_are_under_way_than_agreed() {
 }
 
 #[test]
-fn a_queue_pair_works_again_after_reset() {
+fn qp_works_after_reset() {
     let mut pair = Pair::reliable();
     for psn in [5, 0x80_0000] {
         let options = Options {
@@ -343,7 +343,7 @@ fn a_queue_pair_works_again_after_reset() {
 }
 
 #[test]
-fn a_queue_pair_says_where_it_is() {
+fn query_returns_next_psns() {
     let mut pair = Pair::new(
         Transport::Rc,
         &Options {
@@ -361,7 +361,7 @@ fn a_queue_pair_says_where_it_is() {
 }
 
 #[test]
-fn a_connection_to_oneself_works() {
+fn loopback_connection_works() {
     let mut rig = Rig::new(1);
     let mut cq = rig.cq(0, 6);
     let mut qp = rig.qp(0, &Spec::new(Transport::Rc, cq));
@@ -375,7 +375,7 @@ fn a_connection_to_oneself_works() {
 }
 
 #[test]
-fn a_long_message_lets_others_through() {
+fn long_message_does_not_delay_other_qp() {
     let mut pair = Pair::reliable();
     let mut cq = pair.rig.cq(0, 4);
     let mut short = pair.rig.qp(0, &Spec::new(Transport::Rc, cq));

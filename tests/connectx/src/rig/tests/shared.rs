@@ -78,7 +78,7 @@ fn size_of_rmp() -> usize {
 }
 
 #[test]
-fn who_gets_a_message_takes_the_next_receive() {
+fn qps_of_srq_take_receives_in_order() {
     let mut sharing = sharing();
     let indices = [0, 1, 2].map(|slot| sharing.receive(slot * 1000));
     for (sender, index) in [1, 0, 1].into_iter().zip(indices) {
@@ -91,7 +91,7 @@ fn who_gets_a_message_takes_the_next_receive() {
 }
 
 #[test]
-fn receives_go_around_the_ring() {
+fn srq_ring_wraps() {
     let mut sharing = sharing();
     for round in 0..40 {
         let index = sharing.receive(0);
@@ -102,7 +102,7 @@ fn receives_go_around_the_ring() {
 }
 
 #[test]
-fn an_event_tells_that_receives_run_low_once() {
+fn srq_limit_raises_one_event() {
     let mut sharing = sharing();
     for slot in 0..4 {
         sharing.receive(slot * 1000);
@@ -121,7 +121,7 @@ fn an_event_tells_that_receives_run_low_once() {
 }
 
 #[test]
-fn a_queue_pair_in_error_leaves_receives_to_others() {
+fn qp_in_error_leaves_srq_receives_to_others() {
     let mut sharing = sharing();
     sharing.receive(0);
     let qp = sharing.receivers[0];
@@ -134,7 +134,7 @@ fn a_queue_pair_in_error_leaves_receives_to_others() {
 }
 
 #[test]
-fn a_message_into_an_empty_queue_waits() {
+fn send_to_empty_srq_is_retried() {
     let mut sharing = sharing();
     sharing.send(0, 8);
     sharing.rig.pass(Duration::from_millis(3));
@@ -179,7 +179,7 @@ fn extended() -> Extended {
 }
 
 #[test]
-fn a_message_names_the_receive_queue() {
+fn xrc_message_selects_srq() {
     let mut extended = extended();
     let [own, peer] = extended.mrs;
     let index = extended
@@ -207,7 +207,7 @@ fn a_message_names_the_receive_queue() {
 }
 
 #[test]
-fn a_receive_queue_of_another_domain_is_refused() {
+fn srq_of_other_xrc_domain_is_rejected() {
     let mut extended = extended();
     let [own, peer] = extended.mrs;
     extended

@@ -12,7 +12,7 @@ fn timeout(code: u32) -> Duration {
 }
 
 #[test]
-fn who_never_answers_is_asked_as_often_as_agreed() {
+fn silent_peer_causes_configured_number_of_retries() {
     for retries in [0, 3, 7] {
         let options = Options {
             retries,
@@ -36,7 +36,7 @@ fn who_never_answers_is_asked_as_often_as_agreed() {
 }
 
 #[test]
-fn a_timeout_of_zero_never_comes() {
+fn timeout_of_zero_never_expires() {
     let options = Options {
         timeout: 0,
         ..Options::default()
@@ -50,7 +50,7 @@ fn a_timeout_of_zero_never_comes() {
 }
 
 #[test]
-fn a_link_that_is_mended_in_time_was_never_cut() {
+fn link_restored_before_last_retry_loses_nothing() {
     let mut pair = Pair::reliable();
     let data = pair.fill(0, 0, 100_000);
     pair.rig.fabric.network.cut(2, 1);
@@ -64,7 +64,7 @@ fn a_link_that_is_mended_in_time_was_never_cut() {
 }
 
 #[test]
-fn retries_count_from_the_last_progress() {
+fn progress_resets_retry_count() {
     let options = Options {
         retries: 2,
         ..Options::default()
@@ -82,7 +82,7 @@ fn retries_count_from_the_last_progress() {
 }
 
 #[test]
-fn a_sender_waits_for_a_receive() {
+fn send_without_receive_is_retried() {
     // A code of 12 is 0.64 ms.
     let mut pair = Pair::reliable();
     pair.fill(0, 0, 5000);
@@ -99,7 +99,7 @@ fn a_sender_waits_for_a_receive() {
 }
 
 #[test]
-fn a_write_with_immediate_waits_too() {
+fn write_with_immediate_without_receive_is_retried() {
     let mut pair = Pair::reliable();
     let data = pair.fill(0, 0, 5000);
     let work = pair.local(Work::write(&pair.mrs[1], 0), 5000);
@@ -115,7 +115,7 @@ fn a_write_with_immediate_waits_too() {
 }
 
 #[test]
-fn a_sender_waits_as_often_as_agreed() {
+fn rnr_retries_end_after_configured_number() {
     for rnr_retries in [0, 1, 6] {
         let options = Options {
             rnr_retries,
@@ -133,7 +133,7 @@ fn a_sender_waits_as_often_as_agreed() {
 }
 
 #[test]
-fn a_sender_may_wait_for_ever() {
+fn rnr_retry_count_of_7_is_unlimited() {
     let mut pair = Pair::reliable();
     let work = pair.local(Work::send(), 8);
     pair.rig.post(&mut pair.qps[0], &work);
@@ -145,7 +145,7 @@ fn a_sender_may_wait_for_ever() {
 }
 
 #[test]
-fn a_sender_that_waited_often_is_not_called_as_often_later() {
+fn rnr_retries_leave_at_most_one_timer() {
     let options = Options {
         timeout: 20,
         ..Options::default()
@@ -169,7 +169,7 @@ fn a_sender_that_waited_often_is_not_called_as_often_later() {
 }
 
 #[test]
-fn timers_of_a_queue_pair_that_is_gone_do_nothing() {
+fn timer_of_destroyed_qp_has_no_effect() {
     for opcode in [MLX5_CMD_OP_2RST_QP, MLX5_CMD_OP_2ERR_QP] {
         let mut pair = Pair::reliable();
         pair.rig.fabric.network.cut(1, 2);
@@ -186,7 +186,7 @@ fn timers_of_a_queue_pair_that_is_gone_do_nothing() {
 }
 
 #[test]
-fn a_slow_host_is_not_a_slow_network() {
+fn delayed_fabric_causes_no_timeouts() {
     let mut pair = Pair::reliable();
     let work = pair.local(Work::write(&pair.mrs[1], 0), 100_000);
     pair.rig.post(&mut pair.qps[0], &work);

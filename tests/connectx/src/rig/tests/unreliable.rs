@@ -9,7 +9,7 @@ fn unreliable() -> Pair {
 }
 
 #[test]
-fn messages_arrive_and_complete_at_once() {
+fn uc_messages_complete_without_acknowledgement() {
     let mut pair = unreliable();
     for length in [0, 100, 100_000] {
         let data = pair.fill(0, 0, length);
@@ -37,7 +37,7 @@ impl Pair {
 }
 
 #[test]
-fn what_nobody_receives_is_lost_and_the_next_is_not() {
+fn uc_message_without_receive_is_dropped_alone() {
     let mut pair = unreliable();
     assert!(pair.perform(&pair.local(Work::send(), 5000)).is_done());
     pair.receive();
@@ -47,7 +47,7 @@ fn what_nobody_receives_is_lost_and_the_next_is_not() {
 }
 
 #[test]
-fn a_message_with_a_gap_does_not_complete_and_gives_its_receive_to_the_next() {
+fn uc_message_with_lost_packet_returns_its_receive() {
     let mut pair = unreliable();
     let rule = Rule {
         drop: 0.3,
@@ -80,7 +80,7 @@ fn a_message_with_a_gap_does_not_complete_and_gives_its_receive_to_the_next() {
 }
 
 #[test]
-fn a_write_without_the_right_is_lost() {
+fn uc_write_without_right_is_dropped() {
     let mut pair = unreliable();
     let mut peer = pair.mrs[1];
     peer.key ^= 1;

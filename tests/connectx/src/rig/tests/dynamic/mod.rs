@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Dynamic connections: initiators and targets.
 
+mod drain;
+mod reset;
+mod streams;
+
 use std::time::Duration;
 
 use super::*;
 use crate::layout::get;
 use crate::layout::ifc::*;
-use crate::network::plan::{Delay, Plan, Rule};
 
-pub(super) const KEY: u64 = 0xfeed_face_0123_4567;
-const DRAINED: u8 = 0x1c;
+const KEY: u64 = 0xfeed_face_0123_4567;
 const VIOLATION: u8 = 0x1d;
 
-/// An initiator on one machine, and targets on two others that share a receive queue each.
+/// Initiator on one machine, and targets on two others. Each target has an SRQ.
 pub(super) struct Star {
     pub(super) rig: Rig,
     pub(super) dci: Qp,
@@ -33,7 +35,7 @@ impl Star {
         Star::with(options, (0, 0))
     }
 
-    /// With so many streams, in powers of two, of which so many may fail.
+    /// Returns a fixture with log2 of the number of streams, and of the number of streams that may fail.
     pub(super) fn with(options: &Options, log_streams: (u32, u32)) -> Self {
         let mut rig = Rig::new(3);
         let cq = rig.cq(0, 8);
@@ -63,7 +65,7 @@ impl Star {
         }
     }
 
-    pub(super) fn to(&mut self, target: usize, key: u64, work: Work) -> Work {
+    fn to(&mut self, target: usize, key: u64, work: Work) -> Work {
         let dct = self.targets[target].dct;
         let lid = self.rig.lid(dct.node);
         work.address(key, dct.number, lid, None)
@@ -80,6 +82,36 @@ impl Star {
         let Target { srq, mr, .. } = &mut self.targets[target];
         self.rig.receive_shared(srq, &[(*mr, 0, LENGTH as u32)])
     }
+
+    fn post(&mut self, target: usize, work: Work) -> u16 {
+        let work = self.to(target, KEY, work);
+        self.rig.post(&mut self.dci, &work)
+    }
+
+    /// Posts a WRITE of a stream, to an offset in the target's memory that depends on the stream's number.
+    pub(super) fn write(&mut self, target: usize, stream: u16) -> u16 {
+        let (own, peer) = (self.mr, self.targets[target].mr);
+        let work = Work::write(&peer, u64::from(stream) * 8).local(&own, 0, 8);
+        self.post(target, work.stream(stream))
+    }
+
+    /// Resets the initiator, and moves it to the state in which it sends.
+    fn renew_initiator(&mut self) {
+        self.rig.reset(&mut self.dci);
+        let dci = self.dci;
+        self.rig.connect_to(&dci, 0, 0, &Options::default());
+    }
+
+    /// Begins a long message to the first target, in one run of the fabric, which does not complete the message.
+    fn begin(&mut self, work: Work) {
+        let own = self.mr;
+        let work = work.local(&own, 0, 900_000);
+        let work = self.to(0, KEY, work);
+        self.rig.post(&mut self.dci, &work);
+        let now = self.rig.now;
+        self.rig.fabric.run(now);
+        assert_eq!(self.rig.poll(&mut self.cq), None);
+    }
 }
 
 fn star() -> Star {
@@ -87,7 +119,7 @@ fn star() -> Star {
 }
 
 #[test]
-fn all_operations_reach_the_target_that_is_named() {
+fn each_operation_reaches_addressed_dct() {
     let mut star = star();
     for round in 0..6u64 {
         let target = round as usize % 2;
@@ -102,7 +134,7 @@ fn all_operations_reach_the_target_that_is_named() {
         let cqe = star.rig.expect(&mut star.targets[target].cq);
         assert_eq!((cqe.kind, cqe.bytes), (MLX5_CQE_RESP_SEND, 5000));
         assert_eq!(cqe.counter, index);
-        // The target is known by its number and its index, the sender by its queue pair.
+        // The completion names the target by number and user index, and the sender by queue pair.
         assert_eq!(
             (cqe.qpn, cqe.user_index),
             (star.targets[target].dct.number, 0xdc7)
@@ -123,10 +155,10 @@ fn all_operations_reach_the_target_that_is_named() {
 }
 
 #[test]
-fn an_initiator_is_connected_to_one_target_at_a_time() {
+fn dci_connects_to_one_dct_at_a_time() {
     let mut star = star();
     let own = star.mr;
-    // Both targets in turn, with one doorbell.
+    // One doorbell starts requests to both targets in turn.
     let mut last = 0;
     for round in 0..10 {
         let target = round % 2;
@@ -137,7 +169,7 @@ fn an_initiator_is_connected_to_one_target_at_a_time() {
     }
     let dci = star.dci;
     star.rig.ring(&dci, last);
-    // Nothing goes to the second before the first has answered.
+    // No packet is sent to the second target before the response of the first.
     assert_eq!(star.rig.device(0).cost.count.packets_sent, 3);
     star.rig.run();
     assert_eq!(star.rig.drain(&mut star.cq).len(), 10);
@@ -145,7 +177,7 @@ fn an_initiator_is_connected_to_one_target_at_a_time() {
 }
 
 #[test]
-fn a_target_does_not_change_for_the_same_address() {
+fn requests_to_same_dct_share_connection() {
     let mut star = star();
     let (own, peer) = (star.mr, star.targets[0].mr);
     for _ in 0..10 {
@@ -156,7 +188,7 @@ fn a_target_does_not_change_for_the_same_address() {
 }
 
 #[test]
-fn many_initiators_use_a_target() {
+fn dct_serves_several_dcis() {
     let mut star = star();
     let peer = star.targets[0].mr;
     let mut initiators = Vec::new();
@@ -179,7 +211,7 @@ fn many_initiators_use_a_target() {
 }
 
 #[test]
-fn a_wrong_key_is_refused_and_told() {
+fn wrong_dc_key_is_rejected_and_reported() {
     let mut star = star();
     let (own, peer) = (star.mr, star.targets[0].mr);
     let work = Work::write(&peer, 0).local(&own, 0, 8);
@@ -203,61 +235,7 @@ fn a_wrong_key_is_refused_and_told() {
 }
 
 #[test]
-fn an_initiator_that_failed_connects_anew_after_reset() {
-    let mut star = star();
-    let own = star.mr;
-    let peer = star.targets[0].mr;
-    let bad = Mr {
-        key: peer.key ^ 1,
-        ..peer
-    };
-    for _ in 0..3 {
-        let cqe = star.perform(0, Work::write(&bad, 0).local(&own, 0, 8));
-        assert!(cqe.failed_by(Syndrome::RemoteAccess));
-        // The target is for all, and goes on.
-        star.rig.reset(&mut star.dci);
-        star.rig
-            .connect_to(&star.dci.clone(), 0, 0, &Options::default());
-        let cqe = star.perform(0, Work::write(&peer, 0).local(&own, 0, 8));
-        assert!(cqe.is_done());
-    }
-}
-
-#[test]
-fn what_is_left_of_a_connection_does_not_reach_the_next() {
-    let mut star = star();
-    let (own, peer) = (star.mr, star.targets[0].mr);
-    star.rig.write(0, own.address, &[7; 8]);
-    let delay = Delay {
-        rate: 1.0,
-        microseconds: 1000,
-    };
-    let rules = vec![Rule {
-        delay,
-        ..Rule::default()
-    }];
-    let plan = Plan { seed: 0, rules };
-    star.rig.fabric.network.follow(plan).unwrap();
-    for at in 0..4 {
-        let work = star.to(0, KEY, Work::write(&peer, at * 8).local(&own, 0, 8));
-        star.rig.post(&mut star.dci, &work);
-    }
-    star.rig.run();
-    // The initiator is reset, to the same sequence numbers, while these packets are in flight.
-    star.rig.fabric.network.follow(Plan::default()).unwrap();
-    star.rig.reset(&mut star.dci);
-    star.rig
-        .connect_to(&star.dci.clone(), 0, 0, &Options::default());
-    assert!(star
-        .perform(0, Work::write(&peer, 100).local(&own, 0, 8))
-        .is_done());
-    star.rig.pass(Duration::from_millis(2));
-    assert_eq!(star.rig.read(1, peer.address, 32), [0; 32]);
-    assert_eq!(star.rig.read(1, peer.address + 100, 8), [7; 8]);
-}
-
-#[test]
-fn a_target_has_rights() {
+fn dct_rejects_operation_without_right() {
     let options = Options {
         rights: [false, true, false],
         ..Options::default()
@@ -276,7 +254,7 @@ fn a_target_has_rights() {
 }
 
 #[test]
-fn a_message_waits_for_a_receive_of_the_target() {
+fn send_to_dct_without_receive_is_retried() {
     let mut star = star();
     let own = star.mr;
     let work = star.to(0, KEY, Work::send().local(&own, 0, 5000));
@@ -290,140 +268,7 @@ fn a_message_waits_for_a_receive_of_the_target() {
 }
 
 #[test]
-fn a_drained_target_takes_nothing_and_may_go() {
-    let mut star = star();
-    let (own, peer) = (star.mr, star.targets[0].mr);
-    let number = star.targets[0].dct.number;
-    assert!(star
-        .perform(0, Work::write(&peer, 0).local(&own, 0, 8))
-        .is_done());
-    let busy = star.rig.try_simple(1, MLX5_CMD_OP_DESTROY_DCT, number);
-    assert!(busy.is_err());
-    star.rig.simple(1, MLX5_CMD_OP_DRAIN_DCT, number);
-    assert_eq!(star.rig.events(1), [(DRAINED, number)]);
-    star.rig.simple(1, MLX5_CMD_OP_DESTROY_DCT, number);
-    let work = star.to(0, KEY, Work::write(&peer, 0).local(&own, 0, 8));
-    star.rig.post(&mut star.dci, &work);
-    star.rig.pass(Duration::from_secs(60));
-    let cqe = star.rig.expect(&mut star.cq);
-    assert!(cqe.failed_by(Syndrome::TransportRetry));
-}
-
-#[test]
-fn a_target_is_drained_when_it_has_finished_what_it_began() {
-    let mut star = star();
-    let own = star.mr;
-    let number = star.targets[0].dct.number;
-    star.receive(0);
-    let work = star.to(0, KEY, Work::send().local(&own, 0, 900_000));
-    star.rig.post(&mut star.dci, &work);
-    let now = star.rig.now;
-    star.rig.fabric.run(now);
-    assert_eq!(star.rig.poll(&mut star.cq), None);
-    star.rig.simple(1, MLX5_CMD_OP_DRAIN_DCT, number);
-    assert_eq!(star.rig.events(1), []);
-    star.rig.run();
-    assert!(star.rig.expect(&mut star.cq).is_done());
-    assert_eq!(star.rig.events(1), [(DRAINED, number)]);
-}
-
-impl Star {
-    /// Resets the initiator, and moves it to the state in which it sends.
-    fn renew_initiator(&mut self) {
-        self.rig.reset(&mut self.dci);
-        let dci = self.dci;
-        self.rig.connect_to(&dci, 0, 0, &Options::default());
-    }
-
-    /// Begins a long message to the first target, as far as the fabric does before it listens to machines.
-    fn begin(&mut self, work: Work) {
-        let own = self.mr;
-        let work = work.local(&own, 0, 900_000);
-        let work = self.to(0, KEY, work);
-        self.rig.post(&mut self.dci, &work);
-        let now = self.rig.now;
-        self.rig.fabric.run(now);
-        assert_eq!(self.rig.poll(&mut self.cq), None);
-    }
-}
-
-#[test]
-fn an_initiator_connects_again_after_its_device_was_reset() {
-    let mut star = star();
-    for round in 0..3u8 {
-        let (own, peer) = (star.mr, star.targets[0].mr);
-        star.rig.write(0, own.address, &[round + 1; 8]);
-        for _ in 0..3 {
-            let work = Work::write(&peer, 0).local(&own, 0, 8);
-            assert!(star.perform(0, work).is_done());
-            let work = Work::write(&star.targets[1].mr, 0).local(&own, 0, 8);
-            assert!(star.perform(1, work).is_done());
-        }
-        assert_eq!(star.rig.read(1, peer.address, 8), [round + 1; 8]);
-        // The next driver gets the same numbers.
-        let number = star.dci.number;
-        star.rig.device(0).reset();
-        star.rig.boot(0);
-        star.cq = star.rig.cq(0, 8);
-        star.dci = star.rig.qp(0, &Spec::new(Transport::Dci, star.cq));
-        assert_eq!(star.dci.number, number);
-        let dci = star.dci;
-        star.rig.connect_to(&dci, 0, 0, &Options::default());
-        star.mr = star.rig.mr(0, LENGTH);
-    }
-}
-
-#[test]
-fn a_target_is_drained_though_an_initiator_is_gone() {
-    let mut star = star();
-    let number = star.targets[0].dct.number;
-    let index = star.receive(0);
-    star.begin(Work::send());
-    star.rig.device(0).dead = true;
-    star.rig.simple(1, MLX5_CMD_OP_DRAIN_DCT, number);
-    assert_eq!(star.rig.events(1), []);
-    star.rig.pass(Duration::from_secs(60));
-    assert_eq!(star.rig.events(1), [(DRAINED, number)]);
-    star.rig.simple(1, MLX5_CMD_OP_DESTROY_DCT, number);
-    // Another target with the same receive queue gets what the message had taken.
-    let Target { srq, cq, mr, .. } = star.targets[0];
-    let dct = star.rig.dct(&srq, &cq, KEY, &Options::default());
-    star.targets.push(Target { dct, srq, cq, mr });
-    star.rig.device(0).dead = false;
-    star.renew_initiator();
-    let own = star.mr;
-    assert!(star.perform(2, Work::send().local(&own, 0, 8)).is_done());
-    assert_eq!(star.rig.expect(&mut star.targets[2].cq).counter, index);
-}
-
-#[test]
-fn a_target_is_drained_though_it_refused_a_message() {
-    let mut star = star();
-    let number = star.targets[0].dct.number;
-    let peer = star.targets[0].mr;
-    star.begin(Work::write(&peer, 0));
-    star.rig.simple(1, MLX5_CMD_OP_DESTROY_MKEY, peer.key >> 8);
-    star.rig.run();
-    let cqe = star.rig.expect(&mut star.cq);
-    assert!(cqe.failed_by(Syndrome::RemoteAccess), "{cqe:?}");
-    star.rig.simple(1, MLX5_CMD_OP_DRAIN_DCT, number);
-    assert_eq!(star.rig.events(1), [(DRAINED, number)]);
-}
-
-#[test]
-fn a_receive_of_a_message_that_was_cut_off_is_for_the_next() {
-    let mut star = star();
-    let index = star.receive(0);
-    star.begin(Work::send());
-    star.renew_initiator();
-    let own = star.mr;
-    assert!(star.perform(0, Work::send().local(&own, 0, 8)).is_done());
-    let cqe = star.rig.expect(&mut star.targets[0].cq);
-    assert_eq!((cqe.counter, cqe.bytes), (index, 8));
-}
-
-#[test]
-fn a_message_with_a_wrong_key_is_one_violation() {
+fn long_message_with_wrong_dc_key_raises_one_event() {
     let mut star = star();
     let (own, peer) = (star.mr, star.targets[0].mr);
     let number = star.targets[0].dct.number;
@@ -440,7 +285,7 @@ fn a_message_with_a_wrong_key_is_one_violation() {
 }
 
 #[test]
-fn a_target_counts_the_connections_that_come() {
+fn dct_counts_accepted_connections() {
     let mut star = star();
     let sets = [0; 2].map(|_| star.rig.simple(1, MLX5_CMD_OP_ALLOC_Q_COUNTER, 0));
     let options = Options {

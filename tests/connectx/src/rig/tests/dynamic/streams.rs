@@ -3,28 +3,19 @@
 
 use std::time::Duration;
 
-use super::dynamic::{Star, KEY};
 use super::*;
 use crate::firmware::Status;
-use crate::layout::ifc::*;
 use crate::layout::{put_be, set};
 use crate::network::plan::{Plan, Rule};
 
-/// Where the parameters of the extension are that resets a stream.
+/// Offset of the parameters of the extension that resets a stream.
 const EXTENSION: usize = 0x108;
 
 /// Eight channels; the queue pair fails when the fourth stream does.
 const STREAMS: (u32, u32) = (3, 2);
 
 impl Star {
-    /// Posts a WRITE of a stream, to an offset in the target's memory that depends on the stream's number.
-    pub(super) fn write(&mut self, target: usize, stream: u16) -> u16 {
-        let (own, peer) = (self.mr, self.targets[target].mr);
-        let work = Work::write(&peer, u64::from(stream) * 8).local(&own, 0, 8);
-        self.post(target, work.stream(stream))
-    }
-
-    /// Posts a WRITE of a stream whose key is wrong: the own one, or the target's.
+    /// Posts a WRITE of a stream with a wrong local key, or a wrong key at the target.
     fn fail(&mut self, stream: u16, at_target: bool) -> u16 {
         let (mut own, mut peer) = (self.mr, self.targets[0].mr);
         let key = if at_target {
@@ -35,11 +26,6 @@ impl Star {
         *key ^= 1;
         let work = Work::write(&peer, 0).local(&own, 0, 8);
         self.post(0, work.stream(stream))
-    }
-
-    fn post(&mut self, target: usize, work: Work) -> u16 {
-        let work = self.to(target, KEY, work);
-        self.rig.post(&mut self.dci, &work)
     }
 
     /// Returns the counter of each completion, and the error if there is one.
@@ -65,7 +51,7 @@ const ACCESS: Option<u32> = Some(Syndrome::RemoteAccess as u32);
 const FLUSH: Option<u32> = Some(Syndrome::Flush as u32);
 
 #[test]
-fn a_failure_is_of_one_stream() {
+fn failure_affects_one_stream_only() {
     for (at_target, error) in [(false, PROTECTION), (true, ACCESS)] {
         let mut star = star(STREAMS);
         let posted = [
@@ -81,9 +67,9 @@ fn a_failure_is_of_one_stream() {
 }
 
 #[test]
-fn what_has_begun_behind_a_failure_is_flushed() {
+fn started_requests_after_failure_are_flushed() {
     let mut star = star(STREAMS);
-    // Nothing is answered before all of it has begun.
+    // All requests begin before the first response.
     let target = star.targets[0].mr;
     let (own, bad) = (star.mr, Mr { key: 0, ..target });
     let mut posted = Vec::new();
@@ -101,7 +87,7 @@ fn what_has_begun_behind_a_failure_is_flushed() {
 }
 
 #[test]
-fn a_stream_that_failed_goes_on_after_its_reset() {
+fn failed_stream_continues_after_reset() {
     let mut star = star(STREAMS);
     let dci = star.dci;
     for round in 0..10 {
@@ -116,7 +102,7 @@ fn a_stream_that_failed_goes_on_after_its_reset() {
 }
 
 #[test]
-fn a_stream_is_reset_and_nothing_else() {
+fn stream_reset_with_other_changes_is_rejected() {
     const Q_KEY: u32 = 1 << 5;
     type Change = fn(&mut Vec<u8>);
     let bad: [(Change, Status); 6] = [
@@ -149,11 +135,11 @@ fn a_stream_is_reset_and_nothing_else() {
 }
 
 #[test]
-fn with_too_many_streams_the_queue_pair_fails() {
+fn qp_fails_after_too_many_failed_streams() {
     let mut star = star(STREAMS);
     for stream in 1..4 {
         star.fail(stream, false);
-        // Once more of the same stream does not count.
+        // Another failure of the same stream does not count.
         star.fail(stream, false);
         star.completions();
         assert!(!star.is_in_error());
@@ -172,7 +158,7 @@ fn with_too_many_streams_the_queue_pair_fails() {
 }
 
 #[test]
-fn a_work_request_that_makes_no_sense_is_no_matter_of_streams() {
+fn malformed_wqe_fails_qp_with_streams() {
     let mut star = star(STREAMS);
     star.post(0, Work::new(0x3f).stream(1));
     star.rig.run();
@@ -180,12 +166,12 @@ fn a_work_request_that_makes_no_sense_is_no_matter_of_streams() {
 }
 
 #[test]
-fn streams_do_not_wait_for_each_other_s_targets() {
+fn stream_does_not_wait_for_dct_of_other_stream() {
     for (streams, waits) in [((0, 0), true), (STREAMS, false)] {
         let mut star = star(streams);
         let own = star.mr;
         star.rig.write(0, own.address, &[7; 8]);
-        // No receive is posted for it.
+        // No receive is posted for the message.
         let send = star.post(0, Work::send().local(&own, 0, 8).stream(1));
         let write = star.write(1, 2);
         star.rig.pass(Duration::from_millis(2));
@@ -195,17 +181,17 @@ fn streams_do_not_wait_for_each_other_s_targets() {
         assert_eq!(star.completions(), []);
         star.receive(0);
         star.rig.pass(Duration::from_millis(2));
-        // Completions are in order, since the driver takes it that all before them have ended.
+        // Completions are in order: for the driver, a completion ends all earlier requests.
         assert_eq!(star.completions(), [(send, None), (write, None)]);
     }
 }
 
 #[test]
-fn strong_order_is_that_of_a_stream() {
+fn strong_ordering_applies_within_stream() {
     let mut star = star(STREAMS);
     let (own, peer) = (star.mr, star.targets[1].mr);
     star.rig.write(0, own.address, &[7; 8]);
-    // No receive is posted for it, so nothing is completed.
+    // No receive is posted for the message, so no request completes.
     star.post(0, Work::send().local(&own, 0, 8).stream(1));
     star.write(1, 2);
     let work = Work::write(&peer, 0).local(&own, 0, 8).strongly_ordered();
@@ -215,7 +201,7 @@ fn strong_order_is_that_of_a_stream() {
 }
 
 #[test]
-fn streams_take_turns_on_channels() {
+fn streams_share_channels() {
     let mut star = star((1, 1));
     let own = star.mr;
     let posted: Vec<_> = (0..20u16)
@@ -235,7 +221,7 @@ fn streams_take_turns_on_channels() {
 }
 
 #[test]
-fn each_stream_is_in_order_on_a_network_that_loses_packets() {
+fn stream_keeps_order_on_lossy_network() {
     let mut star = star(STREAMS);
     let (own, rules) = (
         star.mr,
@@ -263,7 +249,7 @@ fn each_stream_is_in_order_on_a_network_that_loses_packets() {
     }
     star.rig.pass(Duration::from_secs(60));
     assert_eq!(star.completions(), posted);
-    // What came last of each stream is there.
+    // Memory has the data of the last request of each stream.
     for (stream, last) in [(0, 18), (1, 19), (2, 17)] {
         let memory = star.rig.read(1, peer.address + stream * 3000, 3000);
         assert_eq!(memory, [last; 3000]);
@@ -271,7 +257,7 @@ fn each_stream_is_in_order_on_a_network_that_loses_packets() {
 }
 
 #[test]
-fn without_streams_their_numbers_mean_nothing() {
+fn stream_numbers_are_ignored_without_streams() {
     let mut star = star((0, 0));
     for stream in 0..4 {
         star.write(0, stream);

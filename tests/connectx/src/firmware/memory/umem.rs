@@ -5,13 +5,13 @@
 //! in it instead of an address. The kernel's header does not name all of these fields, since the kernel
 //! makes no such queues.
 
-use super::{Handler, Status};
 use crate::device::Device;
+use crate::firmware::{Handler, Status};
 use crate::layout::ifc::*;
 use crate::layout::{at, get, get64, set};
 use crate::object::buffer::Buffer;
 
-/// The commands of this file.
+/// Returns the handler of a command for user memory.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_CREATE_UMEM => Some(create),
@@ -63,7 +63,12 @@ fn destroy(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), 
 }
 
 /// The part of user memory `number` that a queue of `size` bytes at `offset` is.
-pub(super) fn part(device: &Device, number: u32, offset: u64, size: u64) -> Result<Buffer, Status> {
+pub(in crate::firmware) fn part(
+    device: &Device,
+    number: u32,
+    offset: u64,
+    size: u64,
+) -> Result<Buffer, Status> {
     let umem = device
         .objects
         .umems
@@ -73,7 +78,11 @@ pub(super) fn part(device: &Device, number: u32, offset: u64, size: u64) -> Resu
 }
 
 /// The address of a doorbell record at `offset` in user memory `number`.
-pub(super) fn record(device: &Device, number: u32, offset: u64) -> Result<u64, Status> {
+pub(in crate::firmware) fn record(
+    device: &Device,
+    number: u32,
+    offset: u64,
+) -> Result<u64, Status> {
     let umem = device
         .objects
         .umems

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Commands for memory keys. What a key translates to comes with the command, or later by UMR, or when the
-//! device meets a page that is absent.
+//! Commands for memory keys. The translation of a key comes with the command, later by UMR, or after a page fault.
 
-use super::srq::give;
-use super::{Handler, Status};
 use crate::device::Device;
 use crate::engine::page_fault;
+use crate::firmware::srq::give;
+use crate::firmware::{Handler, Status};
 use crate::layout::ifc::*;
 use crate::layout::{at, be64, get, get64, put_be, set, size};
 use crate::object::memic;
 use crate::object::mkey::{Mkey, Mode, KLM, MTT, OCTOWORD, PRESENT};
 
-/// The commands of this file.
+/// Returns the handler of a command for memory keys.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_CREATE_MKEY => Some(create),
@@ -22,10 +21,10 @@ pub(super) fn handler(opcode: u16) -> Option<Handler> {
     }
 }
 
-/// The greatest table of a key, in bytes: enough for all memory that a program may have, in parts of 16 GiB.
+/// Maximum size of the table of one key, in bytes. The table covers all memory of a program, in parts of 16 GiB.
 const MAX_TABLE: usize = 64 << 20;
 
-/// The greatest size of all tables and what belongs to them, in bytes: they are memory of this process.
+/// Maximum size of all tables with their caches, in bytes. The tables are memory of this process.
 const MAX_TABLES: usize = 1 << 30;
 
 fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
@@ -41,7 +40,7 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
     Ok(())
 }
 
-/// The key that the command describes.
+/// Returns the key of a CREATE_MKEY command.
 fn describe(device: &Device, input: &[u8]) -> Result<Mkey, Status> {
     let at = at!(create_mkey_in, memory_key_mkey_entry);
     let context = input
@@ -143,7 +142,7 @@ fn query(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Sta
     give(output, at, &mkey.table()[..length])
 }
 
-/// The driver answers a page fault.
+/// Handles the reply of the driver to a page fault.
 fn resume(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
     let info = input
         .get(at!(page_fault_resume_in, page_fault_info)..)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Commands for memory on the device. The driver names it by its offset in BAR 0.
 
-use super::{Handler, Status};
 use crate::device::Device;
+use crate::firmware::{Handler, Status};
 use crate::layout::ifc::*;
 use crate::layout::{get, get64, set};
 use crate::object::memic::{BAR_OFFSET, LOG_MAX_ALIGNMENT, LOG_MIN_ALLOCATION};
 
-/// The commands of this file.
+/// Returns the handler of a command for memory on the device.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_ALLOC_MEMIC => Some(allocate),

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Completion of work requests in order, and their failure.
+
+use super::Requester;
+use crate::device::Device;
+use crate::engine::fail;
+use crate::engine::wqe::{Control, BLOCK};
+use crate::object::cq::{Completion, Kind, Syndrome};
+use crate::object::qp::Qp;
+
+impl Requester<'_> {
+    /// Completes finished work requests, or fails the channel if its first unfinished one has an error.
+    pub(super) fn settle(&mut self, c: usize) {
+        let channel = &self.qp.requester.channels[c];
+        let first = channel.work.get(channel.first());
+        match first.and_then(|work| work.error) {
+            Some(syndrome) if !channel.failed => self.fail_first(c, syndrome),
+            _ => self.retire(),
+        }
+    }
+
+    /// Completes the finished work requests, in order, up to the first unfinished one.
+    fn retire(&mut self) {
+        while let Some(work) = self.qp.requester.take_ended() {
+            let control = work.wqe.control;
+            if let Some(syndrome) = work.error {
+                complete_in_error(self.device, self.qp, &control, syndrome);
+            } else if control.signalled {
+                let completion = Completion {
+                    byte_count: work.length(),
+                    inline: work.inline,
+                    ..completion(self.qp, &control)
+                };
+                self.device.complete(self.qp.attributes.send_cq, completion);
+            }
+        }
+    }
+
+    /// Fails the first unfinished work request of a channel, and its stream. Also fails the queue pair if too many
+    /// streams have failed, or if the error is not specific to a stream.
+    pub(super) fn fail_first(&mut self, c: usize, syndrome: Syndrome) {
+        let state = &mut self.qp.requester;
+        let channel = &mut state.channels[c];
+        channel.fail(syndrome);
+        state.errors.insert(channel.stream);
+        let too_many = state.errors.len() >= self.qp.attributes.streams.errors;
+        self.retire();
+        if too_many || syndrome == Syndrome::LocalQpOperation {
+            fail(self.device, self.qp);
+        }
+    }
+}
+
+/// Completes all posted work requests as flushed, for a queue pair in the error state.
+pub(in crate::engine) fn flush(device: &mut Device, qp: &mut Qp) {
+    let state = &mut qp.requester;
+    let stalled = state.stalled.take().map(|wqe| (wqe.control, None));
+    let mut channels = std::mem::take(&mut state.channels);
+    let order = std::mem::take(&mut state.order).into_iter();
+    let begun = order.filter_map(|c| {
+        let work = channels[c].work.pop_front()?;
+        let error = work.error.filter(|_| channels[c].failed);
+        Some((work.wqe.control, error))
+    });
+    let begun: Vec<_> = begun.chain(stalled).collect();
+    state.errors.clear();
+    for (control, error) in begun {
+        complete_in_error(device, qp, &control, error.unwrap_or(Syndrome::Flush));
+    }
+    while let Some(control) = take_control(device, qp) {
+        complete_in_error(device, qp, &control, Syndrome::Flush);
+    }
+}
+
+/// Takes the control segment of the next work request from the ring.
+fn take_control(device: &Device, qp: &mut Qp) -> Option<Control> {
+    let state = &mut qp.requester;
+    let posted = state.posted.filter(|_| state.has_posted())?;
+    let mut bytes = [0; BLOCK];
+    let ring = qp.send.as_ref()?;
+    let read = ring.read(&device.dma, state.next, &mut bytes);
+    let control = Control::decode(&bytes);
+    let next = state.next.wrapping_add(control.blocks());
+    let sensible = read.is_ok() && control.index == state.next;
+    state.next = if sensible {
+        next
+    } else {
+        posted.wrapping_add(1)
+    };
+    sensible.then_some(control)
+}
+
+/// Returns the completion of a work request.
+fn completion(qp: &Qp, control: &Control) -> Completion {
+    Completion {
+        kind: Kind::Request,
+        qpn: qp.number,
+        user_index: qp.attributes.user_index,
+        opcode: control.opcode,
+        wqe_counter: control.index,
+        ..Completion::default()
+    }
+}
+
+fn complete_in_error(device: &mut Device, qp: &Qp, control: &Control, syndrome: Syndrome) {
+    let completion = Completion {
+        kind: Kind::RequestError,
+        syndrome,
+        ..completion(qp, control)
+    };
+    device.complete(qp.attributes.send_cq, completion);
+}

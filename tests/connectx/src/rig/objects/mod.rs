@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Objects that the driver of a test creates, each with the commands for it.
+
+mod cq;
+mod memory;
+mod qp;
+mod receive;
+
+use super::{pages, Rig};
+use crate::layout::ifc::*;
+
+pub(crate) use cq::Cq;
+pub(crate) use memory::{rights, Mr};
+pub(crate) use qp::{reset_of_stream, Options, Qp, Spec};
+pub(crate) use receive::{Dct, Srq};
+pub(super) use receive::{Posting, STRIDE};
