@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The demonstration: two nodes share memory by name, until one of them dies.
+//! The demonstration: two nodes share memory by name, until one of them loses power.
 //!
 //! The demonstration uses the commands of users, on machines of the test harness. Each step prints its commands and
 //! their result. A step that fails ends the program with an error.
@@ -29,12 +29,12 @@ const USER: &str = "alice";
 const COPY_LIMIT: Duration = Duration::from_secs(300);
 
 /// Timeout of a thousand messages in each direction.
-const PLAY_LIMIT: Duration = Duration::from_secs(120);
+const PINGPONG_LIMIT: Duration = Duration::from_secs(120);
 
 const JOIN_LIMIT: Duration = Duration::from_secs(60);
 
 /// Timeout of the detection of a dead node: 3 s of silence, and time for slow machines.
-const DEATH_LIMIT: Duration = Duration::from_secs(15);
+const HOST_DOWN_LIMIT: Duration = Duration::from_secs(15);
 
 fn main() -> ExitCode {
     match run() {
@@ -61,9 +61,9 @@ fn run() -> Result<Summary> {
     get(two, &file, &mut summary)?;
     if Fabric::from_env()? == Fabric::Connectx {
         connect(one, two, &mut summary)?;
-        play(one, two, &mut summary)?;
+        run_pingpong(one, two, &mut summary)?;
     }
-    die(one, two, &mut summary)?;
+    cut_power(one, two, &mut summary)?;
 
     leave(cluster, daemons)?;
     summary.add("No kernel reported a fault, and node 1 unloads the module");
@@ -72,7 +72,7 @@ fn run() -> Result<Summary> {
 
 fn boot() -> Result<Cluster> {
     let rnics = Fabric::from_env()?.rnics();
-    let what = format!("Two machines boot a stock Debian kernel, with {rnics} between them");
+    let what = format!("Two machines with {rnics} boot a stock Debian kernel");
     step(&what, || {
         let start = Instant::now();
         let cluster = Cluster::builder().name("demo").boot()?;
@@ -87,51 +87,58 @@ fn boot() -> Result<Cluster> {
 
 /// Starts a daemon on each node. The daemons are killed on drop.
 fn join(one: &Node, two: &Node) -> Result<[Process; 2]> {
-    step("kited joins them to a cluster; node 1 is its seed", || {
-        let key = one.sh("head -c 32 /dev/urandom | base64")?;
-        for node in [one, two] {
-            node.sh(&format!("umask 077; echo '{key}' >/tmp/key"))?;
-        }
-        let start = Instant::now();
-        let seed = format!("{}:7471", one.address());
-        let mut daemons = [
-            daemon(one, &format!("--listen {seed}"))?,
-            daemon(two, &format!("--join {seed}"))?,
-        ];
-        for daemon in &mut daemons {
-            daemon.read_until("ready: node", JOIN_LIMIT)?;
-        }
-        wait_for_members(one, 2)?;
-        done("both kernels act on a view of two nodes", start);
-        detail(&as_user(one, &format!("{BIN}/kite nodes"))?);
-        Ok(daemons)
-    })
+    step(
+        "kited forms a cluster of nodes 1 and 2; node 1 is the seed",
+        || {
+            let key = one.sh("head -c 32 /dev/urandom | base64")?;
+            for node in [one, two] {
+                node.sh(&format!("umask 077; echo '{key}' >/tmp/key"))?;
+            }
+            let start = Instant::now();
+            let seed = format!("{}:7471", one.address());
+            let mut daemons = [
+                daemon(one, &format!("--listen {seed}"))?,
+                daemon(two, &format!("--join {seed}"))?,
+            ];
+            for daemon in &mut daemons {
+                daemon.read_until("ready: node", JOIN_LIMIT)?;
+            }
+            wait_for_member_count(one, 2)?;
+            done("both kernels have a view of two nodes", start);
+            detail(&run_as_user(one, &format!("{BIN}/kite nodes"))?);
+            Ok(daemons)
+        },
+    )
 }
 
 fn daemon(node: &Node, role: &str) -> Result<Process> {
     Ok(node.spawn(&format!("exec {BIN}/kited {role} --key /tmp/key"))?)
 }
 
-fn wait_for_members(node: &Node, count: usize) -> Result<()> {
+fn wait_for_member_count(node: &Node, count: usize) -> Result<()> {
     let deadline = Instant::now() + JOIN_LIMIT;
-    while members(node)? != count {
-        ensure!(Instant::now() < deadline, "no view of {count} members");
+    while member_count(node)? != count {
+        ensure!(Instant::now() < deadline, "node 1 has no view of {count} members after {} s: see the log of kited in target/cluster/demo", JOIN_LIMIT.as_secs());
     }
     Ok(())
 }
 
-fn members(node: &Node) -> Result<usize> {
+fn member_count(node: &Node) -> Result<usize> {
     let table = node.command(format!("{BIN}/kite nodes")).user(USER).sh()?;
     Ok(table.lines().count() - 1)
 }
 
 fn put(one: &Node, two: &Node, file: &File, summary: &mut Summary) -> Result<()> {
-    let what = "Node 1 puts it into memory of node 2, under a name, as an ordinary user";
+    let what = "Node 1 copies the file to memory of node 2, as the region \"demo\" of user alice";
     step(what, || {
-        let time = copy(one, &format!("put {} {REGION} --node 2", file.path))?;
-        detail(&as_user(one, &format!("{BIN}/kite regions"))?);
-        let lent = lent(two)?;
-        ensure!(lent >= file.len, "node 2 lends {lent} bytes only");
+        let time = run_copy(one, &format!("put {} {REGION} --node 2", file.path))?;
+        detail(&run_as_user(one, &format!("{BIN}/kite regions"))?);
+        let lent = lent_bytes(two)?;
+        ensure!(
+            lent >= file.len,
+            "node 2 lends {lent} bytes, at least {} are required",
+            file.len
+        );
         let rate = file.rate(time);
         done(&format!("node 2 lends {lent} bytes of memory"), time);
         summary.add(format!("Node 1 to memory of node 2: {rate}"));
@@ -140,8 +147,8 @@ fn put(one: &Node, two: &Node, file: &File, summary: &mut Summary) -> Result<()>
 }
 
 /// Returns the bytes of memory that this node lends to others, by its counter.
-fn lent(node: &Node) -> Result<u64> {
-    let text = as_user(node, &format!("{BIN}/kite stats"))?;
+fn lent_bytes(node: &Node) -> Result<u64> {
+    let text = run_as_user(node, &format!("{BIN}/kite stats"))?;
     let line = text.lines().find(|line| line.starts_with("lent_bytes"));
     let value = line.and_then(|line| line.split_whitespace().nth(1));
     value
@@ -151,19 +158,20 @@ fn lent(node: &Node) -> Result<u64> {
 }
 
 fn get(two: &Node, file: &File, summary: &mut Summary) -> Result<()> {
-    step(
-        "Node 2 gets it back by the name, from its own memory",
-        || {
-            let time = copy(two, &format!("get {REGION} /tmp/{USER}.tar"))?;
-            let sum = as_user(two, &format!("sha256sum /tmp/{USER}.tar"))?;
-            detail(&sum);
-            ensure!(sum.starts_with(&file.sum), "the checksums differ");
-            done("the checksums agree", time);
-            let rate = file.rate(time);
-            summary.add(format!("Node 2 reads it by name: {rate}, SHA-256 as sent"));
-            Ok(())
-        },
-    )
+    step("Node 2 reads the region by its name", || {
+        let time = run_copy(two, &format!("get {REGION} /tmp/{USER}.tar"))?;
+        let sum = run_as_user(two, &format!("sha256sum /tmp/{USER}.tar"))?;
+        detail(&sum);
+        ensure!(
+            sum.starts_with(&file.sum),
+            "the checksum differs from {}",
+            file.sum
+        );
+        done("the checksums agree", time);
+        let rate = file.rate(time);
+        summary.add(format!("Node 2 reads it by name: {rate}, SHA-256 as sent"));
+        Ok(())
+    })
 }
 
 /// Connects without a message to node 2, which needs an RNIC with DC.
@@ -172,13 +180,13 @@ fn connect(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
         let start = Instant::now();
         let issued = || Ok::<_, kite_cluster::Error>(commands(one)? + commands(two)?);
         let before = issued()?;
-        let table = as_user(one, &format!("{BIN}/kite bench connect --node 2"))?;
+        let table = run_as_user(one, &format!("{BIN}/kite bench connect --node 2"))?;
         detail(&table);
         let times = table.lines().nth(1).unwrap_or_default();
         let mut times = times.split_whitespace().map(str::parse::<f64>);
         let (first, median) = match (times.next(), times.nth(1)) {
             (Some(Ok(first)), Some(Ok(median))) => (first, median),
-            _ => bail!("no times"),
+            _ => bail!("`kite bench connect` printed no times: {table}"),
         };
         ensure!(
             issued()? == before,
@@ -196,24 +204,24 @@ fn connect(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
 }
 
 /// Exchanges messages by an unmodified verbs program, all of them by DC.
-fn play(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
+fn run_pingpong(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
     step(
-        "Node 1 exchanges messages with node 2, by a verbs program",
+        "Node 1 exchanges messages with node 2 by an unmodified verbs program",
         || {
             let program = preloaded("ibv_rc_pingpong -c");
             let start = Instant::now();
-            shown(two, &program);
+            print_command(two, &program);
             let server = serve(two, &program)?;
             let before = one.stats()?;
             let client = format!("{program} {}", two.address());
-            shown(one, &client);
+            print_command(one, &client);
             let client = one.command(client).user(USER).spawn()?;
-            let said = outputs(&mut [client, server], PLAY_LIMIT)?;
+            let printed = outputs(&mut [client, server], PINGPONG_LIMIT)?;
             ensure!(
-                said.iter().all(|said| !said.contains("invalid")),
-                "{said:?}"
+                printed.iter().all(|text| !text.contains("invalid")),
+                "{printed:?}"
             );
-            detail(&said[0]);
+            detail(&printed[0]);
             let after = one.stats()?;
             let more = |name: &str| after[name] - before[name];
             let (sent, connected) = (more("vqp_requests"), more("vqp_rc_requests"));
@@ -225,52 +233,57 @@ fn play(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
                 &format!("all messages are correct; {sent} were sent by DC"),
                 start,
             );
-            summary.add("An unchanged program of verbs runs over virtual queue pairs, by DC");
+            summary.add("An unmodified verbs program runs over virtual queue pairs, by DC");
             Ok(())
         },
     )
 }
 
-/// Kills node 2. Requests of node 1 then fail: the first within `DEATH_LIMIT`, later ones at once.
-fn die(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
-    step(
-        "Node 2 loses its power, and node 1 reads the region",
-        || {
-            let start = Instant::now();
-            two.kill();
-            detail("node 2 is dead");
-            let first = refused(one, start)?;
-            done("node 1 got EHOSTDOWN", first);
-            let again = Instant::now();
-            let second = refused(one, again)?;
-            done("and again", second);
-            summary.add(format!(
-                "Node 2 dies: EHOSTDOWN at node 1 after {}, the next time after {}",
-                seconds(first),
-                seconds(second)
-            ));
-            wait_for_members(one, 1)?;
-            detail(&as_user(one, &format!("{BIN}/kite nodes"))?);
-            Ok(())
-        },
-    )
+/// Kills node 2. Requests of node 1 then fail: the first within `HOST_DOWN_LIMIT`, later ones at once.
+fn cut_power(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
+    step("Node 2 loses power, and node 1 reads the region", || {
+        let start = Instant::now();
+        two.kill();
+        detail("node 2 is off");
+        let first = expect_host_down(one, start)?;
+        done("node 1 got EHOSTDOWN", first);
+        let again = Instant::now();
+        let second = expect_host_down(one, again)?;
+        done("the next request got EHOSTDOWN", second);
+        summary.add(format!(
+            "Node 2 loses power: EHOSTDOWN at node 1 after {}, for the next request after {}",
+            seconds(first),
+            seconds(second)
+        ));
+        wait_for_member_count(one, 1)?;
+        detail(&run_as_user(one, &format!("{BIN}/kite nodes"))?);
+        Ok(())
+    })
 }
 
 /// Reads the region, which must fail with EHOSTDOWN. Returns the time since `start`.
-fn refused(one: &Node, start: Instant) -> Result<Duration> {
+fn expect_host_down(one: &Node, start: Instant) -> Result<Duration> {
     let line = format!("{BIN}/kite get {REGION} /dev/null");
-    shown(one, &line);
+    print_command(one, &line);
     let output = one.command(line).user(USER).limit(COPY_LIMIT).run()?;
     let time = start.elapsed();
     let text = output.stdout + &output.stderr;
     detail(text.trim_end());
     ensure!(
         output.status != 0,
-        "reading memory of a dead node succeeded"
+        "a read of memory of a node that is off succeeded"
     );
     let expected = kite::Error::HostDown.to_string();
-    ensure!(text.contains(&expected), "another error than EHOSTDOWN");
-    ensure!(time < DEATH_LIMIT, "it took {}", seconds(time));
+    ensure!(
+        text.contains(&expected),
+        "the error is not EHOSTDOWN: {text}"
+    );
+    ensure!(
+        time < HOST_DOWN_LIMIT,
+        "EHOSTDOWN after {}, limit {}",
+        seconds(time),
+        seconds(HOST_DOWN_LIMIT)
+    );
     Ok(time)
 }
 
@@ -290,19 +303,19 @@ fn leave(cluster: Cluster, mut daemons: [Process; 2]) -> Result<()> {
 }
 
 /// Runs `kite` with these arguments as the user. Returns the elapsed time.
-fn copy(node: &Node, arguments: &str) -> Result<Duration> {
+fn run_copy(node: &Node, arguments: &str) -> Result<Duration> {
     let line = format!("{BIN}/kite {arguments}");
-    shown(node, &line);
+    print_command(node, &line);
     let start = Instant::now();
     node.command(line).user(USER).limit(COPY_LIMIT).sh()?;
     Ok(start.elapsed())
 }
 
-fn as_user(node: &Node, line: &str) -> Result<String> {
-    shown(node, line);
+fn run_as_user(node: &Node, line: &str) -> Result<String> {
+    print_command(node, line);
     Ok(node.command(line).user(USER).sh()?)
 }
 
-fn shown(node: &Node, line: &str) {
+fn print_command(node: &Node, line: &str) {
     output::command(&node.name(), &line.replace(&format!("{BIN}/"), ""));
 }
