@@ -72,18 +72,15 @@ impl<'a> Mlx5SendWr<'a> {
 
     /// Creates a request for `op` on a connected RC QP.
     pub(crate) fn new_rc(op: &RdmaOp<'a>, wr_id: u64) -> Self {
-        let fence = match op.fence {
-            true => bindings::ib_send_flags_IB_SEND_FENCE,
-            false => 0,
-        };
         let (compare, swap_add) = op.opcode.atomic_operands();
         Self {
             raw: bindings::kite_mlx5_wr {
                 wr_id,
                 opcode: op.opcode.ib_opcode(),
-                send_flags: (bindings::ib_send_flags_IB_SEND_SIGNALED | fence) as c_int,
+                send_flags: op.send_flags() as c_int,
                 sg_list: op.sges.as_ptr().cast(),
                 num_sge: op.sges.len() as c_int,
+                imm: op.opcode.imm_data(),
                 rkey: op.remote.rkey,
                 remote_addr: op.remote.addr,
                 compare,

@@ -99,6 +99,14 @@ impl RdmaOpcode {
         }
     }
 
+    /// Returns the immediate data in network byte order, or 0 for an operation without.
+    pub(crate) fn imm_data(self) -> u32 {
+        match self {
+            Self::WriteWithImm { imm_data } => imm_data.to_be(),
+            _ => 0,
+        }
+    }
+
     /// Returns the compare value, and the value to swap in or to add.
     pub(crate) fn atomic_operands(self) -> (u64, u64) {
         match self {
@@ -122,7 +130,7 @@ pub(crate) struct RdmaOp<'a> {
 
 impl RdmaOp<'_> {
     /// Returns the verbs flags. All requests are signaled.
-    fn send_flags(&self) -> bindings::ib_send_flags {
+    pub(crate) fn send_flags(&self) -> bindings::ib_send_flags {
         let mut flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
         if self.opcode == RdmaOpcode::WriteInline {
             flags |= bindings::ib_send_flags_IB_SEND_INLINE;
@@ -150,9 +158,7 @@ impl RawWr {
         wr.__bindgen_anon_1.wr_id = wr_id;
         wr.opcode = op.opcode.ib_opcode();
         wr.send_flags = op.send_flags() as c_int;
-        if let RdmaOpcode::WriteWithImm { imm_data } = op.opcode {
-            wr.ex.imm_data = imm_data.to_be();
-        }
+        wr.ex.imm_data = op.opcode.imm_data();
         if op.opcode.is_atomic() {
             return Self::Atomic(atomic_wr(wr, op.opcode.atomic_operands(), op.remote));
         }
