@@ -106,19 +106,22 @@ impl Cluster {
     ///
     /// # Panics
     ///
-    /// If no packet was lost.
+    /// If a node lost no packet.
     pub fn with_loss<T>(&self, percent: f64, work: impl FnOnce() -> Result<T>) -> Result<T> {
         for node in self.nodes() {
             node.loss(percent)?;
         }
         let done = work();
-        let mut lost = 0;
-        for node in self.nodes() {
-            lost += node.lost()?;
+        let lost = self.nodes().iter().map(|node| {
+            let lost = node.lost()?;
             node.loss(0.0)?;
-        }
+            Ok((node.name(), lost))
+        });
+        let lost = lost.collect::<Result<Vec<_>>>()?;
         let done = done?;
-        assert!(lost > 0, "no packet was lost");
+        for (name, lost) in lost {
+            assert!(lost > 0, "{name} lost no packet");
+        }
         Ok(done)
     }
 

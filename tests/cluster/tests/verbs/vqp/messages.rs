@@ -106,7 +106,7 @@ fn vqp_messages_arrive_despite_lost_packets() -> Result<()> {
     let _echo = echo(trio.node(3), 7)?;
     trio.with_loss(2.0, || {
         let talk = |node: usize| {
-            let line = format!("vqp talk 3 7 --seed {node} --messages 60 --longest 20000");
+            let line = format!("vqp talk 3 7 --seed {node} --messages 150 --longest 20000");
             trio.node(node).workload(&line).limit(LONG).spawn()
         };
         let mut all = [talk(1)?, talk(2)?];
