@@ -208,3 +208,11 @@ fn interrupted_setup_resumes_at_its_stage() {
     assert!(success, "{said}");
     assert!(said.contains("resumes at the interrupted stage"), "{said}");
 }
+
+#[test]
+fn documents_agree_with_headers_and_their_samples_compile() {
+    for check in ["manuals", "samples"] {
+        let (success, output) = bash(&format!("python3 scripts/lint/{check}.py"));
+        assert!(success, "{check}: {output}");
+    }
+}
