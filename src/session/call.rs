@@ -24,8 +24,9 @@ use super::{
 use crate::{
     fabric::qos::tenant::AdmissionTicket,
     rpc::{
-        channel::send_op::RpcSendOp, channel::RpcChannel, client::stale_to_connreset, Rpc,
-        RpcMessage,
+        channel::{send_op::RpcSendOp, RpcChannel},
+        client::stale_to_connreset,
+        Rpc, RpcMessage,
     },
     sys::{deadline::Deadline, memcg::gfp_nowait_account},
 };

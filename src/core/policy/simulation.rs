@@ -57,7 +57,8 @@ impl SimulatedDirectory {
 
     fn publish(&mut self, target: &DirectoryEntry) {
         let bytes = &mut self.0[bucket_index(target.instance.node, BUCKETS) as usize];
-        let offset = entry_offset(bytes, target.instance.node).expect("room for everybody");
+        let offset =
+            entry_offset(bytes, target.instance.node).expect("the table has room for all nodes");
         let entry = target.encode();
         bytes[offset..offset + entry.len()].copy_from_slice(&entry);
     }
@@ -81,7 +82,7 @@ impl SimulatedDirectory {
         ) {
             DirectoryLookup::Found(target) => Some(target),
             DirectoryLookup::Absent => None,
-            DirectoryLookup::Torn => panic!("nobody writes"),
+            DirectoryLookup::Torn => panic!("no write is in progress"),
         }
     }
 }

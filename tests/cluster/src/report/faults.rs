@@ -52,7 +52,7 @@ const STALLS: &[&str] = &[
 const BEFORE: usize = 3;
 const AFTER: usize = 40;
 
-/// Returns the first fault of `log` with the lines around it, and the first lines of later faults.
+/// Returns the first fault of `log` with its surrounding lines, and the first line of each further fault.
 pub(crate) fn find(log: &str, stalls_count: bool) -> Option<String> {
     let lines: Vec<&str> = log.lines().collect();
     let mut hits = (0..lines.len()).filter(|&at| is_fault(lines[at], stalls_count));
