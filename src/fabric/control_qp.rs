@@ -21,10 +21,13 @@ use super::{
 use crate::{
     errno,
     sys::deadline::Deadline,
-    verbs::{cq::WcStatus, work::UdSendWr},
+    verbs::{
+        cq::WcStatus,
+        log::{rnic_info, rnic_warn},
+        work::UdSendWr,
+    },
 };
 use kernel::{
-    pr_info_once, pr_warn_once,
     prelude::*,
     sync::atomic::{Full, Release},
 };
@@ -51,9 +54,9 @@ impl Fabric {
         if !self.control_qp_failed.xchg(false, Full) {
             return;
         }
-        pr_info_once!("control QP failed, restarting\n");
+        rnic_info!(self.device(), "control QP failed, restarting\n");
         if let Err(error) = self.control_endpoint.restart_ud(CONTROL_QKEY) {
-            pr_warn_once!("control QP cannot be restarted: {error:?}\n");
+            rnic_warn!(self.device(), "control QP cannot be restarted: {error:?}\n");
             self.control_qp_failed.store(true, Release);
         }
     }

@@ -62,6 +62,7 @@ use crate::{
     verbs::{
         cq::Cq,
         device::{Gid, IbDevice},
+        log::rnic_err,
         pd::Pd,
     },
 };
@@ -277,7 +278,7 @@ impl Fabric {
         self.drain_recv_cq();
         // The endpoint may have other references for a short time. RESET takes the QP out of use now.
         if let Err(error) = endpoint.qp().modify_to_reset() {
-            pr_err!("QP cannot be moved to RESET: {error:?}\n");
+            rnic_err!(self.device(), "QP cannot be moved to RESET: {error:?}\n");
         }
         self.drain_recv_cq();
         // Drop the endpoint after the spin lock is released: dropping the last reference sleeps.

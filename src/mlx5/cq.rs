@@ -6,6 +6,7 @@ use super::Mlx5Device;
 use crate::{
     bindings,
     verbs::cq::{CompletionHandler, WcStatus, WorkCompletion},
+    verbs::log::rnic_warn,
 };
 use core::{mem::MaybeUninit, ptr::NonNull};
 use kernel::{error::from_err_ptr, prelude::*, sync::Arc};
@@ -22,7 +23,7 @@ const POLL_BATCH: usize = 16;
 pub(crate) struct Mlx5Cq<N: CompletionHandler> {
     ptr: NonNull<bindings::kite_mlx5_cq>,
     _notify: Arc<N>,
-    _hca: Arc<Mlx5Device>,
+    hca: Arc<Mlx5Device>,
 }
 
 // SAFETY: CQs may be polled and armed from any thread, since the shim locks internally.
@@ -59,7 +60,7 @@ impl<N: CompletionHandler> Mlx5Cq<N> {
         let cq = Self {
             ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
             _notify: notify,
-            _hca: hca,
+            hca,
         };
         Ok(Arc::new(cq, GFP_KERNEL)?)
     }
@@ -114,7 +115,7 @@ impl<N: CompletionHandler> Drop for Mlx5Cq<N> {
         // SAFETY: The CQ is live, by the type invariants, and not used after this call. If the call succeeds,
         // no notification follows.
         if unsafe { bindings::kite_mlx5_cq_destroy(self.as_raw()) } != 0 {
-            pr_warn!("CQ cannot be destroyed: memory leaked\n");
+            rnic_warn!(self.hca.device(), "CQ cannot be destroyed: memory leaked\n");
             // The CQ may still raise interrupts: leak the handler.
             core::mem::forget(self._notify.clone());
         }

@@ -6,7 +6,7 @@
 use super::{rmp::Rmp, Mlx5Device, PortConfig, ACCESS_FLAGS};
 use crate::{
     bindings::{self, inline},
-    verbs::cq::CompletionHandler,
+    verbs::{cq::CompletionHandler, log::rnic_err},
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -49,7 +49,7 @@ pub(crate) struct Dct<N: CompletionHandler> {
     /// Set once draining has timed out, so that no later call waits again.
     drain_timed_out: bool,
     rmp: Arc<Rmp<N>>,
-    _hca: Arc<Mlx5Device>,
+    hca: Arc<Mlx5Device>,
 }
 
 // SAFETY: The functions of the shim may be called from any thread.
@@ -92,7 +92,7 @@ impl<N: CompletionHandler> Dct<N> {
             dc_key,
             drain_timed_out: false,
             rmp,
-            _hca: hca,
+            hca,
         })
     }
 
@@ -148,7 +148,10 @@ impl<N: CompletionHandler> Drop for Dct<N> {
         if let Err(error) = self.destroy() {
             // The hardware may still use the receive buffers: leak them.
             core::mem::forget(self.rmp.clone());
-            pr_err!("DCT cannot be destroyed: leaked: {error:?}\n");
+            rnic_err!(
+                self.hca.device(),
+                "DCT cannot be destroyed: leaked: {error:?}\n"
+            );
         }
     }
 }

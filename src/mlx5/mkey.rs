@@ -3,6 +3,7 @@
 //! Memory key for pinned memory of one process. The hardware confines requests with this key to that memory.
 
 use super::Mlx5Device;
+use crate::verbs::log::rnic_warn;
 use crate::{bindings, verbs::dma::LongTermDmaMap};
 use kernel::{error::to_result, prelude::*, sync::Arc};
 
@@ -69,7 +70,10 @@ impl Drop for Mkey {
         if unsafe { bindings::kite_mlx5_mkey_destroy(self.hca.as_raw(), self.key) } != 0 {
             // The hardware may still access the memory: leak it.
             core::mem::forget(self._arena.clone());
-            pr_warn!("mkey cannot be destroyed: memory leaked\n");
+            rnic_warn!(
+                self.hca.device(),
+                "mkey cannot be destroyed: memory leaked\n"
+            );
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::{
     bindings, errno,
     verbs::{
         device::{IbDevice, PortNum},
+        log::rnic_warn,
         pd::Pd,
     },
 };
@@ -73,7 +74,10 @@ impl Mlx5Device {
             Ok(hca) => Some(hca),
             Err(error) if error == ENXIO || error == errno::opnotsupp() => None,
             Err(error) => {
-                pr_warn!("mlx5 path unavailable, using verbs: {error:?}\n");
+                rnic_warn!(
+                    pd.device(),
+                    "mlx5 path unavailable, using verbs: {error:?}\n"
+                );
                 None
             }
         }
@@ -153,7 +157,7 @@ impl Drop for Mlx5Device {
         // so none is left.
         unsafe {
             if bindings::kite_mlx5_mkey_destroy(self.as_raw(), self.global_mkey) != 0 {
-                pr_warn!("global mkey cannot be destroyed\n");
+                rnic_warn!(self.device(), "global mkey cannot be destroyed\n");
             }
             bindings::kite_mlx5_close(self.as_raw());
         }

@@ -25,6 +25,7 @@ use crate::{
     bindings::{self, inline},
     verbs::{
         cq::CompletionHandler,
+        log::rnic_warn,
         qp::{ACK_TIMEOUT, RETRY_COUNT},
     },
 };
@@ -202,7 +203,7 @@ impl<N: CompletionHandler> Drop for Mlx5Qp<N> {
     fn drop(&mut self) {
         // SAFETY: The QP is live, by the type invariants, and not used after this call.
         if unsafe { bindings::kite_mlx5_qp_destroy(self.ptr.as_ptr()) } != 0 {
-            pr_warn!("QP cannot be destroyed: memory leaked\n");
+            rnic_warn!(self.hca.device(), "QP cannot be destroyed: memory leaked\n");
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::{
     verbs::{
         cq::{CompletionHandler, WorkCompletion},
         dma::DmaPages,
+        log::rnic_warn,
     },
 };
 use core::ptr::NonNull;
@@ -113,7 +114,10 @@ impl<N: CompletionHandler> Drop for Rmp<N> {
         if unsafe { bindings::kite_mlx5_rmp_destroy(self.as_raw()) } != 0 {
             // The hardware may still write to the buffers: leak them.
             core::mem::forget(self.buffers.clone());
-            pr_warn!("RMP cannot be destroyed: memory leaked\n");
+            rnic_warn!(
+                self.hca.device(),
+                "RMP cannot be destroyed: memory leaked\n"
+            );
         }
     }
 }

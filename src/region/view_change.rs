@@ -30,6 +30,7 @@ use crate::{
     fabric::conn::credit::StaleQp,
     sys::deadline::Deadline,
     trace,
+    verbs::log::rnic_warn,
 };
 use kernel::{
     prelude::*,
@@ -212,7 +213,10 @@ impl MemoryService {
                     region: region.id,
                 };
                 if self.cluster.names.register(name, entry).is_err() {
-                    pr_warn!("name {name:?} belongs to another node now\n");
+                    rnic_warn!(
+                        self.fabric().device(),
+                        "name {name:?} belongs to another node now\n"
+                    );
                 }
                 if region.published_name().is_none() {
                     // The region was freed meanwhile, perhaps before the name was registered.

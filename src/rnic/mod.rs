@@ -40,7 +40,11 @@ use crate::{
         thread::Thread,
         workqueue::OwnedQueue,
     },
-    verbs::{client::IbClient, device::IbDevice},
+    verbs::{
+        client::IbClient,
+        device::IbDevice,
+        log::{rnic_err, rnic_info, rnic_warn},
+    },
 };
 use kernel::{
     new_mutex, new_poll_condvar, new_spinlock,
@@ -259,7 +263,10 @@ impl Rnic {
         services.fabric().clear_recv_handler();
         services.flush();
         if !services.close() {
-            pr_err!("services still referenced at removal of the RNIC\n");
+            rnic_err!(
+                self.device,
+                "services still referenced at removal of the RNIC\n"
+            );
         }
     }
 }
@@ -324,14 +331,14 @@ impl IbClient for RnicClient {
 
     fn add(device: IbDevice) -> Result {
         let rnic = Rnic::new(device).inspect_err(|error| {
-            pr_warn!("RNIC cannot be used: {error:?}\n");
+            rnic_warn!(device, "cannot be used: {error:?}\n");
         })?;
         let listed = RNICS.lock().push(rnic.clone(), GFP_KERNEL);
         // `remove` closes listed RNICs only.
         listed.inspect_err(|_| rnic.close())?;
-        pr_info!(
-            "{}: ready; its global key reaches all memory mapped for DMA, so trust every kernel of the cluster\n",
-            name_str(&rnic.name())
+        rnic_info!(
+            device,
+            "ready; its global key reaches all memory mapped for DMA, so trust every kernel of the cluster\n"
         );
         Ok(())
     }
@@ -341,11 +348,7 @@ impl IbClient for RnicClient {
         if let Some(rnic) = rnics.iter().find(|rnic| rnic.device == device) {
             let new_name = device.name();
             let old_name = core::mem::replace(&mut *rnic.name.lock(), new_name);
-            pr_info!(
-                "{}: renamed to {}\n",
-                name_str(&old_name),
-                name_str(&new_name)
-            );
+            rnic_info!(device, "renamed from {}\n", name_str(&old_name));
         }
     }
 

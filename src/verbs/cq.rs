@@ -2,7 +2,7 @@
 
 //! Completion queues. Waiting threads poll them, and arm them before they sleep.
 
-use super::{device::IbDevice, RESTRACK_OWNER};
+use super::{device::IbDevice, log::rnic_err, RESTRACK_OWNER};
 use crate::bindings::{self, inline};
 use core::{mem::MaybeUninit, ptr::NonNull};
 use kernel::{error::from_err_ptr, prelude::*, sync::Arc};
@@ -214,9 +214,14 @@ impl<N: CompletionHandler> Cq<N> {
     /// # Safety
     ///
     /// Only the driver may call this function.
-    unsafe extern "C" fn on_event(_event: *mut bindings::ib_event, _context: *mut c_void) {
-        // Only an overrun is reported here. The send credits and receive limits exclude an overrun.
-        pr_err!("CQ error\n");
+    unsafe extern "C" fn on_event(event: *mut bindings::ib_event, _context: *mut c_void) {
+        // SAFETY: The event is valid during the call and names a registered device.
+        let device = NonNull::new(unsafe { (*event).device });
+        if let Some(device) = device {
+            // Only an overrun is reported here. The send credits and receive limits exclude an overrun.
+            // SAFETY: The device is registered, and is used during the call only.
+            rnic_err!(unsafe { IbDevice::from_raw(device) }, "CQ overrun\n");
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     sys::compat,
 };
 use core::ptr::NonNull;
-use kernel::{error::to_result, prelude::*};
+use kernel::{device::Device, error::to_result, prelude::*};
 
 /// Port number. kite uses the first port of each RNIC.
 pub(crate) type PortNum = u32;
@@ -74,6 +74,13 @@ impl IbDevice {
     pub(super) unsafe fn from_raw(ptr: NonNull<bindings::ib_device>) -> Self {
         // INVARIANT: Guaranteed by the safety requirements.
         Self(ptr)
+    }
+
+    /// Returns the device of the driver model, which names the RNIC in log messages.
+    pub(crate) fn as_device(&self) -> &Device {
+        // SAFETY: The device is registered while `self` is used, by the type invariants. The member is the
+        // device of the union for devices that a driver has allocated.
+        unsafe { Device::from_raw((&raw mut (*self.as_raw()).__bindgen_anon_1).cast()) }
     }
 
     pub(crate) fn as_raw(self) -> *mut bindings::ib_device {

@@ -3,14 +3,13 @@
 //! DMA mappings of memory for an RNIC: of kernel pages, and of pinned user memory. User memory is mapped for
 //! one request, or while it is pinned.
 
-use super::{device::IbDevice, work::Sge};
+use super::{device::IbDevice, log::rnic_warn, work::Sge};
 use crate::{
     bindings::{self, inline},
     sys::{pages::ContiguousPages, pin::PinnedPages},
 };
 use kernel::{
-    alloc::flags::GFP_KERNEL_ACCOUNT, dma::DataDirection, page::PAGE_SIZE, pr_warn_once,
-    prelude::*, sync::Arc,
+    alloc::flags::GFP_KERNEL_ACCOUNT, dma::DataDirection, page::PAGE_SIZE, prelude::*, sync::Arc,
 };
 
 /// Mapped range.
@@ -101,7 +100,10 @@ impl DmaPages {
     pub(crate) fn new_coherent(device: IbDevice, pages: ContiguousPages) -> Result<Self> {
         let this = Self::new(device, pages)?;
         if this.mapping.needs_sync() {
-            pr_warn_once!("RNIC cannot address all memory: less memory can be lent\n");
+            rnic_warn!(
+                device,
+                "cannot address all memory: less memory can be lent\n"
+            );
             return Err(ENOMEM);
         }
         Ok(this)

@@ -14,6 +14,7 @@ pub(crate) mod client;
 pub(crate) mod cq;
 pub(crate) mod device;
 pub(crate) mod dma;
+pub(crate) mod log;
 pub(crate) mod mr;
 pub(crate) mod pd;
 pub(crate) mod qp;

@@ -3,7 +3,7 @@
 //! Memory of a process with a key of its own, assigned by a work request (fast registration, as in storage
 //! drivers).
 
-use super::{dma::LongTermDmaMap, pd::Pd};
+use super::{dma::LongTermDmaMap, log::rnic_warn, pd::Pd};
 use crate::bindings::{self, inline};
 use core::ptr::NonNull;
 use kernel::{
@@ -21,7 +21,7 @@ use kernel::{
 pub(crate) struct FastRegMr {
     ptr: NonNull<bindings::ib_mr>,
     dma: Arc<LongTermDmaMap>,
-    _pd: Arc<Pd>,
+    pd: Arc<Pd>,
 }
 
 // SAFETY: The functions of the RDMA core on a memory region may be called from any thread.
@@ -53,7 +53,7 @@ impl FastRegMr {
         let this = Self {
             ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
             dma,
-            _pd: pd,
+            pd,
         };
         // SAFETY: The region is live, by the type invariants. `pages` holds `count` addresses of mapped
         // pages.
@@ -85,7 +85,7 @@ impl Drop for FastRegMr {
         if unsafe { bindings::ib_dereg_mr_user(self.as_raw(), core::ptr::null_mut()) } != 0 {
             // The RNIC may still access the memory: leak it.
             core::mem::forget(self.dma.clone());
-            pr_warn!("MR cannot be destroyed: memory leaked\n");
+            rnic_warn!(self.pd.device(), "MR cannot be destroyed: memory leaked\n");
         }
     }
 }

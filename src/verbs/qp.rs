@@ -8,7 +8,7 @@
 use super::{
     address::AddressHandle,
     cq::{CompletionHandler, Cq},
-    device::PortNum,
+    device::{IbDevice, PortNum},
     mr::FastRegMr,
     pd::Pd,
     work::{OwnedSendWr, SendWr, Sge, UdSendWr},
@@ -65,7 +65,7 @@ pub(crate) struct RemoteQp {
 ///
 /// # Invariants
 ///
-/// `ptr` is a live QP that this object owns. It was created in `_pd` with `_send_cq` and `_recv_cq`.
+/// `ptr` is a live QP that this object owns. It was created in `pd` with `_send_cq` and `_recv_cq`.
 pub(crate) struct Qp<S: CompletionHandler, R: CompletionHandler> {
     ptr: NonNull<bindings::ib_qp>,
     port: PortNum,
@@ -73,7 +73,7 @@ pub(crate) struct Qp<S: CompletionHandler, R: CompletionHandler> {
     /// Held during a state change. Some drivers check the current state and set the next one without a lock.
     /// A QP that was moved to ERR must stay there.
     modify_lock: Pin<KBox<Mutex<()>>>,
-    _pd: Arc<Pd>,
+    pd: Arc<Pd>,
     _send_cq: Arc<Cq<S>>,
     _recv_cq: Arc<Cq<R>>,
 }
@@ -201,7 +201,7 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
             port,
             max_inline_data: attr.cap.max_inline_data.min(caps.max_inline_data) as usize,
             modify_lock,
-            _pd: pd,
+            pd,
             _send_cq: send_cq,
             _recv_cq: recv_cq,
         })
@@ -227,6 +227,11 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
         let _guard = self.modify_lock.lock();
         // SAFETY: The QP is live, by the type invariants. `attr` is valid, since it is a mutable reference.
         to_result(unsafe { bindings::ib_modify_qp(self.ptr.as_ptr(), attr, mask as c_int) })
+    }
+
+    /// Returns the RNIC.
+    pub(crate) fn device(&self) -> IbDevice {
+        self.pd.device()
     }
 
     /// Returns the QP number.
@@ -347,7 +352,7 @@ impl<S: CompletionHandler, R: CompletionHandler> Qp<S, R> {
         reg_wr.wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
         reg_wr.mr = mr.as_raw();
         reg_wr.key = mr.rkey();
-        reg_wr.access = self._pd.device().access_flags();
+        reg_wr.access = self.pd.device().access_flags();
         // SAFETY: The request has a type of RC QPs. The registration ends with the region. The pages of the
         // region stay mapped until then.
         unsafe { self.post_raw(&reg_wr.wr) }

@@ -32,7 +32,7 @@ use crate::{
         Fabric,
     },
     sys::{deadline::Deadline, thread::ThreadBody, workqueue::OwnedQueue},
-    verbs::qp::RemoteQp,
+    verbs::{device::IbDevice, log::rnic_debug, qp::RemoteQp},
 };
 use kernel::{
     prelude::*,
@@ -156,7 +156,8 @@ fn resolve_route(fabric: &Fabric, peer: &Peer) {
             fabric.connector_waker.event.complete();
         }
         Err(error) => {
-            pr_debug!(
+            rnic_debug!(
+                fabric.device(),
                 "node {}: route cannot be resolved: {error:?}\n",
                 peer.node()
             );
@@ -167,6 +168,10 @@ fn resolve_route(fabric: &Fabric, peer: &Peer) {
 }
 
 impl ConnOps for PeerConnOps<'_> {
+    fn device(&self) -> IbDevice {
+        self.fabric().device()
+    }
+
     fn try_resolve_route(&self) -> bool {
         if self.peer.try_claim_resolution() {
             let (fabric, peer) = (self.fabric().clone(), self.peer.clone());
@@ -200,7 +205,11 @@ impl ConnOps for PeerConnOps<'_> {
 
     fn send_setup(&self, setup: &SetupDatagram) {
         if let Err(error) = self.fabric().send_setup(self.peer, setup) {
-            pr_debug!("node {}: datagram not sent: {error:?}\n", self.peer.node());
+            rnic_debug!(
+                self.device(),
+                "node {}: datagram not sent: {error:?}\n",
+                self.peer.node()
+            );
         }
     }
 

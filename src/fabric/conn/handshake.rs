@@ -30,9 +30,9 @@ use crate::{
         peer::identity::PeerIdentity,
     },
     trace,
-    verbs::qp::RemoteQp,
+    verbs::{device::IbDevice, log::rnic_warn, qp::RemoteQp},
 };
-use kernel::{pr_warn_once, prelude::*, sync::Arc};
+use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     proto::conn::{ConnAction, ConnEvent, ConnPhase},
     wire::setup::{SetupDatagram, SetupKind},
@@ -43,6 +43,9 @@ const SUSPECT_AFTER_RETRANSMITS: u32 = 10;
 
 /// Operations by which a connection acts on the fabric and on its peer.
 pub(crate) trait ConnOps {
+    /// Returns the RNIC.
+    fn device(&self) -> IbDevice;
+
     /// Returns `true` if the route to the peer is resolved. Otherwise starts the resolution.
     fn try_resolve_route(&self) -> bool;
 
@@ -215,8 +218,11 @@ impl Conn {
         };
         if let Err(error) = result {
             // The next tick repeats the action.
-            pr_warn_once!("node {}: connection step failed: {error:?}\n", self.node);
-            pr_debug!("node {}: connection step failed: {error:?}\n", self.node);
+            rnic_warn!(
+                ops.device(),
+                "node {}: connection step failed: {error:?}\n",
+                self.node
+            );
         }
     }
 

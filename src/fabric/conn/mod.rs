@@ -39,7 +39,7 @@ use super::{
     recv::wake::ThreadWaker,
     send::usage::SendQueueUsage,
 };
-use crate::stats::Stats;
+use crate::{stats::Stats, verbs::log::rnic_err};
 use kernel::{
     new_condvar, new_spinlock,
     prelude::*,
@@ -296,8 +296,15 @@ impl Conn {
         let endpoint = state.endpoint.clone();
         drop(state);
         self.state_changed.notify_all();
-        if let Some(Err(error)) = endpoint.map(|endpoint| endpoint.qp().modify_to_err()) {
-            pr_err!("QP cannot be moved to ERR: {error:?}\n");
+        let Some(endpoint) = endpoint else {
+            return;
+        };
+        if let Err(error) = endpoint.qp().modify_to_err() {
+            rnic_err!(
+                endpoint.qp().device(),
+                "node {}: QP cannot be moved to ERR: {error:?}\n",
+                self.node
+            );
         }
     }
 

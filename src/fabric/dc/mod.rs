@@ -40,7 +40,7 @@ use crate::{
         Mlx5Device, PortConfig,
     },
     stats::Stats,
-    verbs::cq::WcStatus,
+    verbs::{cq::WcStatus, log::rnic_warn},
 };
 use kernel::{
     new_mutex, new_spinlock,
@@ -185,7 +185,12 @@ impl DcTransport {
         }
         let (poller_waker, connector_waker) = (poller_waker.clone(), connector_waker.clone());
         Self::new(hca.clone(), poller_waker, connector_waker, stats.clone())
-            .inspect_err(|error| pr_warn!("DC transport unavailable: {error:?}\n"))
+            .inspect_err(|error| {
+                rnic_warn!(
+                    hca.device(),
+                    "DC transport unavailable, using RC: {error:?}\n"
+                );
+            })
             .ok()
     }
 
@@ -278,7 +283,10 @@ impl DcTransport {
             destroy_dct(old_dct, drain_recv);
         }
         if self.needs_dct_retry(&mut dct) {
-            pr_warn!("no DCT: peers cannot reach this node by DC, retrying\n");
+            rnic_warn!(
+                self.hca.device(),
+                "no DCT: peers cannot reach this node by DC, retrying\n"
+            );
             self.connector_waker.event.complete();
         }
     }

@@ -17,6 +17,7 @@ use crate::{
     control::{client::ControlClient, priority::WorkPriority, retry::CONTROL_TIMEOUT_MS},
     region::MemoryService,
     sys::deadline::Deadline,
+    verbs::log::rnic_debug,
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::wire::ControlRequest;
@@ -76,7 +77,10 @@ impl MemoryService {
             Ok(())
         });
         if let Err(error) = freed {
-            pr_debug!("an anonymous region is gone already: {error:?}\n");
+            rnic_debug!(
+                self.fabric().device(),
+                "anonymous region was freed before: {error:?}\n"
+            );
         }
         // Until the mapping is drained, freeing the region queries it.
         self.defer_until_drained(

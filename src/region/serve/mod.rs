@@ -26,6 +26,7 @@ mod mapper;
 mod name_owner;
 
 use super::{kernel_atomic::MrWord, MemoryService};
+use crate::verbs::log::rnic_debug;
 use crate::{errno, fabric::peer::Peer};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
@@ -87,7 +88,11 @@ impl MemoryService {
         let sent =
             answer.and_then(|(reply, channel)| self.fabric().send_reply(from, channel, &reply));
         if let Err(error) = sent {
-            pr_debug!("node {}: not answered: {error:?}\n", from.node());
+            rnic_debug!(
+                self.fabric().device(),
+                "node {}: request without reply: {error:?}\n",
+                from.node()
+            );
         }
     }
 

@@ -3,6 +3,7 @@
 //! Requests served by a node as the owner of names, and the state of view changes at all members.
 
 use super::to_done;
+use crate::verbs::log::rnic_warn;
 use crate::{cluster::NameEntry, fabric::peer::Peer, region::MemoryService};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
@@ -81,7 +82,10 @@ impl MemoryService {
                 .names
                 .register(name, NameEntry { home: node, region });
             if registered == Err(EEXIST) {
-                pr_warn!("name {name:?} of node {node} is registered by another node\n");
+                rnic_warn!(
+                    self.fabric().device(),
+                    "name {name:?} of node {node} is registered by another node\n"
+                );
             } else {
                 registered?;
             }

@@ -19,6 +19,7 @@ use crate::{
         Rpc, RpcMessage,
     },
     sys::deadline::Deadline,
+    verbs::log::rnic_debug,
 };
 use kernel::{
     prelude::*,
@@ -163,7 +164,8 @@ pub(in crate::rpc) fn send_status_deferred(
     }) {
         Ok(true) => flush_replies_deferred(rpc.clone(), channel.clone()),
         Ok(false) => {}
-        Err(error) => pr_debug!(
+        Err(error) => rnic_debug!(
+            rpc.memory_service.cluster.fabric.device(),
             "node {}: status of call {call_id} dropped: {error:?} (caller waits until its deadline)\n",
             channel.peer.node
         ),

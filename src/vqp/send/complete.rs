@@ -96,7 +96,7 @@ impl VqpBatch {
             slot.force_reset(recover);
         } else {
             if credit.is_healthy() {
-                pr_warn!("work requests do not complete: moving their QP to ERR\n");
+                slot.warn_stuck();
             }
             // If this fails, the next attempt resets the QP.
             let _ = recover(Recovery::ToError);

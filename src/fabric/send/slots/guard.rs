@@ -8,6 +8,7 @@ use crate::{
     verbs::{
         cq::WcStatus,
         dma::{DmaPages, LongTermDmaMap, RequestDmaMap},
+        log::{rnic_err, rnic_warn},
         work::Sge,
     },
 };
@@ -155,7 +156,7 @@ impl SlotGuard {
         slot.has_sleeper.store(1, Release);
         engine.sleepers.fetch_add(1u32, Full);
         if !self.sleep_slices() {
-            pr_warn!("work requests do not complete: moving their QP to ERR\n");
+            self.warn_stuck();
             if recover(Recovery::ToError).is_err() || !self.sleep_slices() {
                 self.force_reset(recover);
             }
@@ -164,12 +165,26 @@ impl SlotGuard {
         slot.has_sleeper.store(0, Release);
     }
 
+    /// Logs that the QP of the work requests is moved to ERR.
+    pub(crate) fn warn_stuck(&self) {
+        rnic_warn!(
+            self.engine.device,
+            "work requests do not complete: moving their QP to ERR\n"
+        );
+    }
+
     /// Resets a QP in ERR that does not flush, and completes the work requests of the slot.
     pub(crate) fn force_reset(&self, recover: impl Fn(Recovery) -> Result) {
-        pr_err!("failed QP does not flush: moving to RESET\n");
+        rnic_err!(
+            self.engine.device,
+            "failed QP does not flush: moving to RESET\n"
+        );
         match recover(Recovery::ToReset) {
             Ok(()) => self.force_complete(),
-            Err(error) => pr_err!("QP cannot be moved to RESET: {error:?}\n"),
+            Err(error) => rnic_err!(
+                self.engine.device,
+                "QP cannot be moved to RESET: {error:?}\n"
+            ),
         }
     }
 
@@ -212,7 +227,10 @@ impl Drop for SlotGuard {
             return self.engine.free_list(self.class).push(self.index);
         }
         // Leak the slot and its memory: the RNIC may still access both.
-        pr_err!("slot released with work requests in flight: slot lost\n");
+        rnic_err!(
+            self.engine.device,
+            "slot released with work requests in flight: slot lost\n"
+        );
         core::mem::forget(self.attached.take());
     }
 }

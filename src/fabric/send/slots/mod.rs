@@ -118,6 +118,7 @@ struct Slot {
 /// Slots and send CQs of one RNIC.
 #[pin_data]
 pub(crate) struct SendEngine {
+    device: IbDevice,
     /// Send CQ of all RC QPs and of the control QP.
     cq: Arc<Cq<ThreadWaker>>,
     /// Send CQ of all DCIs; `None` without DC.
@@ -161,6 +162,7 @@ impl SendEngine {
         let (data_slots, control_slots) = (FreeList::new(0..count)?, FreeList::new(count..total)?);
         Arc::pin_init(
             pin_init!(Self {
+                device,
                 cq,
                 dc_cq,
                 poll_lock <- new_spinlock!((), "SendEngine::poll_lock"),

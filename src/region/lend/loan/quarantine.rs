@@ -8,6 +8,7 @@
 //! them. They are freed once all members have synchronized the view (`cluster::Cluster::synced_epoch`).
 
 use super::{Loan, LoanTable};
+use crate::verbs::log::rnic_warn;
 use kernel::{prelude::*, rbtree::RBTree};
 
 /// Loan of a dead home.
@@ -41,7 +42,10 @@ impl LoanTable {
                 // Leak the memory if the loan cannot be recorded: peers of the dead home may still write to
                 // it.
                 if let Err(error) = state.quarantine.reserve(1, GFP_KERNEL) {
-                    pr_warn!("orphaned loan cannot be recorded: memory leaked: {error:?}\n");
+                    rnic_warn!(
+                        self.device,
+                        "orphaned loan cannot be recorded: memory leaked: {error:?}\n"
+                    );
                     core::mem::forget(orphan);
                 } else {
                     let _ = state.quarantine.push(orphan, GFP_KERNEL);

@@ -255,7 +255,7 @@ fn kernel_faults_are_reported_and_panic_ends_the_node() -> Result<()> {
         "{fault}"
     );
     cluster.check()?;
-    node.sh("echo 'kite: slot released with work requests in flight: slot lost' >/dev/kmsg")?;
+    node.sh("echo 'infiniband mlx5_0: kite: slot released with work requests in flight: slot lost' >/dev/kmsg")?;
     let alarm = cluster.check().unwrap_err();
     assert!(
         alarm.to_string().contains("slot released with work"),

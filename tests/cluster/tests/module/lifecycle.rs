@@ -177,7 +177,7 @@ fn module_load_logs_no_warning() -> Result<()> {
         .filter(|line| !usual.iter().any(|usual| line.contains(usual)))
         .collect();
     assert!(unusual.is_empty(), "{}", unusual.join("\n"));
-    let ready = format!("kite: {}: ready", node.rnic()?);
+    let ready = format!("infiniband {}: kite: ready", node.rnic()?);
     assert!(node.sh("dmesg")?.contains(&ready));
     node.unload("kite")?;
     let log = node.sh("dmesg --level=emerg,alert,crit,err")?;
