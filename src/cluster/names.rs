@@ -2,8 +2,10 @@
 
 //! Names owned by this node, with the home of each named region.
 //!
-//! One mutex protects the table. Holders may sleep in allocations; [`NameTable::retain`] calls its predicate
-//! with the mutex held.
+//! # Locking
+//!
+//! `NameTable::table` (mutex) protects the table. Holders may sleep in allocations. [`NameTable::retain`]
+//! calls its predicate with the mutex held.
 
 use kernel::{new_mutex, prelude::*, rbtree::RBTree, sync::Mutex};
 use kite_core::name::Name;

@@ -1,6 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! mlx5 completion queues for DC. CQs of the verbs API serve only QPs that were created through verbs.
+//! mlx5 completion queues for the QPs and the DCT of this module. CQs of the verbs API serve only QPs that
+//! were created through verbs.
+//!
+//! # Operation
+//!
+//! A thread arms the CQ and polls once more before it sleeps ([`Mlx5Cq::arm`]). The shim calls
+//! [`CompletionHandler::notify`] from a tasklet.
+//!
+//! # Recovery
+//!
+//! After a device failure, the shim completes posted sends as flushed, since the hardware writes no
+//! completions. If the CQ cannot be destroyed, its memory and its handler are leaked.
+//!
+//! # Locking
+//!
+//! `kite_mlx5_cq::lock` in the shim (spin lock, `irqsave`) serializes polling, arming, and the removal of
+//! completions. `kite_mlx5_rmp::lock` nests inside.
 
 use super::Mlx5Device;
 use crate::{

@@ -2,6 +2,20 @@
 
 //! DC target (DCT): destination of the DC requests of all peers. One DCT serves a node, independent of the
 //! number of peers.
+//!
+//! # Operation
+//!
+//! The DCT executes READs, WRITEs and atomics of peers that have its number and key, and receives messages
+//! into its [`Rmp`]. [`Dct::drain`] waits for the requests in flight. The drop drains and destroys the DCT.
+//!
+//! # Recovery
+//!
+//! If the drain times out ([`DRAIN_ATTEMPTS`] · [`DRAIN_SLICE_MS`]), or the hardware rejects a command, the
+//! drop leaks the DCT and the receive buffers. A failed device counts as drained.
+//!
+//! # Locking
+//!
+//! The drain sleeps, so callers must hold no spin lock. The holder of `DcTransport::dct` drains.
 
 use super::{rmp::Rmp, Mlx5Device, PortConfig, ACCESS_FLAGS};
 use crate::{

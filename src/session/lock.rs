@@ -2,8 +2,15 @@
 
 //! Locks and barriers of regions, as used by a session.
 //!
+//! # Operation
+//!
 //! The home of the region grants locks (see [`crate::region::locks`]). The session records each owned lock in
 //! `held_locks`, by number. Closing a handle releases the locks acquired through the handle.
+//!
+//! # Locking
+//!
+//! `Session::held_locks` (mutex) protects the table. The holder takes no other lock, does not sleep, and
+//! sends no request: memory for an entry is allocated before.
 
 use super::Session;
 use crate::{

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Structures of the device ABI, as types that may be copied to and from user space.
+//!
+//! # Operation
+//!
+//! [`Abi`] marks a structure as copyable: every bit pattern is valid, and there is no padding. The size of
+//! each structure is checked at compile time. [`UserArray`] reads and writes arrays in user space, and
+//! [`write_extensible`] a structure that later versions extend.
 
 use crate::{bindings, region::home::Grantee};
 use kernel::{

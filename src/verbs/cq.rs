@@ -1,6 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Completion queues. Waiting threads poll them, and arm them before they sleep.
+//! Completion queues.
+//!
+//! # Operation
+//!
+//! Waiting threads poll a CQ. Before a thread sleeps, it arms the CQ, and polls again if [`Cq::arm`] returns
+//! `true`. The next entry then calls [`CompletionHandler::notify`], in any context.
+//!
+//! # Recovery
+//!
+//! An overrun is logged, and is a bug: the send credits and receive limits exclude it.
 
 use super::{device::IbDevice, log::rnic_err, RESTRACK_OWNER};
 use crate::bindings::{self, inline};

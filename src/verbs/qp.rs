@@ -2,8 +2,11 @@
 
 //! Queue pairs: RC and UD, and their state transitions.
 //!
-//! `modify_lock` (mutex) serializes the transitions of one QP. It nests with no other lock. Posting is locked
-//! in the driver.
+//! # Locking
+//!
+//! `Qp::modify_lock` (mutex) serializes the transitions of one QP. The holder sleeps in the driver, and takes
+//! no other lock of kite. Callers may hold a mutex, for example `Vqp::state` while the QP of a batch is
+//! recovered. Posting is locked in the driver.
 
 use super::{
     address::AddressHandle,

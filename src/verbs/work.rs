@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Work requests.
+//! Work requests, in the format of the RDMA core.
+//!
+//! # Operation
+//!
+//! [`RdmaOp`] describes an operation of any transport. [`SendWr`] borrows its scatter-gather entries.
+//! [`OwnedSendWr`] owns them, so that several requests can be linked into one chain. [`UdSendWr`] is a
+//! datagram.
 
 use super::address::AddressHandle;
 use crate::bindings;

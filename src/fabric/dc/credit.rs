@@ -1,6 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Right to post a number of work requests on a DCI.
+//!
+//! # Recovery
+//!
+//! A failure marks the DCI as failed, and the DCI accepts no new users. The drop of the last credit wakes the
+//! connector, which restarts the DCI ([`DcTransport::recover`]).
+//!
+//! # Locking
+//!
+//! `Dci::state` (spin lock) is held for a few instructions, and this file takes no lock while it is held.
+//! Posts and QP transitions run without it, since a transition sleeps.
 
 use super::{DcTransport, Dci};
 use crate::{

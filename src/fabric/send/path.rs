@@ -1,6 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Credit to post work requests of a VQP, either on a DCI or on an RC connection.
+//!
+//! # Operation
+//!
+//! [`PostCredit::post`] encodes the operations for the transport of the credit, and posts them with one
+//! doorbell.
+//!
+//! # Recovery
+//!
+//! Work requests that the RNIC rejects complete as flushed. The credit has timed out if no request of any
+//! user completed on its DCI or connection in time ([`PostCredit::has_timed_out`]). [`PostCredit::recover`]
+//! then moves the QP to ERR or RESET.
 
 use super::slots::{Recovery, SlotGuard, STUCK_AFTER_MS};
 use crate::{

@@ -11,6 +11,13 @@
 //!
 //! If a QP fails under an access, the mapping records the QP, since packets of the QP may still arrive.
 //! [`Mapping::is_drained`] returns `true` once no such packet and no such request can take effect.
+//!
+//! # Locking
+//!
+//! `Mapping::qp_failures` (mutex) protects the list of failed QPs, and nests outside `Conn::state`. The
+//! holder may sleep in an allocation. `remote_requests` is incremented with a full barrier while a guard
+//! keeps the mapping from ending. A thread that has ended the mapping and waited for its guards therefore
+//! sees each request.
 
 use super::{chunk_map::ChunkMap, Mapping};
 use crate::{

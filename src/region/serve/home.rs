@@ -1,6 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Requests served by a node as the home of a region.
+//!
+//! # Operation
+//!
+//! Requests map, unmap and free the region, grant rights, migrate the region, and enqueue and remove waiters.
+//! Requests that take long start the work and return: the requester repeats a request to free, and polls
+//! `MigrationStatus`.
+//!
+//! # Recovery
+//!
+//! A request to free starts the work or reports its progress with `EINPROGRESS`, and succeeds if the region
+//! does not exist. Grants, migrations and waiters are executed once by sequence number or ticket.
 
 use super::{to_done, to_old_value};
 use crate::{

@@ -1,6 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Requests served by a node as the lender of memory.
+//!
+//! # Operation
+//!
+//! Requests allocate, shrink and release loans. Others change lent memory: atomic operations, fills, copies
+//! within this node, and pushes to a third node.
+//!
+//! # Recovery
+//!
+//! An allocation ends if the requester no longer waits, or the view changes. A loan is shrunk or released
+//! only after this node has applied the requester's view, and fails with `EAGAIN` before. Changes of memory
+//! are executed once by sequence number.
 
 use super::{to_done, to_old_value};
 use crate::{

@@ -1,6 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Requests served by a node as a mapper of a region. The home sends them.
+//!
+//! # Operation
+//!
+//! The home invalidates mappings, quiesces and resumes the region around a migration, and notifies waiters of
+//! granted locks and barriers.
+//!
+//! # Recovery
+//!
+//! An invalidation returns `EAGAIN` until no access and no request of this node can take effect, and the home
+//! repeats it. Quiesce and resume are executed once by sequence number.
 
 use super::to_done;
 use crate::region::MemoryService;

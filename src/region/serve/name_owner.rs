@@ -1,6 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Requests served by a node as the owner of names, and the state of view changes at all members.
+//!
+//! # Operation
+//!
+//! Requests register, unregister and look up names. After a view change, each member sends this node the
+//! names of its regions that this node owns, or announces the view without names.
+//!
+//! # Recovery
+//!
+//! Until this node has received the names of all members, it registers no name, and a lookup of an absent
+//! name fails with `EAGAIN`. A name that two members register is logged, and the first registration stays.
 
 use super::to_done;
 use crate::verbs::log::rnic_warn;

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Functions of `include/kite.h`: reads, writes, fills, copies, and atomic operations.
+//!
+//! # Operation
+//!
+//! Each function parses its arguments as the ioctl does, with buffers in kernel memory, and runs the request
+//! in the caller's thread, which may sleep.
 
 use super::{borrow_session, check, status};
 use crate::{

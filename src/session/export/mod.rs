@@ -2,8 +2,15 @@
 
 //! Functions of `include/kite.h`: sessions of other kernel modules.
 //!
+//! # Operation
+//!
 //! `c-shim/exports.c` exports the functions. Kernel users act as root. The functions for I/O queues are in
-//! [`super::queue`].
+//! [`super::queue`]. The session pointer of a C caller is an `Arc<Session>`, which `kite_close` drops.
+//!
+//! # Recovery
+//!
+//! Functions return a negative errno, and `ENODEV` after the RNIC was removed. The `release` function of a
+//! memory registration is called also after an error.
 
 mod access;
 mod rpc;

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Functions of `include/kite.h`: RPC clients and servers.
+//!
+//! # Operation
+//!
+//! Messages are in kernel memory. A call, a receive and a reply sleep in the caller's thread until they end.
 
 use super::{borrow_session, check, status};
 use crate::{

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Functions of `include/kite.h`: locks and barriers.
+//!
+//! # Operation
+//!
+//! `kite_lock` and `kite_barrier` sleep in the caller's thread until the lock is granted or the barrier is
+//! passed. `kite_lock` returns 1 if the previous owner died.
 
 use super::{borrow_session, check, status};
 use crate::{

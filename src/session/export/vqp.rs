@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Functions of `include/kite.h`: virtual queue pairs (VQPs), and memory regions (MRs) for their requests.
+//!
+//! # Operation
+//!
+//! MRs are pinned kernel memory, which requests address from 0. `kite_push` adds work requests, and
+//! `kite_pop` takes their completions.
 
 use super::{borrow_session, check, status};
 use crate::{

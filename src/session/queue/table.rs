@@ -2,9 +2,11 @@
 
 //! I/O queues of a session: creation, lookup, mapping, and destruction.
 //!
-//! `Session::io_queues`, a mutex, protects the table. `io_queues` nests outside the poll client table of the
-//! fabric, and outside `CompletionRing::producer`. Queues are shut down after removal from the table, with
-//! `io_queues` unlocked.
+//! # Locking
+//!
+//! `Session::io_queues` (mutex) protects the table. The holder may sleep in an allocation. `io_queues` nests
+//! outside the poll client table of the fabric, and outside `CompletionRing::producer`. Queues are shut down
+//! after removal from the table, with `io_queues` unlocked.
 
 use super::{
     completions::{ring_bytes, CompletionRing},

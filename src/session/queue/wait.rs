@@ -2,9 +2,17 @@
 
 //! Waiting for completions of an I/O queue.
 //!
+//! # Operation
+//!
 //! A waiter first drives the queue itself, for an adaptive spin time. Then the waiter sleeps on `ready_cv`,
 //! while the poller thread drives the queue. Before a waiter returns, it wakes the poller thread if work is
 //! left.
+//!
+//! # Locking
+//!
+//! A waiter only tries to lock `IoQueue::state`: the holder already drives the queue. The sleep on `ready_cv`
+//! releases `CompletionRing::producer` (spin lock). No lock is held while the deadline and the RNIC are
+//! checked.
 
 use super::{IoQueue, IoQueueState, CQ_HEAD_OFFSET};
 use crate::sys::{adaptive_spin::SpinSample, deadline::Deadline};

@@ -2,8 +2,12 @@
 
 //! Pool of rendezvous buffers for the next calls of a session: allocation would take longer than a call.
 //!
-//! The pool holds only buffers of calls with a reply, which the server no longer accesses. The mutex
-//! `buffers` protects the list. Buffers are freed with the mutex unlocked, because freeing is slow.
+//! The pool holds only buffers of calls with a reply, which the server no longer accesses.
+//!
+//! # Locking
+//!
+//! `RendezvousBufferPool::buffers` (mutex) protects the list. A holder may sleep in an allocation, and takes
+//! no other lock. Buffers are freed with the mutex unlocked, because freeing is slow.
 
 use super::buffer::RendezvousBuffer;
 use crate::sys::memcg::gfp_nowait_account;

@@ -1,6 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Slot in use: accounting of its work requests, and the wait for their completion.
+//!
+//! # Operation
+//!
+//! [`SlotGuard::wait`] polls the CQs for an adaptive time. The thread then arms the CQs and sleeps, in slices
+//! of [`WAIT_SLICE_MS`], each followed by a poll.
+//!
+//! # Recovery
+//!
+//! If work requests are still pending after [`super::STUCK_AFTER_MS`], the caller's `recover` moves their QP
+//! to ERR. If the transition fails, or the QP does not flush them in the same time, `recover` moves the QP to
+//! RESET, and the pending work requests are accounted as flushed. If RESET fails, the drop of the guard leaks
+//! the slot and the attached memory.
+//!
+//! # Locking
+//!
+//! - `SendEngine::poll_lock` (spin lock) is only tried for a poll. It is taken before a sleep, and to account
+//!   the work requests of a QP in RESET.
+//! - `FreeList::free` (spin lock) is taken by the drop.
+//! - [`SlotGuard::wait`] sleeps, so the caller must hold no spin lock.
 
 use super::{pool::SlotClass, Recovery, SendEngine, Slot, STUCK_AFTER_SLICES};
 use crate::{

@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Free slots, one list for each class.
+//!
+//! # Locking
+//!
+//! - `FreeList::free` (spin lock) protects the indices of the free slots. No lock is taken while it is held,
+//!   and `Conn::state` may be held when it is taken.
+//! - A waiter increments `waiters` before it takes `free`, and [`FreeList::push`] reads `waiters` after it
+//!   has released `free`. Either the push finds the waiter, or the waiter finds the slot.
 
 use crate::sys::{completion::CountingCompletion, deadline::Deadline};
 use kernel::{

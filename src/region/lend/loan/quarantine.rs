@@ -6,6 +6,11 @@
 //!
 //! When a home dies, its loans enter quarantine: a node that has not applied the view yet may still write to
 //! them. They are freed once all members have synchronized the view (`cluster::Cluster::synced_epoch`).
+//!
+//! # Locking
+//!
+//! `LoanTable::state` (mutex) protects loans and quarantine, and nests outside `LoanTable::chunks_by_addr`.
+//! The holder may sleep in an allocation. [`LoanTable::clear`] frees the memory with `state` unlocked.
 
 use super::{Loan, LoanTable};
 use crate::verbs::log::rnic_warn;
