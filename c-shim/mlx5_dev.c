@@ -3,7 +3,8 @@
  * The device: mlx5_core of a protection domain, capabilities, events, memory keys, address vectors.
  *
  * Locking: the xarray locks of `dcts` and `qps` are taken in event handlers, with interrupts off.
- * They nest in nothing and protect the objects from destruction while an event completes them.
+ * No lock of the shim is taken under them. They protect the objects from destruction while an
+ * event completes them.
  */
 #include <linux/auxiliary_bus.h>
 #include <linux/pci.h>

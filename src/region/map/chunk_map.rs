@@ -15,6 +15,7 @@
 //! `ChunkMapCell::state` (mutex) protects [`ChunkMapState`], and serializes installing, quiescing and
 //! resuming. [`ChunkMapCell::close`] revokes the map after it has set `closed` and released the mutex. Only
 //! the final revocation waits for guards, so no guard is waited for with the mutex held.
+//! The `update` of a resume takes `Cluster::state` and `LoanTable::chunks_by_addr` inside.
 
 use crate::{
     region::lend::loan::LentChunk,
