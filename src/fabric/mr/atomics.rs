@@ -19,7 +19,10 @@
 //! `AtomicEngine::state` is a mutex for the QP and the back-off. It is held during an operation, at most
 //! about [`ATOMIC_TIMEOUT_MS`].
 
-use super::table::UserMr;
+use super::{
+    private_qp::{PrivateQp, CQ_ENTRIES},
+    table::UserMr,
+};
 use crate::{
     errno,
     fabric::{recv::wake::ThreadWaker, Fabric},
@@ -54,10 +57,8 @@ const RETRY_BACKOFF_MS: u32 = 100;
 
 /// RC QP connected to itself, and the buffer for the old value of a word.
 struct LoopbackQp {
-    // Fields drop in this order: the QP is destroyed before its CQ and the result buffer.
-    qp: Mlx5Qp<ThreadWaker>,
-    cq: Arc<Mlx5Cq<ThreadWaker>>,
-    waker: Arc<ThreadWaker>,
+    // Fields drop in this order: the QP is destroyed before the result buffer.
+    private: PrivateQp<Mlx5Qp<ThreadWaker>, Mlx5Cq<ThreadWaker>>,
     result: Arc<DmaPages>,
     sges: [Sge; 1],
 }
@@ -69,15 +70,14 @@ impl LoopbackQp {
             ContiguousPages::new(WORD_BYTES as usize, MemcgCharge::Kernel)?,
         )?;
         let sge = result.sge(fabric.local_key(), 0, WORD_BYTES as usize);
-        let wake = ThreadWaker::new()?;
-        let cq = Mlx5Cq::new(hca.clone(), 2, 0, wake.clone())?;
-        let qp = Mlx5Qp::new_rc(hca.clone(), cq.clone(), 1)?;
+        let private = PrivateQp::new(
+            |waker| Mlx5Cq::new(hca.clone(), CQ_ENTRIES, 0, waker),
+            |cq| Mlx5Qp::new_rc(hca.clone(), cq.clone(), 1),
+        )?;
         let own_av = AddressVector::new(hca, &fabric.loopback_route()?)?;
-        qp.connect_loopback(fabric.local_port()?, &own_av)?;
+        private.qp.connect_loopback(fabric.local_port()?, &own_av)?;
         Ok(Self {
-            qp,
-            cq,
-            waker: wake,
+            private,
             result: Arc::new(result, GFP_KERNEL)?,
             sges: [sge.ok_or(EINVAL)?],
         })
@@ -92,18 +92,10 @@ impl LoopbackQp {
         };
         // SAFETY: `result` stays mapped until the operation completes or the QP is reset. If the reset fails,
         // `abort` leaks it.
-        if unsafe { self.qp.post(&[Mlx5SendWr::new_rc(&op, 0)]) } == 0 {
+        if unsafe { self.private.qp.post(&[Mlx5SendWr::new_rc(&op, 0)]) } == 0 {
             return Err(errno::inprogress());
         }
-        let mut status = None;
-        let poll = || {
-            self.cq.poll(|completion| status = Some(completion.status));
-            status
-        };
-        match self
-            .waker
-            .wait_for(ATOMIC_TIMEOUT_MS, || self.cq.arm(), poll)
-        {
+        match self.private.wait(ATOMIC_TIMEOUT_MS) {
             Ok(WcStatus::Success) => self.read_result(),
             _ => Err(self.abort()),
         }
@@ -119,7 +111,7 @@ impl LoopbackQp {
 
     /// Stops the operation, which may or may not have been executed. Returns `ETIMEDOUT`.
     fn abort(&self) -> Error {
-        if self.qp.reset().is_err() {
+        if self.private.qp.reset().is_err() {
             // The hardware may still write the result buffer, so leak it.
             core::mem::forget(self.result.clone());
         }

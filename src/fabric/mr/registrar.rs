@@ -12,6 +12,7 @@
 //! `MrRegistrar::qp` is a mutex for the QP. It is held during a registration, at most about
 //! [`REGISTER_TIMEOUT_MS`].
 
+use super::private_qp::{PrivateQp, CQ_ENTRIES};
 use crate::{
     fabric::{recv::wake::ThreadWaker, Fabric},
     mlx5,
@@ -56,51 +57,47 @@ impl RegisteredMr {
 }
 
 /// RC QP for registration requests.
-struct RegistrationQp {
-    // Fields drop in this order: the QP is destroyed before its CQ.
-    qp: Qp<ThreadWaker, ThreadWaker>,
-    cq: Arc<Cq<ThreadWaker>>,
-    waker: Arc<ThreadWaker>,
-}
+type RegistrationQp = PrivateQp<Qp<ThreadWaker, ThreadWaker>, Cq<ThreadWaker>>;
 
-impl RegistrationQp {
-    /// Creates the QP and connects it to itself.
-    fn new(fabric: &Fabric) -> Result<Self> {
-        let (device, port) = (fabric.device(), fabric.resources.port);
-        let waker = ThreadWaker::new()?;
-        let cq = Arc::new(Cq::new(device, 2, 0, waker.clone())?, GFP_KERNEL)?;
+/// Creates the QP and connects it to itself.
+fn create_qp(fabric: &Fabric) -> Result<RegistrationQp> {
+    let (device, port) = (fabric.device(), fabric.resources.port);
+    let create_cq = |waker| {
+        let cq = Cq::new(device, CQ_ENTRIES, 0, waker)?;
+        Ok(Arc::new(cq, GFP_KERNEL)?)
+    };
+    let create_qp = |cq: &Arc<Cq<ThreadWaker>>| {
         let caps = QpCaps {
             max_send_wr: 1,
             max_recv_wr: 1,
             max_send_sge: 1,
             max_inline_data: 0,
         };
-        let pd = fabric.resources.pd.clone();
-        let qp = Qp::new_rc(pd, cq.clone(), cq.clone(), port, caps)?;
-        let remote = RemoteQp {
-            qpn: qp.qpn(),
-            psn: 0,
-            mtu: device.query_port(port)?.mtu,
-            max_rd_atomic: 1,
-        };
-        qp.connect(&fabric.loopback_route()?, remote, 0)?;
-        Ok(Self { qp, cq, waker })
-    }
+        Qp::new_rc(
+            fabric.resources.pd.clone(),
+            cq.clone(),
+            cq.clone(),
+            port,
+            caps,
+        )
+    };
+    let private = RegistrationQp::new(create_cq, create_qp)?;
+    let remote = RemoteQp {
+        qpn: private.qp.qpn(),
+        psn: 0,
+        mtu: device.query_port(port)?.mtu,
+        max_rd_atomic: 1,
+    };
+    private.qp.connect(&fabric.loopback_route()?, remote, 0)?;
+    Ok(private)
+}
 
-    fn register(&self, mr: &FastRegMr) -> Result {
-        self.qp.post_reg_mr(0, mr)?;
-        let mut status = None;
-        let poll = || {
-            self.cq.poll(|completion| status = Some(completion.status));
-            status
-        };
-        let arm = || {
-            self.cq.arm();
-        };
-        match self.waker.wait_for(REGISTER_TIMEOUT_MS, arm, poll)? {
-            WcStatus::Success => Ok(()),
-            _ => Err(EIO),
-        }
+/// Registers memory by a work request, and waits for it.
+fn execute(private: &RegistrationQp, mr: &FastRegMr) -> Result {
+    private.qp.post_reg_mr(0, mr)?;
+    match private.wait(REGISTER_TIMEOUT_MS)? {
+        WcStatus::Success => Ok(()),
+        _ => Err(EIO),
     }
 }
 
@@ -119,9 +116,9 @@ impl MrRegistrar {
     fn register(&self, fabric: &Fabric, mr: &FastRegMr) -> Result {
         let mut qp = self.qp.lock();
         if qp.is_none() {
-            *qp = Some(RegistrationQp::new(fabric)?);
+            *qp = Some(create_qp(fabric)?);
         }
-        let result = qp.as_ref().ok_or(EIO)?.register(mr);
+        let result = execute(qp.as_ref().ok_or(EIO)?, mr);
         if result.is_err() {
             // The QP has failed.
             *qp = None;
