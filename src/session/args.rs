@@ -96,6 +96,40 @@ pub(super) fn check_push_count(count: u32) -> Result<usize> {
     }
 }
 
+/// Checks the maximum number of completions of a pop.
+///
+/// # Errors
+///
+/// - `EINVAL`: the number is 0.
+pub(super) fn check_pop_count(count: u32) -> Result<u32> {
+    if count == 0 {
+        return Err(EINVAL);
+    }
+    Ok(count)
+}
+
+/// Parses the wait of a pop of a message.
+///
+/// # Errors
+///
+/// - `EINVAL`: unknown flags, or a reserved field is not zero.
+pub(super) fn parse_pop_message(pop: &bindings::kite_pop_message) -> Result<Option<Deadline>> {
+    check_reserved(pop.reserved)?;
+    wait_until(pop.flags, pop.timeout_ms)
+}
+
+/// Checks the length of an MR in bytes.
+///
+/// # Errors
+///
+/// - `EINVAL`: 0, or more than `KITE_MR_SIZE_MAX`.
+pub(super) fn check_mr_len(len: u64) -> Result<usize> {
+    if len == 0 || len > bindings::KITE_MR_SIZE_MAX.into() {
+        return Err(EINVAL);
+    }
+    Ok(len as usize)
+}
+
 /// Parses a read or write. Returns the request and its local buffer.
 pub(super) fn parse_access(
     caller: Requester<'_>,

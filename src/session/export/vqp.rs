@@ -11,7 +11,10 @@ use super::{borrow_session, check, status};
 use crate::{
     bindings,
     session::{
-        args::{check_push_count, deadline, parse_rights, wait_until},
+        args::{
+            check_mr_len, check_pop_count, check_push_count, deadline, parse_pop_message,
+            parse_rights, wait_until,
+        },
         source::ROOT_UID,
         uapi,
     },
@@ -46,8 +49,8 @@ unsafe extern "C" fn kite_reg_mr(
     status(session, || {
         // SAFETY: By the safety requirements any thread that may sleep may call `release` with `context`.
         let release = release.map(|release| unsafe { ReleaseCallback::new(release, context) });
-        let is_valid_len = len != 0 && len <= bindings::KITE_MR_SIZE_MAX as usize;
-        if !is_valid_len || buf as usize % PAGE_SIZE != 0 || release.is_none() {
+        let len = check_mr_len(len as u64)?;
+        if buf as usize % PAGE_SIZE != 0 || release.is_none() {
             return Err(EINVAL);
         }
         let others = parse_rights(others)?;
@@ -192,9 +195,7 @@ unsafe extern "C" fn kite_pop(
     // SAFETY: By the safety requirements the session is open.
     let session = unsafe { borrow_session(session) };
     status(session, || {
-        if count == 0 {
-            return Err(EINVAL);
-        }
+        let count = check_pop_count(count)?;
         let wait_until = wait_until(flags, timeout_ms)?;
         let popped = session.pop(vqp, count, wait_until)?;
         for (i, (tag, result)) in popped.iter().enumerate() {
@@ -222,7 +223,7 @@ unsafe extern "C" fn kite_pop_message(
     status(session, || {
         // SAFETY: By the safety requirements `message` is readable and writable.
         let message = unsafe { &mut *message };
-        let wait_until = wait_until(message.flags, message.timeout_ms)?;
+        let wait_until = parse_pop_message(message)?;
         session.pop_message_into(message, wait_until).map(|()| 0)
     })
 }

@@ -5,7 +5,10 @@
 use crate::{
     bindings,
     session::{
-        args::{check_push_count, check_reserved, deadline, parse_rights, wait_until},
+        args::{
+            check_pop_count, check_push_count, check_reserved, deadline, parse_pop_message,
+            parse_rights, wait_until,
+        },
         source,
         uapi::{self, UserArray},
         Session,
@@ -56,9 +59,8 @@ pub(super) fn pop_message(
     session: &Session,
     mut pop: bindings::kite_pop_message,
 ) -> Result<bindings::kite_pop_message> {
-    check_reserved(pop.reserved)?;
     session.rnic()?;
-    let wait_until = wait_until(pop.flags, pop.timeout_ms)?.map(Deadline::interruptible);
+    let wait_until = parse_pop_message(&pop)?.map(Deadline::interruptible);
     session.pop_message_into(&mut pop, wait_until)?;
     Ok(pop)
 }
@@ -80,11 +82,9 @@ pub(super) fn push(session: &Session, push: &bindings::kite_push) -> Result {
 pub(super) fn pop(session: &Session, mut pop: bindings::kite_pop) -> Result<bindings::kite_pop> {
     check_reserved(pop.reserved)?;
     session.rnic()?;
-    if pop.count == 0 {
-        return Err(EINVAL);
-    }
+    let count = check_pop_count(pop.count)?;
     let wait_until = wait_until(pop.flags, pop.timeout_ms)?.map(Deadline::interruptible);
-    let popped = session.pop(pop.vqp, pop.count, wait_until)?;
+    let popped = session.pop(pop.vqp, count, wait_until)?;
     let user_array = UserArray::new(pop.completions);
     for (i, (tag, result)) in popped.iter().enumerate() {
         user_array.write(i, uapi::cqe(*tag, result.map(|()| 0)))?;

@@ -19,10 +19,10 @@
 //! unlocked.
 
 use crate::{
-    bindings, errno,
+    errno,
     fabric::mr::table::UserMr,
     rnic::services::VqpTableGuard,
-    session::{source, Session},
+    session::{args::check_mr_len, source, Session},
     sys::{
         deadline::Deadline,
         pin::{PinMode, PinnedPages},
@@ -49,13 +49,11 @@ impl Session {
         let uid = source::current_euid();
         let vqp_table = self.enter_vqp_table()?;
         vqp_table.lmr.cluster.local_node()?;
-        if len == 0 || len > bindings::KITE_MR_SIZE_MAX.into() {
-            return Err(EINVAL);
-        }
+        let byte_count = check_mr_len(len)?;
         let base = usize::try_from(addr).map_err(|_| EFAULT)?;
         let mr_table = &vqp_table.lmr.cluster.fabric.mr_table;
         mr_table.throttle_deregistration(uid, len)?;
-        let pinned = self.pin_long_term(base, len as usize)?;
+        let pinned = self.pin_long_term(base, byte_count)?;
         self.register_mr(pinned, (addr, len), uid, others)
     }
 
