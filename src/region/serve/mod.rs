@@ -118,6 +118,61 @@ impl MemoryService {
     }
 }
 
+/// Part of this node that serves a request.
+enum Role {
+    /// Memory of this node that is lent to the home of a region.
+    Lender,
+    /// Regions of which this node is the home.
+    Home,
+    /// Mappings of this node.
+    Mapper,
+    /// Names that this node owns.
+    NameOwner,
+    /// State that belongs to no region.
+    Peer,
+    /// Requests with a list as reply, by [`MemoryService::serve_list`].
+    List,
+    /// Rings, by [`crate::rpc`].
+    RpcServer,
+}
+
+/// Returns the role that serves a request. The match is exhaustive: a new request needs a role.
+fn role_of(request: &ControlRequest<'_>) -> Role {
+    match request {
+        ControlRequest::ReleaseLoan { .. }
+        | ControlRequest::ShrinkLoan { .. }
+        | ControlRequest::RegionAtomic { .. }
+        | ControlRequest::Fill { .. }
+        | ControlRequest::Copy { .. }
+        | ControlRequest::PushCopy { .. } => Role::Lender,
+        ControlRequest::MapRegion { .. }
+        | ControlRequest::UnmapRegion { .. }
+        | ControlRequest::FreeRegion { .. }
+        | ControlRequest::EnqueueWaiter { .. }
+        | ControlRequest::RemoveWaiter { .. }
+        | ControlRequest::MigrateRegion { .. }
+        | ControlRequest::MigrationStatus { .. }
+        | ControlRequest::GrantRights { .. }
+        | ControlRequest::RevokeStatus { .. } => Role::Home,
+        ControlRequest::InvalidateMapping { .. }
+        | ControlRequest::QuiesceRegion { .. }
+        | ControlRequest::ResumeRegion { .. }
+        | ControlRequest::NotifyGranted { .. } => Role::Mapper,
+        ControlRequest::RegisterName { .. }
+        | ControlRequest::UnregisterName { .. }
+        | ControlRequest::LookupName { .. }
+        | ControlRequest::SyncNames { .. } => Role::NameOwner,
+        ControlRequest::CancelRequest { .. }
+        | ControlRequest::PublishAddress { .. }
+        | ControlRequest::MrAtomic { .. } => Role::Peer,
+        ControlRequest::AllocLoan { .. }
+        | ControlRequest::GetLoanChunks { .. }
+        | ControlRequest::LocateChunks { .. }
+        | ControlRequest::ListRegions { .. } => Role::List,
+        ControlRequest::AttachRing { .. } | ControlRequest::DetachRing { .. } => Role::RpcServer,
+    }
+}
+
 impl MemoryService {
     /// Serves a request of `node`. Encodes the reply into `out` and returns its length.
     pub(crate) fn serve(
@@ -179,12 +234,15 @@ impl MemoryService {
         header: &ControlHeader,
         request: &ControlRequest<'_>,
     ) -> Result<ControlReply<'static>> {
-        self.serve_as_lender(node, header, request)
-            .or_else(|| self.serve_as_home(node, header, request))
-            .or_else(|| self.serve_as_mapper(node, header, request))
-            .or_else(|| self.serve_as_name_owner(node, request))
-            .or_else(|| self.serve_as_peer(node, header, request))
-            .unwrap_or(Err(EINVAL))
+        let served = match role_of(request) {
+            Role::Lender => self.serve_as_lender(node, header, request),
+            Role::Home => self.serve_as_home(node, header, request),
+            Role::Mapper => self.serve_as_mapper(node, header, request),
+            Role::NameOwner => self.serve_as_name_owner(node, request),
+            Role::Peer => self.serve_as_peer(node, header, request),
+            Role::List | Role::RpcServer => None,
+        };
+        served.unwrap_or(Err(EINVAL))
     }
 
     /// Serves a request that concerns no region. Returns `None` for any other request.
