@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(
             cache.admit(4),
             Some(RequestState::New),
-            "which nobody began"
+            "an execution that was not started"
         );
     }
 

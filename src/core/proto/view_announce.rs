@@ -178,7 +178,7 @@ mod tests {
         announcer.on_announcement(5, 7);
         assert!(
             !announcer.take_actions(true).is_suspect,
-            "who tells is alive"
+            "the announcer is a member"
         );
     }
 

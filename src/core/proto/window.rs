@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(
             recv_window.receive(RECV_WINDOW_MESSAGES),
             SequenceCheck::OutOfWindow,
-            "nobody took any"
+            "no message was consumed"
         );
     }
 

@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(
             table.find(first.instance, 6),
             DirectoryLookup::Absent,
-            "somebody left since"
+            "a node left after the entry was written"
         );
         assert!(table.publish(&second));
         assert_eq!(table.find(first.instance, 0), DirectoryLookup::Absent);

@@ -262,7 +262,7 @@ impl LockModel {
         assert!(is_exclusive, "two have it: {self:?}");
         // If no message changes the state, a waiting node implies a holder.
         let stuck = quiescent && holders.is_empty() && self.nodes.iter().any(is_waiting);
-        assert!(!stuck, "nobody has it: {self:?}");
+        assert!(!stuck, "the lock has no owner: {self:?}");
         // In such a state, each queue entry is a tombstone or belongs to a node that waits or holds.
         let has_owner = |(ticket, claim): &(ModelTicket, LockWaiter)| {
             let node = &self.nodes[ticket.0];
