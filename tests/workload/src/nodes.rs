@@ -52,7 +52,8 @@ impl Nodes {
     pub(crate) fn run(&self) -> Result<()> {
         ensure!(
             self.known < OWN && self.known > 0 && self.connected > 0,
-            "nobody, or too many"
+            "known nodes must be 1 to {}, connected nodes at least 1",
+            OWN - 1
         );
         let mut daemon = Daemon::new()?;
         let known = daemon.cost(OWN - self.known..OWN, false)?;

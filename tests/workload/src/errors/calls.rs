@@ -43,7 +43,7 @@ pub(super) fn calls(checks: &mut Checks) -> Result<()> {
         region,
     };
     checks.errno(
-        "calling nobody",
+        "call of a region without a server",
         ends.call(KITE_DATA_INLINE, 0, 0),
         ECONNREFUSED,
     );
@@ -199,13 +199,17 @@ fn calling(checks: &mut Checks, ends: &Ends) {
     let sent = ends.call(KITE_DATA_INLINE, 0, KITE_CALL_ONEWAY);
     checks.errno("a message", sent, 0);
     let (errno, message) = ends.receive(KITE_DATA_INLINE, LONG_MS);
-    checks.errno("taking it", errno, 0);
+    checks.errno("receiving the message", errno, 0);
     let wanted = message.call == 0 && message.len == KITE_DATA_INLINE.into();
-    checks.errno("that it is one", i32::from(!wanted), 0);
-    checks.errno("nobody takes it", ends.ask(odd), ETIMEDOUT);
+    checks.errno("message without a call ID", i32::from(!wanted), 0);
+    checks.errno("call that no server receives", ends.ask(odd), ETIMEDOUT);
     let (errno, late) = ends.receive(1, LONG_MS);
-    checks.errno("what nobody waits for", errno, 0);
-    checks.errno("answering that", ends.answer(late.call, 0), 0);
+    checks.errno("receiving a call that timed out", errno, 0);
+    checks.errno(
+        "reply to a call that timed out",
+        ends.answer(late.call, 0),
+        0,
+    );
 }
 
 fn receiving(checks: &mut Checks, ends: &Ends) {
@@ -319,7 +323,7 @@ fn long(checks: &mut Checks, ends: &Ends) {
         timeout_ms: 1,
         ..nowhere
     };
-    checks.errno("nobody takes it", ends.ask(hasty), ETIMEDOUT);
+    checks.errno("call that no server receives", ends.ask(hasty), ETIMEDOUT);
     // A call whose caller no longer waits is skipped: the next one is received.
     ends.during_call((LONG, LONG, 0), checks, 0, |checks| {
         checks.errno("too short", ends.receive(LONG - 1, LONG_MS).0, EMSGSIZE);
@@ -341,7 +345,7 @@ fn long(checks: &mut Checks, ends: &Ends) {
     ends.during_call((LONG, 0, KITE_CALL_ONEWAY), checks, 0, |checks| {
         let (errno, taken) = ends.receive(LONG, LONG_MS);
         checks.errno("a long message", errno, 0);
-        checks.errno("that it is one", i32::from(taken.call != 0), 0);
+        checks.errno("message without a call ID", i32::from(taken.call != 0), 0);
     });
     let reply_nowhere = kite_call {
         handle: ends.handle,

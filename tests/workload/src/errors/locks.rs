@@ -82,7 +82,11 @@ fn holding(checks: &mut Checks, device: &Device, own: u64, other: &Device, handl
     let theirs = kite_lock { handle, ..LOCK };
     let (shared, tries) = (KITE_LOCK_SHARED, KITE_LOCK_TRY);
     let held = lock(checks, device, mine, 0);
-    checks.errno("nobody owner_died", held.owner_died as Errno, 0);
+    checks.errno(
+        "owner_died of a lock without owner",
+        held.owner_died as Errno,
+        0,
+    );
     // The owner cannot acquire the lock either.
     lock(checks, device, mine, ETIMEDOUT);
     for flags in [tries, tries | shared] {
@@ -131,7 +135,11 @@ fn values(checks: &mut Checks, device: &Device, handle: u64) {
         checks.errno("abandoning", with(KITE_UNLOCK_OWNER_DIED), 0);
         for died in [1, 0] {
             let held = lock(checks, device, kite_lock { number, ..good }, 0);
-            checks.errno("whether it is told", i32::from(held.owner_died != died), 0);
+            checks.errno(
+                "owner_died is reported once",
+                i32::from(held.owner_died != died),
+                0,
+            );
             checks.errno("unlocking", unlock(device, held.lock), 0);
         }
     }
@@ -204,7 +212,7 @@ fn undelivered(checks: &mut Checks, device: &Device, handle: u64) -> Result<()> 
     checks.errno("a lock to a read-only page", got, EFAULT);
     let held = lock(checks, device, tries, 0);
     checks.errno(
-        "a warning that nobody got",
+        "owner_died that no process received",
         i32::from(held.owner_died != 1),
         0,
     );

@@ -118,10 +118,22 @@ fn entries(checks: &mut Checks, device: &Device) -> Result<()> {
         queue: queue.number,
         ..Default::default()
     };
-    enter("waiting for nothing", good, 0);
-    enter("waiting in vain", kite_enter { want: 1, ..good }, ETIMEDOUT);
-    enter("waiting for all", kite_enter { want: 8, ..good }, ETIMEDOUT);
-    enter("waiting for more", kite_enter { want: 9, ..good }, EINVAL);
+    enter("waiting for 0 completions", good, 0);
+    enter(
+        "waiting for a completion that does not come",
+        kite_enter { want: 1, ..good },
+        ETIMEDOUT,
+    );
+    enter(
+        "waiting for the queue's size",
+        kite_enter { want: 8, ..good },
+        ETIMEDOUT,
+    );
+    enter(
+        "waiting for more than the queue's size",
+        kite_enter { want: 9, ..good },
+        EINVAL,
+    );
     let reserved = 1;
     enter("reserved bits", kite_enter { reserved, ..good }, EINVAL);
     enter("another", kite_enter { queue: 0, ..good }, EBADF);
@@ -293,7 +305,12 @@ fn kinds(asking: &mut Asking<'_>, handle: u64, addr: u64) {
         len: 8,
         ..Default::default()
     };
-    asking.ask("calling nobody", KITE_IOC_CALL_NR, &call, ECONNREFUSED);
+    asking.ask(
+        "call of a region without a server",
+        KITE_IOC_CALL_NR,
+        &call,
+        ECONNREFUSED,
+    );
     asking.ask("no reply", KITE_IOC_REPLY_NR, &kite_reply::default(), EBADF);
     asking.ask(
         "no lock",
@@ -355,7 +372,7 @@ fn receives(asking: &mut Asking<'_>, handle: u64, addr: u64, node: u32) {
         };
         let errno = asking.device.ask(KITE_IOC_SERVE_NR, &mut serve);
         asking.checks.errno("serving", errno, 0);
-        asking.ask("waiting in vain", number, &receive, ETIMEDOUT);
+        asking.ask("receive without a call", number, &receive, ETIMEDOUT);
     }
 }
 

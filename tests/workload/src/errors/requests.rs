@@ -47,8 +47,8 @@ pub(super) fn names(checks: &mut Checks) -> Result<()> {
     };
     try_map("mapping without a zero in the name", unended, ENAMETOOLONG);
     try_map("mapping no name", name(""), EINVAL);
-    try_map("mapping what is not there", name("nobody's"), ENOENT);
-    try_map("mapping what is there", name(&taken), 0);
+    try_map("mapping an unknown name", name("unknown"), ENOENT);
+    try_map("mapping a known name", name(&taken), 0);
     checks.errno("freeing", give(&device, KITE_IOC_FREE_NR, handle), 0);
     let (gone, _) = map(&device, name(&taken), KITE_READ);
     checks.errno("mapping what was freed", gone, ENOENT);

@@ -14,7 +14,7 @@ const LEN: u64 = (8 << 20) + 100;
 pub(super) fn untouched(checks: &mut Checks) -> Result<()> {
     let device = Device::bound()?;
     let mut map = kite_map {
-        name: name("nobody's"),
+        name: name("unknown"),
         rights: KITE_READ,
         handle: 77,
         len: 78,
@@ -77,7 +77,7 @@ pub(super) fn undelivered(checks: &mut Checks) -> Result<()> {
     let after = held(&cluster)?;
     ensure!(after == before, "{before:?} were held, then {after:?}");
     let freed = give(&device, KITE_IOC_FREE_NR, master);
-    checks.errno("freeing what was mapped for nobody", freed, 0);
+    checks.errno("freeing through the earlier handle", freed, 0);
     Ok(())
 }
 
@@ -94,7 +94,11 @@ fn undelivered_region(checks: &mut Checks, device: &Device, node: u32, text: &st
     checks.errno(&what, got, EFAULT);
     if !text.is_empty() {
         let (got, _) = map(device, name(text), KITE_READ);
-        checks.errno("mapping what was allocated for nobody", got, ENOENT);
+        checks.errno(
+            "mapping a region whose handle was not delivered",
+            got,
+            ENOENT,
+        );
     }
     Ok(())
 }

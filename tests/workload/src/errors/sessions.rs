@@ -208,7 +208,7 @@ pub(super) fn views(checks: &mut Checks) -> Result<()> {
     another.address.qpn += 1;
     for (what, epoch, members) in [
         ("epoch 0", 0, &[own][..]),
-        ("nobody", 9, &[]),
+        ("no members", 9, &[]),
         ("too many", 9, &[own; KITE_NODES_MAX as usize + 1]),
         ("without this node", 9, &[other]),
         ("twice this node", 9, &[own, own]),

@@ -91,7 +91,10 @@ impl Crowd {
         }
         let count = word(region, counter)?;
         region.write_at(&(count + 1).to_ne_bytes(), counter)?;
-        ensure!(region.swap(lock, 0)? == 1, "somebody took the turn away");
+        ensure!(
+            region.swap(lock, 0)? == 1,
+            "the spin lock was released by another thread"
+        );
         Ok(())
     }
 }

@@ -126,7 +126,7 @@ impl Crowd {
                 return Ok(lock.unlock()?);
             }
             let lock = region.lock(self.number)?;
-            ensure!(!lock.owner_died(), "nobody died");
+            ensure!(!lock.owner_died(), "owner_died although no process died");
             let count = word(&region)?;
             region.write_at(&(count + 1).to_ne_bytes(), 0)?;
             Ok(lock.unlock()?)

@@ -50,7 +50,10 @@ impl Fork {
         let other = Command::new("sh").args(["-c", OTHER]).status()?;
         ensure!(other.success(), "another program has kite's file");
         self.echo(&vqp, &local, b"after it")?;
-        ensure!(cluster.listen(PORT).is_err(), "somebody else may listen");
+        ensure!(
+            cluster.listen(PORT).is_err(),
+            "the port accepts a second listener"
+        );
         drop(listener);
         lock.unlock()?;
         Ok(region.write_at(b"hello", 0)?)

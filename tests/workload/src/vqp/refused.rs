@@ -162,11 +162,17 @@ impl To {
     fn listening_refused(&self, cluster: &Cluster) -> Result<()> {
         const PORT: u32 = 4000;
         let refused = |port| cluster.listen(port).map(drop);
-        ensure!(refused(0) == Err(Error::Invalid), "no port");
+        ensure!(refused(0) == Err(Error::Invalid), "port 0");
         let listener = cluster.listen(PORT)?;
-        ensure!(refused(PORT) == Err(Error::PortInUse), "a port of another");
-        let nobody = listener.accept(None).map(drop);
-        ensure!(nobody == Err(Error::WouldBlock), "nobody has come");
+        ensure!(
+            refused(PORT) == Err(Error::PortInUse),
+            "a port with a listener"
+        );
+        let accepted = listener.accept(None).map(drop);
+        ensure!(
+            accepted == Err(Error::WouldBlock),
+            "accept without a connection"
+        );
         drop(listener);
         let listeners = (1..=kite::VQPS_MAX as u32 - 1).map(|port| cluster.listen(PORT + port));
         let _listeners = listeners.collect::<kite::Result<Vec<_>>>()?;

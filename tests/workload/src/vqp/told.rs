@@ -80,7 +80,7 @@ impl Written {
                 let found = word(&local, number)?;
                 ensure!(
                     found == told,
-                    "ORDER: word {number} is {found} and not {told}"
+                    "ORDER: word {number} is {found}, expected {told}"
                 );
             }
             vqp.push(&[message(&local)])?;
@@ -109,7 +109,7 @@ impl Tell {
             vqp.receive(&local, WORDS * WORD, WORD, PATIENCE)?;
             vqp.pop(1, PATIENCE)?[0].result?;
             let told = word(&local, WORDS)?;
-            ensure!(told == round, "{told} came back, and not {round}");
+            ensure!(told == round, "reply to round {round} has the value {told}");
         }
         Ok(())
     }
