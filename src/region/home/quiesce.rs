@@ -14,7 +14,7 @@
 //! users forever, and a delayed resume would resume them too early. An unacknowledged quiesce is cancelled
 //! before the resume is sent.
 
-use super::Region;
+use super::{latch::LatchGuard, Region};
 use crate::{
     control::{
         client::ControlClient,
@@ -33,7 +33,7 @@ use crate::{
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, Full, Release},
+        atomic::{Acquire, Atomic, Release},
         Arc,
     },
     time::{delay::fsleep, Delta},
@@ -45,9 +45,6 @@ use kite_core::{
 
 /// Maximum time in ms for all mapping nodes to quiesce. Meanwhile all accesses to the region are blocked.
 pub(in crate::region) const QUIESCE_TIMEOUT_MS: u32 = 2_000;
-
-/// Interval in µs at which [`Latch::wait`] checks the count.
-const LATCH_POLL_US: i64 = 200;
 
 /// Node to which a quiesce request was sent.
 pub(in crate::region) struct QuiescedNode {
@@ -66,38 +63,6 @@ struct PendingResume {
     region: u64,
     moved: Arc<KVec<(u32, ChunkLocation)>>,
     _latch_guard: LatchGuard,
-}
-
-/// Counter of operations to wait for. [`LatchGuard`] decrements it.
-pub(in crate::region) struct Latch(Arc<Atomic<u32>>);
-
-impl Latch {
-    /// Creates a latch without operations.
-    pub(in crate::region) fn new() -> Result<Self> {
-        Ok(Self(Arc::new(Atomic::new(0u32), GFP_KERNEL)?))
-    }
-
-    /// Adds an operation, which lasts until the guard is dropped.
-    pub(in crate::region) fn add(&self) -> LatchGuard {
-        self.0.fetch_add(1u32, Full);
-        LatchGuard(self.0.clone())
-    }
-
-    /// Waits for all operations. The acquire load pairs with the decrement of [`LatchGuard`].
-    pub(in crate::region) fn wait(&self) {
-        while self.0.load(Acquire) != 0 {
-            fsleep(Delta::from_micros(LATCH_POLL_US));
-        }
-    }
-}
-
-/// Operation that a [`Latch`] counts.
-pub(in crate::region) struct LatchGuard(Arc<Atomic<u32>>);
-
-impl Drop for LatchGuard {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1u32, Full);
-    }
 }
 
 /// Requests sent by the home.

@@ -16,8 +16,8 @@
 mod window;
 
 use super::{
+    latch::Latch,
     placement::{ChunkSource, Placement},
-    quiesce::Latch,
     Region,
 };
 use crate::{

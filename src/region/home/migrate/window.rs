@@ -24,7 +24,8 @@ use crate::{
     errno,
     region::{
         home::{
-            quiesce::{Latch, LatchGuard, QUIESCE_TIMEOUT_MS},
+            latch::{Latch, LatchGuard},
+            quiesce::QUIESCE_TIMEOUT_MS,
             Region,
         },
         lend::loan::LentChunk,
