@@ -59,7 +59,7 @@ mod doorbell {
 
 /// State of BAR 0.
 #[derive(Debug, Default)]
-pub struct State {
+pub struct BarState {
     /// Where the command queue is.
     pub queue: u64,
     /// Interface mode that the driver has set: 0 full, 1 disabled.
@@ -134,7 +134,7 @@ pub fn write(device: &mut Device, offset: u64, data: &[u8], outbox: &mut Outbox)
 }
 
 /// A machine that could map its doorbells may be trapped nevertheless. Doorbell records say the same.
-fn note_trap(state: &mut State) {
+fn note_trap(state: &mut BarState) {
     if !std::mem::replace(&mut state.trapped, true) {
         warn!("doorbells are offered to be mapped, and trapped");
     }

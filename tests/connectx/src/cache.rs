@@ -13,7 +13,7 @@ const NONE: usize = usize::MAX;
 /// Configuration of a cache.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Config {
+pub struct CacheConfig {
     /// Number of entries; with 0, each look-up is a miss.
     pub entries: usize,
     /// Which entry has to go when it is full.
@@ -35,11 +35,11 @@ pub enum Replacement {
 /// A cache, and how it did.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    config: Config,
+    config: CacheConfig,
     hits: u64,
     misses: u64,
     places: HashMap<u64, usize>,
-    slots: Vec<Slot>,
+    slots: Vec<CacheSlot>,
     newest: usize,
     oldest: usize,
     random: Random,
@@ -50,7 +50,7 @@ pub struct Cache {
 pub struct Report {
     /// Configuration of the cache.
     #[serde(flatten)]
-    pub config: Config,
+    pub config: CacheConfig,
     /// Look-ups that found their entry.
     pub hits: u64,
     /// Look-ups that did not.
@@ -59,7 +59,7 @@ pub struct Report {
 
 /// An entry, in a list by use.
 #[derive(Clone, Debug)]
-struct Slot {
+struct CacheSlot {
     key: u64,
     newer: usize,
     older: usize,
@@ -67,7 +67,7 @@ struct Slot {
 
 impl Cache {
     /// An empty cache.
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: CacheConfig) -> Self {
         Cache {
             config,
             hits: 0,
@@ -121,7 +121,7 @@ impl Cache {
     }
 
     fn add_slot(&mut self) -> usize {
-        self.slots.push(Slot {
+        self.slots.push(CacheSlot {
             key: 0,
             newer: NONE,
             older: NONE,
@@ -150,7 +150,7 @@ impl Cache {
     }
 
     fn unlink(&mut self, slot: usize) {
-        let Slot { newer, older, .. } = self.slots[slot];
+        let CacheSlot { newer, older, .. } = self.slots[slot];
         match self.slots.get_mut(newer) {
             Some(slot) => slot.older = older,
             None => self.newest = older,
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     fn cache(entries: usize, replacement: Replacement) -> Cache {
-        Cache::new(Config {
+        Cache::new(CacheConfig {
             entries,
             replacement,
         })

@@ -3,18 +3,18 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::cache::{Cache, Config, Replacement, Report};
+use crate::cache::{Cache, CacheConfig, Replacement, Report};
 use crate::interrupts::Interrupts;
 use crate::memory::Dma;
 
 /// A translation cache that holds 64 MiB in pages of 4 KiB.
-const TRANSLATIONS: Config = Config {
+const TRANSLATIONS: CacheConfig = CacheConfig {
     entries: 16 << 10,
     replacement: Replacement::Lru,
 };
 
 /// A cache for the contexts of active queue pairs.
-const CONTEXTS: Config = Config {
+const CONTEXTS: CacheConfig = CacheConfig {
     entries: 1 << 10,
     replacement: Replacement::Lru,
 };
@@ -23,14 +23,14 @@ const CONTEXTS: Config = Config {
 #[derive(Clone, Debug)]
 pub struct Cost {
     /// Plain counters.
-    pub count: Count,
+    pub count: DeviceCounters,
     translations: Cache,
     contexts: Cache,
 }
 
 /// Plain counters of a device.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-pub struct Count {
+pub struct DeviceCounters {
     /// Doorbells of send queues.
     pub doorbells: u64,
     /// Work requests taken from send queues.
@@ -72,7 +72,7 @@ pub struct Count {
 pub struct Statement {
     /// Plain counters.
     #[serde(flatten)]
-    pub count: Count,
+    pub count: DeviceCounters,
     /// Reads of the machine's memory.
     pub dma_reads: u64,
     /// Bytes read.
@@ -97,9 +97,9 @@ impl Default for Cost {
 
 impl Cost {
     /// An account of a device with such caches.
-    pub fn new(translations: Config, contexts: Config) -> Self {
+    pub fn new(translations: CacheConfig, contexts: CacheConfig) -> Self {
         Cost {
-            count: Count::default(),
+            count: DeviceCounters::default(),
             translations: Cache::new(translations),
             contexts: Cache::new(contexts),
         }

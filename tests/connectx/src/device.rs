@@ -5,17 +5,18 @@
 use std::fs::File;
 use std::time::Duration;
 
-use crate::cache;
-use crate::cost::{Cost, Count};
-use crate::engine;
+use crate::bar::BarState;
+use crate::cache::CacheConfig;
+use crate::cost::{Cost, DeviceCounters};
+use crate::engine::EngineState;
 use crate::fabric::Port;
-use crate::firmware;
+use crate::firmware::FirmwareState;
 use crate::interrupts::Interrupts;
 use crate::memory::Dma;
 use crate::object::cq::Completion;
 use crate::object::eq::Event;
 use crate::object::{cq, eq, Objects};
-use crate::{bar, pci};
+use crate::pci::PciConfig;
 
 /// The number of a device in its fabric, from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -27,9 +28,9 @@ pub struct Device {
     /// Which of the fabric's it is.
     pub id: DeviceId,
     /// Its configuration space.
-    pub pci: pci::Config,
+    pub pci: PciConfig,
     /// State of BAR 0.
-    pub bar: bar::State,
+    pub bar: BarState,
     /// File that the machine maps in place of UAR pages; `None` if writes there are trapped.
     pub doorbells: Option<File>,
     /// `true` if the device has no dynamically connected transport.
@@ -41,13 +42,13 @@ pub struct Device {
     /// Its MSI-X vectors.
     pub interrupts: Interrupts,
     /// State of the firmware between commands.
-    pub firmware: firmware::State,
+    pub firmware: FirmwareState,
     /// All that the driver created.
     pub objects: Objects,
     /// Its place in the network.
     pub port: Port,
     /// Pending work of the engines.
-    pub engine: engine::State,
+    pub engine: EngineState,
     /// Dynamic connections made so far, also before resets: targets elsewhere know their numbers.
     pub connections: u64,
     /// The time, since the fabric began.
@@ -63,17 +64,17 @@ impl Device {
     pub fn new(id: DeviceId, port: Port) -> Self {
         Device {
             id,
-            pci: pci::Config::default(),
-            bar: bar::State::default(),
+            pci: PciConfig::default(),
+            bar: BarState::default(),
             doorbells: None,
             without_dc: false,
             refused_targets: 0,
             dma: Dma::default(),
             interrupts: Interrupts::default(),
-            firmware: firmware::State::default(),
+            firmware: FirmwareState::default(),
             objects: Objects::default(),
             port,
-            engine: engine::State::default(),
+            engine: EngineState::default(),
             connections: 0,
             now: Duration::ZERO,
             dead: false,
@@ -84,15 +85,15 @@ impl Device {
     /// A function-level reset: all that the driver made is gone. Memory stays mapped, because that is
     /// the machine's doing, and costs stay counted.
     pub fn reset(&mut self) {
-        self.bar = bar::State::default();
-        self.firmware = firmware::State::default();
+        self.bar = BarState::default();
+        self.firmware = FirmwareState::default();
         self.objects = Objects::default();
-        self.engine = engine::State::default();
+        self.engine = EngineState::default();
         self.interrupts.reset();
     }
 
     /// Resets all costs, and uses caches of these configurations from now on.
-    pub fn begin_account(&mut self, translations: cache::Config, contexts: cache::Config) {
+    pub fn begin_account(&mut self, translations: CacheConfig, contexts: CacheConfig) {
         self.cost = Cost::new(translations, contexts);
         self.dma.begin_account();
         self.interrupts.begin_account();
@@ -104,7 +105,7 @@ impl Device {
     }
 
     /// Counts something: in the account, and in a set of Q counters.
-    pub fn count(&mut self, set: u32, count: impl Fn(&mut Count)) {
+    pub fn count(&mut self, set: u32, count: impl Fn(&mut DeviceCounters)) {
         count(&mut self.cost.count);
         if let Some(counters) = self.objects.plain.counters.get_mut(set) {
             count(counters);

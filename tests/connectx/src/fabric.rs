@@ -14,7 +14,7 @@ use crate::device::{Device, DeviceId};
 use crate::doorbell::{self, Pace};
 use crate::engine;
 use crate::network::packet::Packet;
-use crate::network::{Count, Network, Outbox};
+use crate::network::{Network, NetworkCounters, Outbox};
 use crate::object::eq::Event;
 
 /// Maximum number of packets and turns that [`Fabric::run`] handles before it returns to serve machines.
@@ -48,7 +48,7 @@ impl Port {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Account {
     /// The network.
-    pub network: Count,
+    pub network: NetworkCounters,
     /// The devices, in order.
     pub devices: Vec<Statement>,
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use clap::Parser;
-use connectx::control::Control;
+use connectx::control::ControlSocket;
 use connectx::device::DeviceId;
 use connectx::fabric::Fabric;
 use connectx::vfio::Endpoint;
@@ -96,15 +96,15 @@ fn endpoints(paths: &[PathBuf]) -> Result<Vec<Endpoint>> {
     ids.zip(paths).map(listen).collect()
 }
 
-fn control(path: &Path) -> Result<Control> {
-    Control::new(path).with_context(|| format!("listening at {}", path.display()))
+fn control(path: &Path) -> Result<ControlSocket> {
+    ControlSocket::new(path).with_context(|| format!("listening at {}", path.display()))
 }
 
 /// All that the program has to do with.
 struct Server {
     fabric: Fabric,
     endpoints: Vec<Endpoint>,
-    control: Option<Control>,
+    control: Option<ControlSocket>,
     stats: Option<PathBuf>,
     written: Duration,
     shortest_wait: Duration,
@@ -140,7 +140,7 @@ impl Server {
     /// endpoints first, then whatever control waits for.
     fn wait(&self, limit: Option<Duration>) -> Result<Vec<bool>> {
         let machines = self.endpoints.iter().map(Endpoint::interest);
-        let requests = self.control.iter().flat_map(Control::interests);
+        let requests = self.control.iter().flat_map(ControlSocket::interests);
         let all = machines.chain(requests);
         let mut fds: Vec<_> = all
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))

@@ -15,7 +15,7 @@ use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 /// An access to memory that is not mapped, or not for writing.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("no memory is mapped at {0:#x}")]
-pub struct Fault(
+pub struct DmaFault(
     /// The DMA address.
     pub u64,
 );
@@ -93,7 +93,7 @@ impl Dma {
     }
 
     /// Reads memory at `address` into all of `bytes`.
-    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DmaFault> {
         let mut traffic = self.traffic.get();
         traffic.reads += 1;
         traffic.read_bytes += bytes.len() as u64;
@@ -102,22 +102,22 @@ impl Dma {
     }
 
     /// Reads as [`Dma::read`] does, uncounted: what real hardware would know without the bus.
-    pub fn peek(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+    pub fn peek(&self, address: u64, bytes: &mut [u8]) -> Result<(), DmaFault> {
         let mut done = 0;
         while done < bytes.len() {
-            let at = address.checked_add(done as u64).ok_or(Fault(address))?;
-            let (map, offset) = self.find(at).ok_or(Fault(at))?;
+            let at = address.checked_add(done as u64).ok_or(DmaFault(address))?;
+            let (map, offset) = self.find(at).ok_or(DmaFault(at))?;
             let length = (bytes.len() - done).min(map.region.size() - offset);
             let part = &mut bytes[done..done + length];
             let slice = map.region.as_volatile_slice();
-            slice.read_slice(part, offset).map_err(|_| Fault(at))?;
+            slice.read_slice(part, offset).map_err(|_| DmaFault(at))?;
             done += length;
         }
         Ok(())
     }
 
     /// Writes all of `bytes` to memory at `address`. Writes reach memory in the order in which they are made.
-    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DmaFault> {
         let mut traffic = self.traffic.get();
         traffic.writes += 1;
         traffic.written_bytes += bytes.len() as u64;
@@ -125,43 +125,43 @@ impl Dma {
         fence(Ordering::Release);
         let mut done = 0;
         while done < bytes.len() {
-            let at = address.checked_add(done as u64).ok_or(Fault(address))?;
+            let at = address.checked_add(done as u64).ok_or(DmaFault(address))?;
             let (map, offset) = self
                 .find(at)
                 .filter(|(map, _)| map.writable)
-                .ok_or(Fault(at))?;
+                .ok_or(DmaFault(at))?;
             let length = (bytes.len() - done).min(map.region.size() - offset);
             let slice = map.region.as_volatile_slice();
             let part = &bytes[done..done + length];
-            slice.write_slice(part, offset).map_err(|_| Fault(at))?;
+            slice.write_slice(part, offset).map_err(|_| DmaFault(at))?;
             done += length;
         }
         Ok(())
     }
 
     /// Reads a big-endian 32-bit word, uncounted.
-    pub fn peek_be32(&self, address: u64) -> Result<u32, Fault> {
+    pub fn peek_be32(&self, address: u64) -> Result<u32, DmaFault> {
         let mut bytes = [0; 4];
         self.peek(address, &mut bytes)?;
         Ok(u32::from_be_bytes(bytes))
     }
 
     /// Reads a big-endian 32-bit word.
-    pub fn read_be32(&self, address: u64) -> Result<u32, Fault> {
+    pub fn read_be32(&self, address: u64) -> Result<u32, DmaFault> {
         let mut bytes = [0; 4];
         self.read(address, &mut bytes)?;
         Ok(u32::from_be_bytes(bytes))
     }
 
     /// Reads a big-endian 64-bit word.
-    pub fn read_be64(&self, address: u64) -> Result<u64, Fault> {
+    pub fn read_be64(&self, address: u64) -> Result<u64, DmaFault> {
         let mut bytes = [0; 8];
         self.read(address, &mut bytes)?;
         Ok(u64::from_be_bytes(bytes))
     }
 
     /// Writes a big-endian 32-bit word.
-    pub fn write_be32(&self, address: u64, value: u32) -> Result<(), Fault> {
+    pub fn write_be32(&self, address: u64, value: u32) -> Result<(), DmaFault> {
         self.write(address, &value.to_be_bytes())
     }
 

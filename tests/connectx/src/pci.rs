@@ -62,12 +62,12 @@ const WRITABLE: &[(usize, &[u8])] = &[
 
 /// The configuration space of a function.
 #[derive(Debug)]
-pub struct Config {
+pub struct PciConfig {
     bytes: Box<[u8; SIZE]>,
     writable: Box<[u8; SIZE]>,
 }
 
-impl Default for Config {
+impl Default for PciConfig {
     /// As after a reset.
     fn default() -> Self {
         let mut bytes = Box::new([0; SIZE]);
@@ -82,11 +82,11 @@ impl Default for Config {
         bytes[MSIX + 4..MSIX + 8].copy_from_slice(&MSIX_TABLE.to_le_bytes());
         bytes[MSIX + 8..MSIX + 12].copy_from_slice(&MSIX_PENDING.to_le_bytes());
         bytes[TURN] = 1;
-        Config { bytes, writable }
+        PciConfig { bytes, writable }
     }
 }
 
-impl Config {
+impl PciConfig {
     /// Reads; what is beyond the space is zero.
     pub fn read(&self, offset: usize, data: &mut [u8]) {
         for (at, byte) in data.iter_mut().enumerate() {
@@ -107,7 +107,7 @@ impl Config {
             reset |= at == DEVICE_CONTROL + 1 && value & FUNCTION_RESET != 0;
         }
         if reset {
-            *self = Config::default();
+            *self = PciConfig::default();
         }
         reset
     }
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn bar_written_with_all_ones_returns_size() {
-        let mut config = Config::default();
+        let mut config = PciConfig::default();
         assert!(!config.write(BAR0, &[0xff; 8]));
         let low = config.word(BAR0);
         assert_eq!(low & 0xf, 0x0c);
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn capability_list_is_terminated() {
-        let config = Config::default();
+        let config = PciConfig::default();
         let mut found = Vec::new();
         let mut at = config.word(0x34) as usize & 0xff;
         while at != 0 {
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn reset_discards_written_config() {
-        let mut config = Config::default();
+        let mut config = PciConfig::default();
         assert!(!config.write(COMMAND, &[0x06]));
         assert_eq!(config.word(COMMAND) & 0xff, 0x06);
         assert!(config.write(DEVICE_CONTROL + 1, &[FUNCTION_RESET]));
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn held_semaphore_rejects_other_owner() {
-        let mut config = Config::default();
+        let mut config = PciConfig::default();
         let turn = config.word(TURN);
         let mut write = |value: u32| {
             assert!(!config.write(SEMAPHORE, &value.to_le_bytes()));
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn identification_registers_are_read_only() {
-        let mut config = Config::default();
+        let mut config = PciConfig::default();
         let before = config.word(0);
         assert!(!config.write(0, &[0; 4]));
         assert!(!config.write(SIZE - 2, &[1; 8]));

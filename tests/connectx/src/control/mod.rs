@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tracing::warn;
 
-use crate::cache;
+use crate::cache::CacheConfig;
 use crate::device::DeviceId;
 use crate::fabric::{Account, Fabric};
 use crate::network::plan::{Invalid, Plan};
@@ -31,7 +31,7 @@ const LONGEST: usize = 1 << 20;
 /// Request of a client. Devices are numbered from 0; ports have the LIDs that their drivers see.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Request {
+pub enum ControlRequest {
     /// Returns the statistics so far.
     Stats,
     /// Applies this fault plan from now on.
@@ -65,16 +65,16 @@ pub enum Request {
         /// The device.
         device: usize,
         /// The cache of page translations.
-        translations: cache::Config,
+        translations: CacheConfig,
         /// The cache of contexts of queue pairs.
-        contexts: cache::Config,
+        contexts: CacheConfig,
     },
 }
 
 /// Reply to a request.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reply {
+pub enum ControlReply {
     /// It is done; with statistics, if these were asked for.
     Ok(Option<Account>),
     /// Why it is not done.
@@ -83,7 +83,7 @@ pub enum Reply {
 
 /// Why a request is refused.
 #[derive(Debug, Error)]
-enum Refusal {
+enum ControlError {
     #[error("not a request: {0}")]
     Syntax(#[from] serde_json::Error),
     #[error("there is no device {0}")]
@@ -94,7 +94,7 @@ enum Refusal {
 
 /// A control socket and its clients.
 #[derive(Debug)]
-pub struct Control {
+pub struct ControlSocket {
     listener: UnixListener,
     clients: Vec<Client>,
 }
@@ -106,7 +106,7 @@ struct Client {
     begun: Vec<u8>,
 }
 
-impl Control {
+impl ControlSocket {
     /// Listens for clients at `path`. A stale socket there is removed.
     pub fn new(path: &Path) -> io::Result<Self> {
         match std::fs::remove_file(path) {
@@ -115,7 +115,7 @@ impl Control {
         }
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
-        Ok(Control {
+        Ok(ControlSocket {
             listener,
             clients: Vec::new(),
         })
@@ -168,10 +168,10 @@ impl Client {
     }
 }
 
-fn answer(line: &[u8], fabric: &mut Fabric, endpoints: &mut [Endpoint]) -> Reply {
+fn answer(line: &[u8], fabric: &mut Fabric, endpoints: &mut [Endpoint]) -> ControlReply {
     match carry_out(line, fabric, endpoints) {
-        Ok(account) => Reply::Ok(account),
-        Err(refusal) => Reply::Error(refusal.to_string()),
+        Ok(account) => ControlReply::Ok(account),
+        Err(refusal) => ControlReply::Error(refusal.to_string()),
     }
 }
 
@@ -179,34 +179,36 @@ fn carry_out(
     line: &[u8],
     fabric: &mut Fabric,
     endpoints: &mut [Endpoint],
-) -> Result<Option<Account>, Refusal> {
+) -> Result<Option<Account>, ControlError> {
     match serde_json::from_slice(line)? {
-        Request::Stats => return Ok(Some(fabric.account())),
-        Request::Plan(plan) => fabric.network.follow(plan)?,
-        Request::Cut(one, other) => fabric.network.cut(one, other),
-        Request::Mend(one, other) => fabric.network.mend(one, other),
-        Request::Port { device, up } => {
+        ControlRequest::Stats => return Ok(Some(fabric.account())),
+        ControlRequest::Plan(plan) => fabric.network.follow(plan)?,
+        ControlRequest::Cut(one, other) => fabric.network.cut(one, other),
+        ControlRequest::Mend(one, other) => fabric.network.mend(one, other),
+        ControlRequest::Port { device, up } => {
             let device = find(fabric, device)?;
             fabric.set_port(device, up);
         }
-        Request::Kill(device) => {
+        ControlRequest::Kill(device) => {
             let device = find(fabric, device)?;
             fabric.device(device).dead = true;
         }
-        Request::Reset(device) => {
+        ControlRequest::Reset(device) => {
             let device = find(fabric, device)?;
             fabric.device(device).dead = false;
             fabric.device(device).reset();
         }
-        Request::Remove(device) => {
-            let endpoint = endpoints.get_mut(device).ok_or(Refusal::Device(device))?;
+        ControlRequest::Remove(device) => {
+            let endpoint = endpoints
+                .get_mut(device)
+                .ok_or(ControlError::Device(device))?;
             endpoint.disconnect(fabric);
         }
-        Request::RefuseTargets { device, times } => {
+        ControlRequest::RefuseTargets { device, times } => {
             let device = find(fabric, device)?;
             fabric.device(device).refused_targets = times;
         }
-        Request::Caches {
+        ControlRequest::Caches {
             device,
             translations,
             contexts,
@@ -218,11 +220,11 @@ fn carry_out(
     Ok(None)
 }
 
-fn find(fabric: &Fabric, device: usize) -> Result<DeviceId, Refusal> {
+fn find(fabric: &Fabric, device: usize) -> Result<DeviceId, ControlError> {
     let found = fabric
         .devices()
         .get(device)
-        .ok_or(Refusal::Device(device))?;
+        .ok_or(ControlError::Device(device))?;
     Ok(found.id)
 }
 
@@ -234,10 +236,10 @@ mod tests {
 
     #[test]
     fn documented_requests_are_parsed() {
-        let parse = |line: &str| serde_json::from_str::<Request>(line).unwrap();
-        assert_eq!(parse(r#""stats""#), Request::Stats);
-        assert_eq!(parse(r#"{ "cut": [1, 2] }"#), Request::Cut(1, 2));
-        assert_eq!(parse(r#"{ "remove": 1 }"#), Request::Remove(1));
+        let parse = |line: &str| serde_json::from_str::<ControlRequest>(line).unwrap();
+        assert_eq!(parse(r#""stats""#), ControlRequest::Stats);
+        assert_eq!(parse(r#"{ "cut": [1, 2] }"#), ControlRequest::Cut(1, 2));
+        assert_eq!(parse(r#"{ "remove": 1 }"#), ControlRequest::Remove(1));
         let plan = r#"{ "plan": { "seed": 7, "rules": [{ "drop": 0.01 }] } }"#;
         let rule = Rule {
             drop: 0.01,
@@ -245,14 +247,14 @@ mod tests {
         };
         assert_eq!(
             parse(plan),
-            Request::Plan(Plan {
+            ControlRequest::Plan(Plan {
                 seed: 7,
                 rules: vec![rule]
             })
         );
         assert_eq!(
             parse(r#"{ "port": { "device": 0, "up": false } }"#),
-            Request::Port {
+            ControlRequest::Port {
                 device: 0,
                 up: false
             }
@@ -271,7 +273,7 @@ mod tests {
             r#"{ "plan": { "rules": [{ "drop": 2 }] } }"#,
         ] {
             let answer = answer(line.as_bytes(), &mut fabric, &mut []);
-            assert!(matches!(answer, Reply::Error(_)), "{line}");
+            assert!(matches!(answer, ControlReply::Error(_)), "{line}");
         }
         assert_eq!(fabric.account(), before);
     }
@@ -284,7 +286,7 @@ mod tests {
             "contexts": { "entries": 2 } } }"#;
         assert_ne!(used.account(), new.account());
         for fabric in [&mut used, &mut new] {
-            assert_eq!(answer(caches, fabric, &mut []), Reply::Ok(None));
+            assert_eq!(answer(caches, fabric, &mut []), ControlReply::Ok(None));
         }
         assert_eq!(used.account(), new.account());
     }
@@ -292,7 +294,7 @@ mod tests {
     #[test]
     fn client_receives_one_reply_per_line() {
         let path = std::env::temp_dir().join(format!("connectx-control-{}", std::process::id()));
-        let mut control = Control::new(&path).unwrap();
+        let mut control = ControlSocket::new(&path).unwrap();
         let mut fabric = Fabric::new(2);
         let mut client = UnixStream::connect(&path).unwrap();
         client.set_nonblocking(true).unwrap();

@@ -10,9 +10,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::wqe::{Address, Operation, Wqe};
+use super::wqe::{Address, Operation, SendWqe};
 use super::BURST;
-use crate::network::packet::{Connection, Psn};
+use crate::network::packet::{DcConnection, Psn};
 use crate::object::cq::Syndrome;
 
 /// Maximum number of packets in flight without an acknowledgement.
@@ -24,13 +24,13 @@ pub struct Channel {
     /// The stream.
     pub stream: u16,
     /// Work requests that have begun and were not completed, in order.
-    pub work: VecDeque<Work>,
+    pub work: VecDeque<ActiveWqe>,
     /// Number of READs and atomic operations among them.
     pub reads: u32,
     /// Sequence numbers, once the first work request began.
     pub sequence: Option<Sequence>,
     /// The dynamic connection in use.
-    pub connection: Option<(Address, Connection)>,
+    pub connection: Option<(Address, DcConnection)>,
     /// `true` if a work request has failed, so that those after it are flushed.
     pub failed: bool,
     /// `true` if packets were sent again since the last new acknowledgement.
@@ -60,9 +60,9 @@ pub struct Sequence {
 
 /// A work request that has begun.
 #[derive(Debug)]
-pub struct Work {
+pub struct ActiveWqe {
     /// Work request.
-    pub wqe: Wqe,
+    pub wqe: SendWqe,
     /// Its first sequence number.
     pub first: Psn,
     /// Number of sequence numbers. Work that is done without packets has none.
@@ -80,7 +80,7 @@ impl Sequence {
     }
 }
 
-impl Work {
+impl ActiveWqe {
     /// The sequence number after its last.
     pub fn end(&self) -> Psn {
         self.first.plus(self.packets)
@@ -127,8 +127,14 @@ impl Channel {
     }
 
     /// Takes a work request, whose packets are the next.
-    pub fn push(&mut self, wqe: Wqe, sequence: Sequence, packets: u32, error: Option<Syndrome>) {
-        let work = Work {
+    pub fn push(
+        &mut self,
+        wqe: SendWqe,
+        sequence: Sequence,
+        packets: u32,
+        error: Option<Syndrome>,
+    ) {
+        let work = ActiveWqe {
             wqe,
             first: sequence.end,
             packets,
@@ -149,7 +155,7 @@ impl Channel {
     }
 
     /// Returns `true` if a work request is done.
-    pub fn is_done(&self, work: &Work) -> bool {
+    pub fn is_done(&self, work: &ActiveWqe) -> bool {
         let acknowledged = self.sequence.map(|sequence| sequence.acknowledged);
         work.error.is_none() && acknowledged.is_some_and(|psn| work.end().since(psn) <= 0)
     }

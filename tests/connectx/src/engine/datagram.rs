@@ -4,14 +4,14 @@
 //! A receive has 40 bytes for the global route header before the data, whether there is one or not.
 
 use super::requester::{gather, Stop};
-use super::wqe::{Operation, Wqe};
+use super::wqe::{Operation, SendWqe};
 use super::{fail, local_domain, reach, send as transmit, with};
 use crate::device::Device;
-use crate::network::packet::{Body, Grh, Packet, Position, Psn, Service, Tail};
+use crate::network::packet::{Grh, Packet, PacketBody, Position, Psn, Service, Tail};
 use crate::network::Outbox;
-use crate::object::cq::{Completion, Kind, Syndrome};
+use crate::object::cq::{Completion, CqeKind, Syndrome};
 use crate::object::qp::{Qp, Transport};
-use crate::object::receive;
+use crate::object::receive::{self, ReceiveWqe};
 use crate::object::scatter::capacity;
 
 /// The queue pair number that stands for all of a multicast group.
@@ -24,7 +24,7 @@ const GRH: usize = 40;
 const OWN_QKEY: u32 = 1 << 31;
 
 /// Carries out a work request of a datagram queue pair.
-pub fn send(device: &mut Device, qp: &Qp, wqe: &Wqe, outbox: &mut Outbox) -> Result<(), Stop> {
+pub fn send(device: &mut Device, qp: &Qp, wqe: &SendWqe, outbox: &mut Outbox) -> Result<(), Stop> {
     let (Operation::Send(tail), Some(address)) = (&wqe.operation, &wqe.address) else {
         return Err(Stop::Failed(Syndrome::LocalQpOperation));
     };
@@ -54,7 +54,7 @@ pub fn send(device: &mut Device, qp: &Qp, wqe: &Wqe, outbox: &mut Outbox) -> Res
         psn: Psn::default(),
         acknowledge: false,
         solicited: wqe.control.solicited,
-        body: Body::Send(Position::Only, *tail),
+        body: PacketBody::Send(Position::Only, *tail),
         payload,
     };
     transmit(device, outbox, packet);
@@ -95,7 +95,8 @@ fn special(device: &Device, transport: Transport) -> Vec<u32> {
 
 /// Writes a valid datagram to the next receive of a queue pair.
 fn deliver(device: &mut Device, qp: &mut Qp, packet: &Packet) {
-    let (Service::Ud { source, qkey }, Body::Send(_, tail)) = (packet.service, packet.body) else {
+    let (Service::Ud { source, qkey }, PacketBody::Send(_, tail)) = (packet.service, packet.body)
+    else {
         return;
     };
     let wanted = match qp.transport {
@@ -126,12 +127,12 @@ fn deliver(device: &mut Device, qp: &mut Qp, packet: &Packet) {
         ..Completion::default()
     };
     (completion.kind, completion.immediate) = match tail {
-        Tail::Immediate(data) => (Kind::ReceiveSendImmediate, data),
-        _ => (Kind::ReceiveSend, 0),
+        Tail::Immediate(data) => (CqeKind::ReceiveSendImmediate, data),
+        _ => (CqeKind::ReceiveSend, 0),
     };
     let stored = store(device, qp, &wqe, packet);
     if let Err(syndrome) = stored {
-        completion.kind = Kind::ReceiveError;
+        completion.kind = CqeKind::ReceiveError;
         completion.syndrome = syndrome;
     }
     device.complete(qp.attributes.receive_cq, completion);
@@ -140,12 +141,7 @@ fn deliver(device: &mut Device, qp: &mut Qp, packet: &Packet) {
     }
 }
 
-fn store(
-    device: &mut Device,
-    qp: &Qp,
-    wqe: &receive::Wqe,
-    packet: &Packet,
-) -> Result<(), Syndrome> {
+fn store(device: &mut Device, qp: &Qp, wqe: &ReceiveWqe, packet: &Packet) -> Result<(), Syndrome> {
     if capacity(&wqe.segments) < (GRH + packet.payload.len()) as u64 {
         return Err(Syndrome::LocalLength);
     }

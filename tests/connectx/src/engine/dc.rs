@@ -7,13 +7,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::responder::{self, Peer, Progress, Responder, Target};
+use super::responder::{Peer, Progress, Responder, ResponderContext, ResponderState};
 use super::send;
 use super::wqe::Address;
 use crate::device::Device;
-use crate::network::packet::{Answer, Body, Connection, Nak, Packet, Psn};
+use crate::network::packet::{Answer, DcConnection, Nak, Packet, PacketBody, Psn};
 use crate::network::Outbox;
-use crate::object::dct::{Dct, State};
+use crate::object::dct::{Dct, DctState};
 use crate::object::eq::Event;
 use crate::object::qp::Receive;
 use crate::object::{receive, LOG_MAX_READS};
@@ -49,7 +49,7 @@ pub struct Initiators {
 #[derive(Clone, Debug)]
 struct Incoming {
     number: u64,
-    state: responder::State,
+    state: ResponderState,
     /// `true` if the connection is in the list of those with responses to send.
     ready: bool,
     /// When the last packet came.
@@ -98,10 +98,10 @@ pub fn connect(
     channel: u16,
     address: &Address,
     first: Psn,
-) -> Connection {
+) -> DcConnection {
     device.connections += 1;
     device.cost.count.connections += 1;
-    Connection {
+    DcConnection {
         initiator,
         channel,
         number: device.connections,
@@ -111,14 +111,14 @@ pub fn connect(
 }
 
 /// A request of an initiator arrived.
-pub fn request(device: &mut Device, connection: Connection, packet: &Packet) {
+pub fn request(device: &mut Device, connection: DcConnection, packet: &Packet) {
     let Some(mut dct) = device.objects.dcts.take(packet.destination) else {
         return;
     };
     device.cost.context(dct.number);
     if dct.access_key != connection.key {
         refuse(device, &mut dct, connection, packet);
-    } else if dct.state != State::Drained {
+    } else if dct.state != DctState::Drained {
         accept(device, &mut dct, connection, packet);
     }
     device.objects.dcts.put_back(packet.destination, dct);
@@ -145,7 +145,7 @@ pub fn answer(device: &mut Device, number: u32, outbox: &mut Outbox) {
 /// Drains a target: messages in progress complete, and new connections are rejected. An event is raised at the end.
 pub fn drain(device: &mut Device, number: u32) {
     if let Some(mut dct) = device.objects.dcts.take(number) {
-        dct.state = State::Draining;
+        dct.state = DctState::Draining;
         check_drained(device, &mut dct);
         watch(device, &dct);
         device.objects.dcts.put_back(number, dct);
@@ -158,7 +158,7 @@ pub fn timeout(device: &mut Device, number: u32) {
         return;
     };
     for incoming in dct.initiators.connections.values_mut() {
-        if dct.state == State::Draining && incoming.heard + SILENCE <= device.now {
+        if dct.state == DctState::Draining && incoming.heard + SILENCE <= device.now {
             abandon(device, dct.srqn, incoming);
         }
     }
@@ -170,14 +170,14 @@ pub fn timeout(device: &mut Device, number: u32) {
 /// Looks again at a target that is not drained, when an initiator has been silent for too long.
 fn watch(device: &mut Device, dct: &Dct) {
     let deadline = dct.initiators.deadline();
-    if let Some(time) = deadline.filter(|_| dct.state == State::Draining) {
+    if let Some(time) = deadline.filter(|_| dct.state == DctState::Draining) {
         device.engine.timers.insert((time, dct.number));
     }
 }
 
 fn check_drained(device: &mut Device, dct: &mut Dct) {
-    if dct.state == State::Draining && !dct.initiators.is_busy() {
-        dct.state = State::Drained;
+    if dct.state == DctState::Draining && !dct.initiators.is_busy() {
+        dct.state = DctState::Drained;
         for incoming in dct.initiators.connections.values_mut() {
             abandon(device, dct.srqn, incoming);
         }
@@ -207,30 +207,30 @@ fn answer_initiator(device: &mut Device, dct: &mut Dct, initiator: Initiator, ou
 }
 
 /// Refuses a request whose key is wrong. That counts once for a connection, not for each of its packets.
-fn refuse(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &Packet) {
+fn refuse(device: &mut Device, dct: &mut Dct, connection: DcConnection, packet: &Packet) {
     let source = packet.path.source;
     if dct.initiators.violates((source, connection.number)) {
         dct.violations += 1;
         device.event(Event::DctKeyViolation(dct.number));
     }
     let peer = Peer::of(packet, connection.initiator, dct.mtu);
-    let body = Body::Acknowledge(Answer::Nak(Nak::ConnectionKey));
+    let body = PacketBody::Acknowledge(Answer::Nak(Nak::ConnectionKey));
     dct.initiators.refusals.push(peer.packet(packet.psn, body));
     device.engine.wake(dct.number);
 }
 
 /// Returns the channel of an initiator that made a connection.
-fn initiator(connection: Connection, packet: &Packet) -> Initiator {
+fn initiator(connection: DcConnection, packet: &Packet) -> Initiator {
     let source = packet.path.source;
     (source, connection.initiator, connection.channel)
 }
 
-fn accept(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &Packet) {
+fn accept(device: &mut Device, dct: &mut Dct, connection: DcConnection, packet: &Packet) {
     let initiator = initiator(connection, packet);
     let known = dct.initiators.connections.get(&initiator);
     let is_new = known.is_none_or(|known| known.number < connection.number);
     if known.is_some_and(|known| known.number > connection.number)
-        || is_new && dct.state != State::Active
+        || is_new && dct.state != DctState::Active
     {
         return;
     }
@@ -241,7 +241,7 @@ fn accept(device: &mut Device, dct: &mut Dct, connection: Connection, packet: &P
         device.count(dct.counters, |count| count.connections_accepted += 1);
         let incoming = Incoming {
             number: connection.number,
-            state: responder::State::default(),
+            state: ResponderState::default(),
             ready: false,
             heard: device.now,
         };
@@ -289,8 +289,8 @@ fn make_room(device: &mut Device, dct: &mut Dct, initiator: Initiator) -> bool {
 }
 
 /// A DC target as the receiver of a packet.
-fn target(dct: &Dct, connection: Connection, packet: &Packet) -> Target {
-    Target {
+fn target(dct: &Dct, connection: DcConnection, packet: &Packet) -> ResponderContext {
+    ResponderContext {
         number: dct.number,
         reliable: true,
         first: connection.first,
@@ -337,7 +337,7 @@ mod tests {
             length,
             key: 0,
         };
-        let connection = Connection {
+        let connection = DcConnection {
             initiator,
             channel: 0,
             number: u64::from(initiator) + 1,
@@ -351,7 +351,7 @@ mod tests {
             psn: Psn::default(),
             acknowledge: true,
             solicited: false,
-            body: Body::Write(Position::Only, Some(reth), Tail::None),
+            body: PacketBody::Write(Position::Only, Some(reth), Tail::None),
             payload: Vec::new(),
         };
         request(device, connection, &packet);

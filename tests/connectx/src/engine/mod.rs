@@ -2,7 +2,7 @@
 //! What makes queue pairs move: doorbells and packets come in, packets and completions go out.
 //!
 //! Each entry does all that can be done at once and returns. What has to wait for its turn (the rest of a
-//! long message, answers) or for time (a repetition) is noted in the device's [`State`], for [`turn`] and
+//! long message, answers) or for time (a repetition) is noted in the device's [`EngineState`], for [`turn`] and
 //! [`timeout`]. Turns come when all packets are delivered, so one answer can stand for several.
 //!
 //! A queue pair is taken out of its table while the engine works on it, so that the rest of the device is
@@ -23,13 +23,14 @@ use std::time::Duration;
 use crate::device::Device;
 use crate::network::packet::{Packet, Service};
 use crate::network::Outbox;
-use crate::object::cq::{Completion, Kind, Syndrome};
+use crate::object::cq::{Completion, CqeKind, Syndrome};
 use crate::object::eq::{Event, QpEvent};
-use crate::object::qp::{self, Qp, Receive, Transport};
-use crate::object::receive;
+use crate::object::qp::{self, Qp, QpState, Receive, Transport};
+use crate::object::receive::ReceiveWqe;
 use crate::object::scatter::Reach;
-use requester::Requester;
-use responder::{Responder, Target};
+use page_fault::PageFaultState;
+use requester::{Requester, RequesterState};
+use responder::{Responder, ResponderContext, ResponderState};
 
 /// Maximum number of packets that a queue pair sends in one turn.
 const BURST: usize = 64;
@@ -40,16 +41,16 @@ const FLUSH: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mi
 
 /// Pending work of a device's engines.
 #[derive(Debug, Default)]
-pub struct State {
+pub struct EngineState {
     /// Queue pairs and DC targets that have more to do.
     ready: VecDeque<u32>,
     /// When to look at which queue pair or DC target again.
     timers: BTreeSet<(Duration, u32)>,
     /// Page faults in progress.
-    faults: page_fault::State,
+    faults: PageFaultState,
 }
 
-impl State {
+impl EngineState {
     /// Lets a queue pair or DC target go on at its turn.
     fn wake(&mut self, number: u32) {
         if self.ready.back() != Some(&number) {
@@ -140,8 +141,8 @@ pub fn error(device: &mut Device, qpn: u32) {
 
 /// A queue pair, in the reset state now, forgets what it was doing.
 pub fn reset(qp: &mut Qp) {
-    qp.requester = requester::State::default();
-    qp.responder = responder::State::default();
+    qp.requester = RequesterState::default();
+    qp.responder = ResponderState::default();
 }
 
 /// Takes a queue pair out of its table for a while.
@@ -201,8 +202,8 @@ fn connected(device: &mut Device, qp: &mut Qp, packet: &Packet, outbox: &mut Out
 
 /// A request of the peer arrived.
 fn respond(device: &mut Device, qp: &mut Qp, packet: &Packet) {
-    let (target, mut receive) = Target::of_qp(device, qp, packet);
-    if qp.responder.is_new() && qp.state == qp::State::Rtr {
+    let (target, mut receive) = ResponderContext::of_qp(device, qp, packet);
+    if qp.responder.is_new() && qp.state == QpState::Rtr {
         device.event(Event::Qp(QpEvent::CommunicationEstablished, qp.number));
     }
     let receive = receive.as_mut().unwrap_or(&mut qp.receive);
@@ -240,11 +241,11 @@ fn answer(device: &mut Device, qp: &mut Qp, outbox: &mut Outbox) {
 /// Does what the send queue of a queue pair asks for, as far as possible now.
 fn proceed(device: &mut Device, qp: &mut Qp, outbox: &mut Outbox) {
     match qp.state {
-        qp::State::Error => {
+        QpState::Error => {
             flush(device, qp);
             qp.requester.watch(outbox.now, FLUSH);
         }
-        qp::State::Rts | qp::State::SqDraining => Requester::new(device, qp, outbox).proceed(),
+        QpState::Rts | QpState::SqDraining => Requester::new(device, qp, outbox).proceed(),
         _ => {}
     }
     let before = qp.requester.alarm_time();
@@ -259,8 +260,8 @@ fn proceed(device: &mut Device, qp: &mut Qp, outbox: &mut Outbox) {
 
 /// Enters the error state.
 fn fail(device: &mut Device, qp: &mut Qp) {
-    let before = std::mem::replace(&mut qp.state, qp::State::Error);
-    if before == qp::State::Error {
+    let before = std::mem::replace(&mut qp.state, QpState::Error);
+    if before == QpState::Error {
         return;
     }
     flush(device, qp);
@@ -279,10 +280,10 @@ fn flush(device: &mut Device, qp: &mut Qp) {
         Receive::Own(ring) => ring.take(&device.dma).ok().flatten(),
         _ => None,
     });
-    let wqes: Vec<receive::Wqe> = begun.chain(posted).collect();
+    let wqes: Vec<ReceiveWqe> = begun.chain(posted).collect();
     for wqe in wqes {
         let completion = Completion {
-            kind: Kind::ReceiveError,
+            kind: CqeKind::ReceiveError,
             qpn: qp.number,
             user_index: qp.attributes.user_index,
             wqe_counter: wqe.index,

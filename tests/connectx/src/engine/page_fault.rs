@@ -9,14 +9,14 @@
 
 use crate::device::Device;
 use crate::object::eq::Event;
-use crate::object::mkey::{Absent, Fault};
+use crate::object::mkey::{Absent, MkeyFault};
 
 /// Maximum number of bytes of one request.
 const LIMIT: u64 = 4 << 20;
 
 /// Request to the driver.
 #[derive(Clone, Debug)]
-struct Request {
+struct PageRequest {
     token: u64,
     key: u32,
     address: u64,
@@ -26,8 +26,8 @@ struct Request {
 
 /// Requests that the driver has not answered.
 #[derive(Debug, Default)]
-pub struct State {
-    requests: Vec<Request>,
+pub struct PageFaultState {
+    requests: Vec<PageRequest>,
     last: u64,
     /// Queue pair or DC target, key and address for which the driver has answered that there is no memory. An entry is
     /// removed when the queue pair or target accesses the address again.
@@ -36,8 +36,8 @@ pub struct State {
 
 /// Requests the memory of `fault` from the driver if it is absent. Returns `true` if the queue pair or DC target must
 /// wait for the memory. It gets its turn when the driver has answered.
-pub fn waits(device: &mut Device, number: u32, fault: Fault) -> bool {
-    let Fault::Absent(absent) = fault else {
+pub fn waits(device: &mut Device, number: u32, fault: MkeyFault) -> bool {
+    let MkeyFault::Absent(absent) = fault else {
         return false;
     };
     let state = &mut device.engine.faults;
@@ -47,7 +47,7 @@ pub fn waits(device: &mut Device, number: u32, fault: Fault) -> bool {
         return false;
     }
     let same =
-        |request: &&mut Request| (request.key, request.address) == (absent.key, absent.address);
+        |request: &&mut PageRequest| (request.key, request.address) == (absent.key, absent.address);
     if let Some(request) = state.requests.iter_mut().find(same) {
         if !request.waiting.contains(&number) {
             request.waiting.push(number);
@@ -87,7 +87,7 @@ fn ask(device: &mut Device, number: u32, absent: Absent) -> bool {
         return false;
     }
     state.last = token;
-    state.requests.push(Request {
+    state.requests.push(PageRequest {
         token,
         key: absent.key,
         address: absent.address,

@@ -21,7 +21,7 @@ pub const MAX: usize = 63 * UNIT;
 /// The control segment. Its C structure is packed and aligned at once, so its offsets are not taken from
 /// the header as others are.
 #[derive(Clone, Copy, Debug)]
-pub struct Control {
+pub struct ControlSegment {
     /// Opcode.
     pub opcode: u8,
     /// Modifier of the opcode.
@@ -70,11 +70,11 @@ impl Fence {
     }
 }
 
-impl Control {
+impl ControlSegment {
     /// Decodes a control segment from the first 16 of `bytes`.
     pub fn decode(bytes: &[u8]) -> Self {
         let flags = be(bytes, 11, 1) as u32;
-        Control {
+        ControlSegment {
             opcode: be(bytes, 3, 1) as u8,
             modifier: be(bytes, 0, 1) as u8,
             index: be(bytes, 1, 2) as u16,
@@ -101,9 +101,9 @@ impl Control {
 
 /// A work request.
 #[derive(Clone, Debug)]
-pub struct Wqe {
+pub struct SendWqe {
     /// Its control segment.
-    pub control: Control,
+    pub control: ControlSegment,
     /// The operation.
     pub operation: Operation,
     /// Where to, for datagrams and DC.
@@ -114,14 +114,14 @@ pub struct Wqe {
     pub data: Data,
 }
 
-impl Wqe {
+impl SendWqe {
     /// Returns a placeholder for the malformed work request at `index`.
     pub fn malformed(index: u16) -> Self {
-        let control = Control {
+        let control = ControlSegment {
             index,
-            ..Control::decode(&[])
+            ..ControlSegment::decode(&[])
         };
-        Wqe {
+        SendWqe {
             control,
             operation: Operation::Malformed,
             address: None,
@@ -214,16 +214,16 @@ impl Address {
 pub struct Malformed;
 
 /// Decodes a work request of a queue pair with this transport.
-pub fn decode(bytes: &[u8], transport: Transport) -> Result<Wqe, Malformed> {
-    let control = Control::decode(bytes);
-    let mut rest = Reader(bytes.get(UNIT..).ok_or(Malformed)?);
+pub fn decode(bytes: &[u8], transport: Transport) -> Result<SendWqe, Malformed> {
+    let control = ControlSegment::decode(bytes);
+    let mut rest = WqeReader(bytes.get(UNIT..).ok_or(Malformed)?);
     let opcode = u32::from(control.opcode);
     if matches!(opcode, format::MLX5_OPCODE_NOP | format::MLX5_OPCODE_UMR) {
         let operation = match opcode {
             format::MLX5_OPCODE_NOP => Operation::Nop,
             _ => Operation::Umr(bytes.to_vec()),
         };
-        return Ok(Wqe {
+        return Ok(SendWqe {
             control,
             operation,
             address: None,
@@ -239,7 +239,7 @@ pub fn decode(bytes: &[u8], transport: Transport) -> Result<Wqe, Malformed> {
         Transport::Xrc => be32(rest.take(UNIT)?, 0) & 0xff_ffff,
         _ => 0,
     };
-    Ok(Wqe {
+    Ok(SendWqe {
         control,
         operation: rest.operation(&control)?,
         address,
@@ -249,9 +249,9 @@ pub fn decode(bytes: &[u8], transport: Transport) -> Result<Wqe, Malformed> {
 }
 
 /// The rest of a work request.
-struct Reader<'a>(&'a [u8]);
+struct WqeReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> WqeReader<'a> {
     fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
         let (taken, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
         self.0 = rest;
@@ -275,7 +275,7 @@ impl<'a> Reader<'a> {
         Ok(address)
     }
 
-    fn operation(&mut self, control: &Control) -> Result<Operation, Malformed> {
+    fn operation(&mut self, control: &ControlSegment) -> Result<Operation, Malformed> {
         let immediate = Tail::Immediate(control.immediate);
         Ok(match u32::from(control.opcode) {
             format::MLX5_OPCODE_SEND => Operation::Send(Tail::None),
@@ -300,7 +300,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn atomic(&mut self, control: &Control) -> Result<Atomic, Malformed> {
+    fn atomic(&mut self, control: &ControlSegment) -> Result<Atomic, Malformed> {
         let Remote { address, key } = self.remote()?;
         let size = operand_size(control.modifier)?;
         let operation = self.atomic_operation(u32::from(control.opcode), usize::from(size))?;

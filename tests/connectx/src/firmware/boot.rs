@@ -4,7 +4,7 @@
 
 use tracing::debug;
 
-use super::{Handler, Phase, Status};
+use super::{FirmwareState, Handler, Phase, Status};
 use crate::device::Device;
 use crate::layout::ifc::*;
 use crate::layout::{at, be64, get, put_be, set, size};
@@ -54,7 +54,7 @@ fn disable(device: &mut Device, _: &[u8], _: &mut [u8]) -> Result<(), Status> {
     if device.firmware.phase != Phase::Enabled {
         return Err(Status::BadSystemState);
     }
-    device.firmware = super::State::default();
+    device.firmware = FirmwareState::default();
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use crate::layout::{at, be32, be64, get, get64, set, size};
 use crate::object::buffer::Buffer;
 use crate::object::cq::Cq;
 use crate::object::qp::{Qp, Receive};
-use crate::object::receive::Kind;
+use crate::object::receive::SrqKind;
 use crate::object::Objects;
 
 /// Log2 of the most entries.
@@ -134,7 +134,7 @@ fn is_used(objects: &Objects, number: u32) -> bool {
         || objects
             .srqs
             .iter()
-            .any(|(_, srq)| srq.kind == Kind::Xrc && srq.cqn == number)
+            .any(|(_, srq)| srq.kind == SrqKind::Xrc && srq.cqn == number)
 }
 
 fn query(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {

@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::engine;
 use crate::layout::ifc::*;
 use crate::layout::{at, get, set, size};
-use crate::object::dct::{Dct, State};
+use crate::object::dct::{Dct, DctState};
 
 /// The commands of this file.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
@@ -61,7 +61,7 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
 fn drain(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
     let number = get!(input, drain_dct_in, dctn);
     let dct = device.objects.dcts.get(number).ok_or(Status::BadResource)?;
-    if dct.state != State::Active {
+    if dct.state != DctState::Active {
         return Err(Status::BadResourceState);
     }
     engine::dc::drain(device, number);
@@ -71,7 +71,7 @@ fn drain(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), St
 fn destroy(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
     let number = get!(input, destroy_dct_in, dctn);
     let dct = device.objects.dcts.get(number).ok_or(Status::BadResource)?;
-    if dct.state != State::Drained {
+    if dct.state != DctState::Drained {
         return Err(Status::BadResourceState);
     }
     device.objects.dcts.remove(number);

@@ -72,7 +72,7 @@ pub enum Phase {
 
 /// State of the firmware between commands.
 #[derive(Debug, Default)]
-pub struct State {
+pub struct FirmwareState {
     /// Initialisation phase of the driver.
     pub phase: Phase,
     /// The version of the interface that was agreed on.
@@ -87,7 +87,7 @@ pub struct State {
     pub description: registers::Description,
 }
 
-impl State {
+impl FirmwareState {
     /// Returns `true` if a command is valid in this phase: most commands require an initialised device.
     fn takes(&self, opcode: u16) -> bool {
         let opcode = u32::from(opcode);

@@ -3,7 +3,7 @@
 //! counted.
 
 use super::{Handler, Status};
-use crate::cost::Count;
+use crate::cost::DeviceCounters;
 use crate::device::Device;
 use crate::layout::ifc::*;
 use crate::layout::{get, set};
@@ -119,7 +119,7 @@ fn query_counter(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result
     let counters = counters.get_mut(set).ok_or(Status::BadResource)?;
     let count = *counters;
     if get!(input, query_q_counter_in, clear) != 0 {
-        *counters = Count::default();
+        *counters = DeviceCounters::default();
     }
     let wrapped = |value: u64| value as u32;
     set!(

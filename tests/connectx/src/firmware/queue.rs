@@ -10,7 +10,7 @@ use tracing::{debug, trace};
 use super::{handler, Status};
 use crate::device::Device;
 use crate::layout::{be32, be64, put_be};
-use crate::memory::{Dma, Fault};
+use crate::memory::{Dma, DmaFault};
 use crate::object::eq::Event;
 
 /// Log2 of the number of slots.
@@ -28,7 +28,7 @@ const LONGEST: usize = 16 << 20;
 
 /// Slot of a command, shared by driver and firmware. In the kernel's device.h it is `mlx5_cmd_layout`.
 #[repr(C)]
-struct Slot {
+struct CommandSlot {
     kind: u8,
     reserved: [u8; 3],
     input_length: [u8; 4],
@@ -94,11 +94,11 @@ pub fn run(device: &mut Device, slots: u32) {
 }
 
 /// Returns whether there was a command.
-fn run_slot(device: &mut Device, index: u32) -> Result<bool, Fault> {
+fn run_slot(device: &mut Device, index: u32) -> Result<bool, DmaFault> {
     let address = device.bar.queue + u64::from(index) * SLOT as u64;
     let mut slot = [0; SLOT];
     device.dma.read(address, &mut slot)?;
-    if slot[offset_of!(Slot, status)] & 1 == 0 {
+    if slot[offset_of!(CommandSlot, status)] & 1 == 0 {
         return Ok(false);
     }
     let status = match deliver(device, &mut slot) {
@@ -108,9 +108,9 @@ fn run_slot(device: &mut Device, index: u32) -> Result<bool, Fault> {
             why as u8
         }
     };
-    slot[offset_of!(Slot, status)] = status << 1;
-    slot[offset_of!(Slot, signature)] = 0;
-    slot[offset_of!(Slot, signature)] = !xor(&slot);
+    slot[offset_of!(CommandSlot, status)] = status << 1;
+    slot[offset_of!(CommandSlot, signature)] = 0;
+    slot[offset_of!(CommandSlot, signature)] = !xor(&slot);
     // A driver that polls sees the last byte change, and then all of the output.
     device.dma.write(address, &slot[..SLOT - 1])?;
     device
@@ -120,9 +120,9 @@ fn run_slot(device: &mut Device, index: u32) -> Result<bool, Fault> {
 }
 
 fn deliver(device: &mut Device, slot: &mut [u8; SLOT]) -> Result<(), Undelivered> {
-    let token = slot[offset_of!(Slot, token)];
-    let input_length = be32(slot, offset_of!(Slot, input_length)) as usize;
-    let output_length = be32(slot, offset_of!(Slot, output_length)) as usize;
+    let token = slot[offset_of!(CommandSlot, token)];
+    let input_length = be32(slot, offset_of!(CommandSlot, input_length)) as usize;
+    let output_length = be32(slot, offset_of!(CommandSlot, output_length)) as usize;
     if xor(slot) != 0xff {
         return Err(Undelivered::Signature);
     }
@@ -132,8 +132,8 @@ fn deliver(device: &mut Device, slot: &mut [u8; SLOT]) -> Result<(), Undelivered
     if !(8..=LONGEST).contains(&output_length) {
         return Err(Undelivered::OutputLength);
     }
-    let mut input = slot[offset_of!(Slot, input)..][..INLINE].to_vec();
-    let mut mailbox = be64(slot, offset_of!(Slot, input_mailbox));
+    let mut input = slot[offset_of!(CommandSlot, input)..][..INLINE].to_vec();
+    let mut mailbox = be64(slot, offset_of!(CommandSlot, input_mailbox));
     for number in 0..blocks(input_length) {
         let block = Block::read(
             &device.dma,
@@ -147,8 +147,8 @@ fn deliver(device: &mut Device, slot: &mut [u8; SLOT]) -> Result<(), Undelivered
     }
     input.truncate(input_length);
     let output = execute(device, &input, output_length);
-    slot[offset_of!(Slot, output)..][..INLINE].copy_from_slice(&output[..INLINE]);
-    let mailbox = be64(slot, offset_of!(Slot, output_mailbox));
+    slot[offset_of!(CommandSlot, output)..][..INLINE].copy_from_slice(&output[..INLINE]);
+    let mailbox = be64(slot, offset_of!(CommandSlot, output_mailbox));
     write_output(&device.dma, mailbox, token, &output[INLINE..])
 }
 
@@ -271,24 +271,34 @@ mod tests {
     fn slot(opcode: u32, length: u32) -> [u8; SLOT] {
         let mut slot = [0; SLOT];
         slot[0] = 7;
-        put_be(&mut slot, offset_of!(Slot, input_length), 4, 16);
-        put_be(&mut slot, offset_of!(Slot, input_mailbox), 8, INPUT);
-        put_be(&mut slot, offset_of!(Slot, input), 2, u64::from(opcode));
-        put_be(&mut slot, offset_of!(Slot, output_mailbox), 8, OUTPUT);
+        put_be(&mut slot, offset_of!(CommandSlot, input_length), 4, 16);
+        put_be(&mut slot, offset_of!(CommandSlot, input_mailbox), 8, INPUT);
         put_be(
             &mut slot,
-            offset_of!(Slot, output_length),
+            offset_of!(CommandSlot, input),
+            2,
+            u64::from(opcode),
+        );
+        put_be(
+            &mut slot,
+            offset_of!(CommandSlot, output_mailbox),
+            8,
+            OUTPUT,
+        );
+        put_be(
+            &mut slot,
+            offset_of!(CommandSlot, output_length),
             4,
             u64::from(length),
         );
-        slot[offset_of!(Slot, token)] = TOKEN;
-        slot[offset_of!(Slot, status)] = 1;
+        slot[offset_of!(CommandSlot, token)] = TOKEN;
+        slot[offset_of!(CommandSlot, status)] = 1;
         sign(slot)
     }
 
     fn sign(mut slot: [u8; SLOT]) -> [u8; SLOT] {
-        slot[offset_of!(Slot, signature)] = 0;
-        slot[offset_of!(Slot, signature)] = !xor(&slot);
+        slot[offset_of!(CommandSlot, signature)] = 0;
+        slot[offset_of!(CommandSlot, signature)] = !xor(&slot);
         slot
     }
 
@@ -313,8 +323,8 @@ mod tests {
         let mut after = [0; SLOT];
         device.dma.read(0, &mut after).unwrap();
         (
-            after[offset_of!(Slot, status)],
-            after[offset_of!(Slot, output)],
+            after[offset_of!(CommandSlot, status)],
+            after[offset_of!(CommandSlot, output)],
         )
     }
 
@@ -374,21 +384,24 @@ mod tests {
         let high = |at: usize| change(at, 0xff);
         let cases = [
             (unsigned, Undelivered::Signature),
-            (change(offset_of!(Slot, token), 1), Undelivered::Token),
             (
-                change(offset_of!(Slot, output_mailbox) + 6, 0x24),
+                change(offset_of!(CommandSlot, token), 1),
+                Undelivered::Token,
+            ),
+            (
+                change(offset_of!(CommandSlot, output_mailbox) + 6, 0x24),
                 Undelivered::BlockNumber,
             ),
             (
-                high(offset_of!(Slot, output_mailbox)),
+                high(offset_of!(CommandSlot, output_mailbox)),
                 Undelivered::OutputPointer,
             ),
             (
-                high(offset_of!(Slot, input_length)),
+                high(offset_of!(CommandSlot, input_length)),
                 Undelivered::InputLength,
             ),
             (
-                high(offset_of!(Slot, output_length)),
+                high(offset_of!(CommandSlot, output_length)),
                 Undelivered::OutputLength,
             ),
         ];
@@ -399,8 +412,8 @@ mod tests {
             assert_eq!(carry_out(device, slot).0, (why as u8) << 1);
         }
         let mut long = slot(MLX5_CMD_OP_ENABLE_HCA, 16);
-        put_be(&mut long, offset_of!(Slot, input_length), 4, 64);
-        put_be(&mut long, offset_of!(Slot, input_mailbox), 8, SIZE);
+        put_be(&mut long, offset_of!(CommandSlot, input_length), 4, 64);
+        put_be(&mut long, offset_of!(CommandSlot, input_mailbox), 8, SIZE);
         let mut fabric = fabric();
         let device = fabric.device(DeviceId(0));
         assert_eq!(
@@ -414,7 +427,7 @@ mod tests {
         let mut fabric = fabric();
         let device = fabric.device(DeviceId(0));
         let mut slot = slot(MLX5_CMD_OP_ENABLE_HCA, 16);
-        slot[offset_of!(Slot, status)] = 0;
+        slot[offset_of!(CommandSlot, status)] = 0;
         device.dma.write(0, &slot).unwrap();
         run(device, u32::MAX);
         let mut after = [0; SLOT];

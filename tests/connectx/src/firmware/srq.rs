@@ -8,7 +8,7 @@ use crate::layout::ifc::*;
 use crate::layout::{at, get, get64, set, size};
 use crate::object::buffer::Buffer;
 use crate::object::qp::Receive;
-use crate::object::receive::{check_limit, Kind, Layout, Ring, Srq};
+use crate::object::receive::{check_limit, Layout, Ring, Srq, SrqKind};
 
 /// The commands of this file.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
@@ -62,19 +62,19 @@ impl Shape {
 }
 
 fn create_srq(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
-    let number = create_by_srqc(device, Kind::Basic, input)?;
+    let number = create_by_srqc(device, SrqKind::Basic, input)?;
     set!(output, create_srq_out, srqn, number);
     Ok(())
 }
 
 fn create_xrc(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
-    let number = create_by_srqc(device, Kind::Xrc, input)?;
+    let number = create_by_srqc(device, SrqKind::Xrc, input)?;
     set!(output, create_xrc_srq_out, xrc_srqn, number);
     Ok(())
 }
 
 /// `srqc` is `xrc_srqc` but for what only XRC has.
-fn create_by_srqc(device: &mut Device, kind: Kind, input: &[u8]) -> Result<u32, Status> {
+fn create_by_srqc(device: &mut Device, kind: SrqKind, input: &[u8]) -> Result<u32, Status> {
     let at = at!(create_xrc_srq_in, xrc_srq_context_entry);
     let context = input
         .get(at..at + size!(xrc_srqc))
@@ -106,7 +106,7 @@ fn create_by_srqc(device: &mut Device, kind: Kind, input: &[u8]) -> Result<u32, 
         context: context.to_vec(),
     };
     let objects = &device.objects;
-    if kind == Kind::Xrc
+    if kind == SrqKind::Xrc
         && (objects.cqs.get(srq.cqn).is_none() || objects.plain.xrcds.get(srq.xrcd).is_none())
     {
         return Err(Status::BadResource);
@@ -136,7 +136,7 @@ fn create_rmp(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<()
         pas: at + size!(wq),
     };
     let srq = Srq {
-        kind: Kind::Rmp,
+        kind: SrqKind::Rmp,
         ring: shape.ring(input)?,
         pd: get!(context, wq, pd),
         xrcd: 0,
@@ -163,7 +163,7 @@ fn insert(device: &mut Device, srq: Srq) -> Result<u32, Status> {
 }
 
 /// The queue with this number, if it is of this kind.
-fn find(device: &mut Device, number: u32, kind: Kind) -> Result<&mut Srq, Status> {
+fn find(device: &mut Device, number: u32, kind: SrqKind) -> Result<&mut Srq, Status> {
     device
         .objects
         .srqs
@@ -173,18 +173,22 @@ fn find(device: &mut Device, number: u32, kind: Kind) -> Result<&mut Srq, Status
 }
 
 fn destroy_srq(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
-    destroy(device, get!(input, destroy_srq_in, srqn), Kind::Basic)
+    destroy(device, get!(input, destroy_srq_in, srqn), SrqKind::Basic)
 }
 
 fn destroy_xrc(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
-    destroy(device, get!(input, destroy_xrc_srq_in, xrc_srqn), Kind::Xrc)
+    destroy(
+        device,
+        get!(input, destroy_xrc_srq_in, xrc_srqn),
+        SrqKind::Xrc,
+    )
 }
 
 fn destroy_rmp(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
-    destroy(device, get!(input, destroy_rmp_in, rmpn), Kind::Rmp)
+    destroy(device, get!(input, destroy_rmp_in, rmpn), SrqKind::Rmp)
 }
 
-fn destroy(device: &mut Device, number: u32, kind: Kind) -> Result<(), Status> {
+fn destroy(device: &mut Device, number: u32, kind: SrqKind) -> Result<(), Status> {
     find(device, number, kind)?;
     let objects = &mut device.objects;
     let shares = |receive: &Receive| matches!(receive, Receive::Shared(srqn) if *srqn == number);
@@ -207,7 +211,7 @@ fn arm_srq(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), 
     arm(
         device,
         get!(input, arm_rq_in, srq_number),
-        Kind::Basic,
+        SrqKind::Basic,
         get!(input, arm_rq_in, lwm),
     )
 }
@@ -219,7 +223,7 @@ fn arm_xrc(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), 
     arm(
         device,
         get!(input, arm_xrc_srq_in, xrc_srqn),
-        Kind::Xrc,
+        SrqKind::Xrc,
         get!(input, arm_xrc_srq_in, lwm),
     )
 }
@@ -232,18 +236,18 @@ fn modify_rmp(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(
         return Err(Status::BadParameter);
     }
     if get!(input, modify_rmp_in, bitmask.lwm) == 0 {
-        return find(device, number, Kind::Rmp).map(|_| ());
+        return find(device, number, SrqKind::Rmp).map(|_| ());
     }
     arm(
         device,
         number,
-        Kind::Rmp,
+        SrqKind::Rmp,
         get!(input, modify_rmp_in, ctx.wq.lwm),
     )
 }
 
 /// Asks for an event when fewer than `limit` work requests wait, which may be so already.
-fn arm(device: &mut Device, number: u32, kind: Kind, limit: u32) -> Result<(), Status> {
+fn arm(device: &mut Device, number: u32, kind: SrqKind, limit: u32) -> Result<(), Status> {
     let srq = find(device, number, kind)?;
     if srq.failed {
         return Err(Status::BadResourceState);
@@ -253,12 +257,16 @@ fn arm(device: &mut Device, number: u32, kind: Kind, limit: u32) -> Result<(), S
 }
 
 fn query_srq(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
-    let srq = find(device, get!(input, query_srq_in, srqn), Kind::Basic)?;
+    let srq = find(device, get!(input, query_srq_in, srqn), SrqKind::Basic)?;
     query_srqc(srq, output)
 }
 
 fn query_xrc(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
-    let srq = find(device, get!(input, query_xrc_srq_in, xrc_srqn), Kind::Xrc)?;
+    let srq = find(
+        device,
+        get!(input, query_xrc_srq_in, xrc_srqn),
+        SrqKind::Xrc,
+    )?;
     query_srqc(srq, output)
 }
 
@@ -274,7 +282,7 @@ fn query_srqc(srq: &Srq, output: &mut [u8]) -> Result<(), Status> {
 }
 
 fn query_rmp(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
-    let srq = find(device, get!(input, query_rmp_in, rmpn), Kind::Rmp)?;
+    let srq = find(device, get!(input, query_rmp_in, rmpn), SrqKind::Rmp)?;
     let mut context = srq.context.clone();
     set!(context, wq, lwm, srq.limit);
     let state = if srq.failed {

@@ -57,7 +57,7 @@ impl Outbox {
 
 /// Packet counters of the network.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-pub struct Count {
+pub struct NetworkCounters {
     /// Packets delivered.
     pub delivered: u64,
     /// Packets lost by chance.
@@ -84,7 +84,7 @@ pub struct Network {
     ready: VecDeque<Parcel>,
     late: BTreeMap<(Duration, u64), Parcel>,
     accepted: u64,
-    count: Count,
+    count: NetworkCounters,
 }
 
 impl Network {
@@ -107,7 +107,7 @@ impl Network {
     }
 
     /// Returns the packet counters so far.
-    pub fn count(&self) -> Count {
+    pub fn count(&self) -> NetworkCounters {
         self.count
     }
 

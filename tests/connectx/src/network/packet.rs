@@ -93,12 +93,12 @@ pub enum Service {
         srq: u32,
     },
     /// Dynamically connected (DCETH).
-    Dc(Connection),
+    Dc(DcConnection),
 }
 
 /// Description of a dynamic connection in its packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connection {
+pub struct DcConnection {
     /// Queue pair of the initiator.
     pub initiator: u32,
     /// Which of its channels.
@@ -127,14 +127,14 @@ pub struct Packet {
     /// `true` if the receiver must raise a solicited event.
     pub solicited: bool,
     /// Request or response.
-    pub body: Body,
+    pub body: PacketBody,
     /// Data, at most an MTU.
     pub payload: Vec<u8>,
 }
 
 /// The operation of a packet, with its extended headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Body {
+pub enum PacketBody {
     /// Part of a SEND.
     Send(Position, Tail),
     /// Part of an RDMA WRITE. The first packet has the remote address.
@@ -151,10 +151,10 @@ pub enum Body {
     Acknowledge(Answer),
 }
 
-impl Body {
+impl PacketBody {
     /// Returns `true` for a request, `false` for a response.
     pub fn is_request(&self) -> bool {
-        use Body::{Atomic, ReadRequest, Send, Write};
+        use PacketBody::{Atomic, ReadRequest, Send, Write};
         matches!(self, Send(..) | Write(..) | ReadRequest(_) | Atomic(_))
     }
 }

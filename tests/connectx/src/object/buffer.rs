@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::layout::be64;
-use crate::memory::{Dma, Fault};
+use crate::memory::{Dma, DmaFault};
 
 /// Pages of guest memory that hold a queue.
 #[derive(Clone, Debug, Default)]
@@ -63,7 +63,7 @@ impl Buffer {
     }
 
     /// Reads what is `at` bytes from the buffer's start.
-    pub fn read(&self, dma: &Dma, at: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+    pub fn read(&self, dma: &Dma, at: u64, bytes: &mut [u8]) -> Result<(), DmaFault> {
         let mut done = 0;
         while done < bytes.len() {
             let (address, room) = self.place(at + done as u64)?;
@@ -75,7 +75,7 @@ impl Buffer {
     }
 
     /// Writes to what is `at` bytes from the buffer's start.
-    pub fn write(&self, dma: &Dma, at: u64, bytes: &[u8]) -> Result<(), Fault> {
+    pub fn write(&self, dma: &Dma, at: u64, bytes: &[u8]) -> Result<(), DmaFault> {
         let mut done = 0;
         while done < bytes.len() {
             let (address, room) = self.place(at + done as u64)?;
@@ -92,14 +92,14 @@ impl Buffer {
     }
 
     /// The address `at` bytes from the start, and how many bytes its page still has.
-    fn place(&self, at: u64) -> Result<(u64, usize), Fault> {
-        let at = at.checked_add(self.offset).ok_or(Fault(at))?;
+    fn place(&self, at: u64) -> Result<(u64, usize), DmaFault> {
+        let at = at.checked_add(self.offset).ok_or(DmaFault(at))?;
         let page = *self
             .pages
             .get((at >> self.log_page) as usize)
-            .ok_or(Fault(at))?;
+            .ok_or(DmaFault(at))?;
         let within = at & ((1 << self.log_page) - 1);
-        let address = page.checked_add(within).ok_or(Fault(page))?;
+        let address = page.checked_add(within).ok_or(DmaFault(page))?;
         Ok((address, ((1u64 << self.log_page) - within) as usize))
     }
 }

@@ -7,7 +7,7 @@ use crate::bar::ticks;
 use crate::device::Device;
 use crate::firmware::Status;
 use crate::layout::{put, set};
-use crate::memory::{Dma, Fault};
+use crate::memory::{Dma, DmaFault};
 use crate::object::buffer::Buffer;
 use crate::object::eq::{self, Event};
 
@@ -88,7 +88,7 @@ impl Arm {
 /// Kind of a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum CqeKind {
     /// A work request of a send queue.
     #[default]
     Request = 0,
@@ -145,7 +145,7 @@ pub enum Syndrome {
 #[derive(Clone, Debug, Default)]
 pub struct Completion {
     /// The kind.
-    pub kind: Kind,
+    pub kind: CqeKind,
     /// The local QP or DCT.
     pub qpn: u32,
     /// User index (`user_index`) of the QP, or of the SRQ for receives from an SRQ; 24 bits.
@@ -181,7 +181,7 @@ pub struct Completion {
 
 impl Cq {
     /// Marks the queue as not armed in the doorbell record, so that any later arm word differs from the mark.
-    pub fn mark(&mut self, dma: &Dma) -> Result<(), Fault> {
+    pub fn mark(&mut self, dma: &Dma) -> Result<(), DmaFault> {
         self.arm_word = NOT_ARMED;
         dma.write_be32(self.arm_record(), NOT_ARMED)
     }
@@ -206,7 +206,7 @@ impl Cq {
 
     /// Returns `true` if the queue is full, by the consumer counter in the doorbell record. The record is read only if
     /// the queue seems full.
-    fn is_full(&mut self, dma: &Dma) -> Result<bool, Fault> {
+    fn is_full(&mut self, dma: &Dma) -> Result<bool, DmaFault> {
         let size = 1 << self.log_size;
         if self.outstanding() < size || self.ignores_overrun {
             return Ok(false);
@@ -255,7 +255,7 @@ impl Cq {
             return Err(Status::BadSizeOutstanding);
         }
         let last = Completion {
-            kind: Kind::Resized,
+            kind: CqeKind::Resized,
             ..Completion::default()
         };
         self.push(dma, &last, 0)
@@ -290,7 +290,7 @@ impl Cq {
 impl Completion {
     /// Returns `true` for a completion with an error.
     pub fn is_error(&self) -> bool {
-        matches!(self.kind, Kind::RequestError | Kind::ReceiveError)
+        matches!(self.kind, CqeKind::RequestError | CqeKind::ReceiveError)
     }
 
     /// The entry of `size` bytes: what drivers look at is its last 64.
@@ -419,7 +419,7 @@ mod tests {
     #[test]
     fn inline_data_is_placed_by_cqe_format() {
         let inline = |length| Completion {
-            kind: Kind::ReceiveSend,
+            kind: CqeKind::ReceiveSend,
             inline: vec![0xab; length],
             ..Completion::default()
         };
@@ -432,7 +432,7 @@ mod tests {
     #[test]
     fn error_cqe_has_syndrome() {
         let completion = Completion {
-            kind: Kind::RequestError,
+            kind: CqeKind::RequestError,
             syndrome: Syndrome::Flush,
             ..Completion::default()
         };

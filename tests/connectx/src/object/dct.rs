@@ -7,7 +7,7 @@ use crate::object::qp::Rights;
 
 /// Life cycle of a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum State {
+pub enum DctState {
     /// It takes requests.
     #[default]
     Active = 0,
@@ -23,7 +23,7 @@ pub struct Dct {
     /// Its number.
     pub number: u32,
     /// Its state.
-    pub state: State,
+    pub state: DctState,
     /// Its protection domain.
     pub pd: u32,
     /// The key that initiators must know.
@@ -57,7 +57,7 @@ impl Dct {
     pub fn new(number: u32, context: [u8; size!(dctc)]) -> Dct {
         Dct {
             number,
-            state: State::Active,
+            state: DctState::Active,
             pd: get!(context, dctc, pd),
             access_key: get64!(context, dctc, dc_access_key),
             srqn: get!(context, dctc, srqn_xrqn),

@@ -6,7 +6,7 @@ use tracing::{debug, warn};
 
 use crate::device::Device;
 use crate::layout::put_be;
-use crate::memory::{Dma, Fault};
+use crate::memory::{Dma, DmaFault};
 use crate::object::buffer::Buffer;
 
 /// Bytes of an entry; device.h of the kernel has it as `mlx5_eqe`.
@@ -175,7 +175,7 @@ impl Eq {
     }
 
     /// Writes an entry. Returns `true` if the driver must be interrupted.
-    fn push(&mut self, dma: &Dma, mut entry: [u8; ENTRY]) -> Result<bool, Fault> {
+    fn push(&mut self, dma: &Dma, mut entry: [u8; ENTRY]) -> Result<bool, DmaFault> {
         let size = 1 << self.log_size;
         let waiting = self.producer.wrapping_sub(self.consumer) & COUNTER;
         if waiting >= size && !self.unheard {

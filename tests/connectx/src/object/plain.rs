@@ -2,7 +2,7 @@
 //! Objects that have a number and little else: domains, UARs, counters, contexts of DevX users.
 
 use crate::bar::{FIRST_UAR, UARS};
-use crate::cost::Count;
+use crate::cost::DeviceCounters;
 use crate::object::table::Table;
 
 /// Tables of such objects.
@@ -17,7 +17,7 @@ pub struct Plain {
     /// Transport domains.
     pub tds: Table<()>,
     /// Sets of Q counters, and what each has counted for the queue pairs that name it.
-    pub counters: Table<Count>,
+    pub counters: Table<DeviceCounters>,
     /// Contexts of DevX users.
     pub contexts: Table<()>,
     /// Mappings from addresses to queue pairs.

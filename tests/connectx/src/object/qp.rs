@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Queue pairs: their context, its attributes, and their rings.
 
-use crate::engine::{requester, responder};
+use crate::engine::requester::RequesterState;
+use crate::engine::responder::ResponderState;
 use crate::layout::{get, size};
-use crate::memory::{Dma, Fault};
+use crate::memory::{Dma, DmaFault};
 use crate::object::buffer::Buffer;
 use crate::object::receive::Ring;
 
 /// The state, as the context has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum State {
+pub enum QpState {
     /// Nothing goes in or out.
     #[default]
     Reset = 0,
@@ -29,12 +30,16 @@ pub enum State {
     SqDraining = 7,
 }
 
-impl State {
+impl QpState {
     /// Returns `true` if requests of peers are accepted.
     pub fn responds(self) -> bool {
         matches!(
             self,
-            State::Rtr | State::Rts | State::SqError | State::SqDrained | State::SqDraining
+            QpState::Rtr
+                | QpState::Rts
+                | QpState::SqError
+                | QpState::SqDrained
+                | QpState::SqDraining
         )
     }
 }
@@ -90,7 +95,7 @@ pub struct Rights {
 
 /// The way to the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Path {
+pub struct PrimaryPath {
     /// The peer's LID.
     pub lid: u16,
     /// The low bits of the own LID.
@@ -133,7 +138,7 @@ pub struct Attributes {
     /// The peer.
     pub remote_qpn: u32,
     /// The way to it.
-    pub path: Path,
+    pub path: PrimaryPath,
     /// The first packet sequence number of requests.
     pub send_psn: u32,
     /// That of the peer's requests.
@@ -214,7 +219,7 @@ impl Attributes {
             mtu: 128 << get!(context, qpc, mtu),
             max_message: 1 << get!(context, qpc, log_msg_max),
             remote_qpn: get!(context, qpc, remote_qpn),
-            path: Path::of(context),
+            path: PrimaryPath::of(context),
             send_psn: get!(context, qpc, next_send_psn),
             receive_psn: get!(context, qpc, next_rcv_psn),
             ack_timeout: get!(context, qpc, primary_address_path.ack_timeout) as u8,
@@ -246,13 +251,13 @@ impl Attributes {
     }
 }
 
-impl Path {
-    fn of(context: &[u8]) -> Path {
+impl PrimaryPath {
+    fn of(context: &[u8]) -> PrimaryPath {
         let gid = crate::layout::at!(qpc, primary_address_path.rgid_rip);
         let gid = context
             .get(gid..gid + 16)
             .and_then(|gid| gid.try_into().ok());
-        Path {
+        PrimaryPath {
             lid: get!(context, qpc, primary_address_path.rlid) as u16,
             source_path_bits: get!(context, qpc, primary_address_path.mlid) as u8,
             service_level: get!(context, qpc, primary_address_path.sl) as u8,
@@ -309,7 +314,7 @@ impl SendRing {
     }
 
     /// Reads all of `bytes` from the block that a counter names on, around the end of the ring.
-    pub fn read(&self, dma: &Dma, counter: u16, bytes: &mut [u8]) -> Result<(), Fault> {
+    pub fn read(&self, dma: &Dma, counter: u16, bytes: &mut [u8]) -> Result<(), DmaFault> {
         let size = u64::from(self.blocks()) * Self::BLOCK as u64;
         let at = u64::from(counter) * Self::BLOCK as u64 % size;
         let (before, after) = bytes.split_at_mut(bytes.len().min((size - at) as usize));
@@ -320,7 +325,7 @@ impl SendRing {
     }
 
     /// The counter in the doorbell record: the block after the last work request that is posted.
-    fn posted(&self, dma: &Dma) -> Result<u16, Fault> {
+    fn posted(&self, dma: &Dma) -> Result<u16, DmaFault> {
         Ok(dma.peek_be32(self.record)? as u16)
     }
 }
@@ -331,7 +336,7 @@ pub struct Qp {
     /// Its number.
     pub number: u32,
     /// Its state.
-    pub state: State,
+    pub state: QpState,
     /// Its transport service.
     pub transport: Transport,
     /// Attributes of its context.
@@ -341,9 +346,9 @@ pub struct Qp {
     /// Where its receive work requests come from.
     pub receive: Receive,
     /// State of its requester.
-    pub requester: requester::State,
+    pub requester: RequesterState,
     /// State of its responder.
-    pub responder: responder::State,
+    pub responder: ResponderState,
     /// The context as the driver gave and changed it, but for what the fields above have.
     pub context: [u8; size!(qpc)],
 }
@@ -352,7 +357,7 @@ impl Qp {
     /// The index of the last work request that is posted to the send queue, by the doorbell record, unless
     /// that is known. Before a queue pair can send, the record may be that of its former life.
     pub fn newly_posted(&self, dma: &Dma) -> Option<u16> {
-        if matches!(self.state, State::Reset | State::Init | State::Rtr) {
+        if matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return None;
         }
         let send = self.send.as_ref()?;

@@ -5,7 +5,7 @@
 //! order. The driver counts posted receives in a doorbell record, and rings no doorbell.
 
 use crate::device::Device;
-use crate::memory::{Dma, Fault};
+use crate::memory::{Dma, DmaFault};
 use crate::object::buffer::Buffer;
 use crate::object::eq::Event;
 use crate::object::mkey::END_OF_LIST;
@@ -14,7 +14,7 @@ use crate::object::scatter::Segment;
 
 /// A receive work request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wqe {
+pub struct ReceiveWqe {
     /// Its index, for the completion.
     pub index: u16,
     /// Where the message goes.
@@ -66,12 +66,12 @@ impl Ring {
     }
 
     /// Returns the number of work requests that wait.
-    pub fn waiting(&self, dma: &Dma) -> Result<u16, Fault> {
+    pub fn waiting(&self, dma: &Dma) -> Result<u16, DmaFault> {
         Ok((dma.read_be32(self.layout.record)? as u16).wrapping_sub(self.taken))
     }
 
     /// Takes the next work request, if one waits.
-    pub fn take(&mut self, dma: &Dma) -> Result<Option<Wqe>, Fault> {
+    pub fn take(&mut self, dma: &Dma) -> Result<Option<ReceiveWqe>, DmaFault> {
         if self.waiting(dma)? == 0 {
             return Ok(None);
         }
@@ -94,7 +94,7 @@ impl Ring {
         } else {
             0
         };
-        Ok(Some(Wqe {
+        Ok(Some(ReceiveWqe {
             index,
             segments: segments(&bytes[head..]),
         }))
@@ -109,7 +109,7 @@ fn segments(bytes: &[u8]) -> Vec<Segment> {
 
 /// Which commands made a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SrqKind {
     /// CREATE_SRQ.
     Basic,
     /// CREATE_RMP.
@@ -122,7 +122,7 @@ pub enum Kind {
 #[derive(Clone, Debug)]
 pub struct Srq {
     /// Which commands it belongs to.
-    pub kind: Kind,
+    pub kind: SrqKind,
     /// Its work requests.
     pub ring: Ring,
     /// Its protection domain.
@@ -138,14 +138,14 @@ pub struct Srq {
     /// `true` if the queue has failed.
     pub failed: bool,
     /// Receives that were taken and given back, for messages that did not come to an end.
-    pub returned: Vec<Wqe>,
+    pub returned: Vec<ReceiveWqe>,
     /// The context as the driver gave it: `wq`, or `xrc_srqc`.
     pub context: Vec<u8>,
 }
 
 /// Takes the next receive work request of a QP, from its own queue or the one that it shares. `None` if
 /// none waits.
-pub fn take(device: &mut Device, receive: &mut Receive) -> Result<Option<Wqe>, Fault> {
+pub fn take(device: &mut Device, receive: &mut Receive) -> Result<Option<ReceiveWqe>, DmaFault> {
     match receive {
         Receive::Own(ring) => ring.take(&device.dma),
         Receive::Shared(srqn) => take_shared(device, *srqn),
@@ -155,7 +155,7 @@ pub fn take(device: &mut Device, receive: &mut Receive) -> Result<Option<Wqe>, F
 
 /// Takes a receive work request from a shared queue, and raises an event if fewer than the limit are left. A queue
 /// that cannot be read has failed.
-pub fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<Wqe>, Fault> {
+pub fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<ReceiveWqe>, DmaFault> {
     let Some(srq) = device.objects.srqs.get_mut(srqn).filter(|srq| !srq.failed) else {
         return Ok(None);
     };
@@ -173,14 +173,14 @@ pub fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<Wqe>, Fault>
 }
 
 /// Returns a receive that was taken to its shared queue. It is the next one to be taken.
-pub fn give_back(device: &mut Device, srqn: u32, wqe: Wqe) {
+pub fn give_back(device: &mut Device, srqn: u32, wqe: ReceiveWqe) {
     if let Some(srq) = device.objects.srqs.get_mut(srqn) {
         srq.returned.push(wqe);
     }
 }
 
 /// Raises an event, once, if fewer work requests wait than the limit.
-pub fn check_limit(device: &mut Device, srqn: u32) -> Result<(), Fault> {
+pub fn check_limit(device: &mut Device, srqn: u32) -> Result<(), DmaFault> {
     let Some(srq) = device
         .objects
         .srqs

@@ -4,7 +4,7 @@
 use crate::cost::Cost;
 use crate::memory::Dma;
 use crate::object::memic::Memic;
-use crate::object::mkey::{self, Access, Fault, Mkey, Place, User};
+use crate::object::mkey::{self, Access, Mkey, MkeyFault, Place, User};
 use crate::object::table::Table;
 
 /// A data segment of a work request: memory by key, address and length.
@@ -68,13 +68,13 @@ impl Reach<'_> {
         user: User,
         address: u64,
         bytes: &mut [u8],
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MkeyFault> {
         let mut rest = bytes;
         for piece in self.translate(key, user, address, rest.len())? {
             let (here, next) = rest.split_at_mut(piece.length as usize);
             match piece.place {
-                Place::Guest(at) => self.dma.read(at, here).map_err(|_| Fault::Bus)?,
-                Place::Memic(at) => self.memic.read(at, here).ok_or(Fault::Bus)?,
+                Place::Guest(at) => self.dma.read(at, here).map_err(|_| MkeyFault::Bus)?,
+                Place::Memic(at) => self.memic.read(at, here).ok_or(MkeyFault::Bus)?,
                 Place::Null => here.fill(0),
             }
             rest = next;
@@ -83,13 +83,19 @@ impl Reach<'_> {
     }
 
     /// Writes `bytes` at `address` of `key`. If a part of it may not be written, none is.
-    pub fn write(&mut self, key: u32, user: User, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+    pub fn write(
+        &mut self,
+        key: u32,
+        user: User,
+        address: u64,
+        bytes: &[u8],
+    ) -> Result<(), MkeyFault> {
         let mut rest = bytes;
         for piece in self.translate(key, user, address, rest.len())? {
             let (here, next) = rest.split_at(piece.length as usize);
             match piece.place {
-                Place::Guest(at) => self.dma.write(at, here).map_err(|_| Fault::Bus)?,
-                Place::Memic(at) => self.memic.write(at, here).ok_or(Fault::Bus)?,
+                Place::Guest(at) => self.dma.write(at, here).map_err(|_| MkeyFault::Bus)?,
+                Place::Memic(at) => self.memic.write(at, here).ok_or(MkeyFault::Bus)?,
                 Place::Null => {}
             }
             rest = next;
@@ -99,7 +105,7 @@ impl Reach<'_> {
 
     /// Checks that `length` bytes at `address` of `key` may be used. A responder calls this before it executes a
     /// request.
-    pub fn check(&self, key: u32, user: User, address: u64, length: u64) -> Result<(), Fault> {
+    pub fn check(&self, key: u32, user: User, address: u64, length: u64) -> Result<(), MkeyFault> {
         mkey::check(self.keys, key, user, address, length)
     }
 
@@ -111,7 +117,7 @@ impl Reach<'_> {
         segments: &[Segment],
         skip: u64,
         bytes: &mut [u8],
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MkeyFault> {
         let user = User {
             pd,
             qp,
@@ -126,7 +132,7 @@ impl Reach<'_> {
         if rest.is_empty() {
             Ok(())
         } else {
-            Err(Fault::Range)
+            Err(MkeyFault::Range)
         }
     }
 
@@ -138,7 +144,7 @@ impl Reach<'_> {
         segments: &[Segment],
         skip: u64,
         bytes: &[u8],
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MkeyFault> {
         let user = User {
             pd,
             qp,
@@ -153,7 +159,7 @@ impl Reach<'_> {
         if rest.is_empty() {
             Ok(())
         } else {
-            Err(Fault::Range)
+            Err(MkeyFault::Range)
         }
     }
 
@@ -163,7 +169,7 @@ impl Reach<'_> {
         user: User,
         address: u64,
         length: usize,
-    ) -> Result<Vec<mkey::Piece>, Fault> {
+    ) -> Result<Vec<mkey::Piece>, MkeyFault> {
         let cost = &mut *self.cost;
         mkey::translate(
             self.keys,

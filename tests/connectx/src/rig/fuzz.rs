@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::fs::{ftruncate, memfd_create, MemfdFlags};
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use super::{Cq, Mr, Options, Qp, Rig, Spec, Srq, Work};
+use super::{Mr, Options, Rig, RigCq, RigQp, RigSrq, Spec, WorkRequest};
 use crate::bar;
 use crate::device::DeviceId;
 use crate::firmware;
@@ -23,7 +23,7 @@ use crate::layout::wqe::*;
 use crate::layout::{be32, put_be};
 use crate::object::qp::Transport;
 use crate::vfio::codec::message;
-use crate::vfio::connection::Connection;
+use crate::vfio::connection::VfioConnection;
 
 /// Bytes of memory that has a key.
 const LENGTH: u64 = 1 << 16;
@@ -81,16 +81,16 @@ impl Choices<'_> {
 }
 
 /// A machine that has one of everything. Its queue pairs are connected to themselves.
-struct Machine {
+struct FuzzMachine {
     rig: Rig,
-    cq: Cq,
+    cq: RigCq,
     mr: Mr,
-    qps: [Qp; TRANSPORTS.len()],
-    srqs: [Srq; 2],
+    qps: [RigQp; TRANSPORTS.len()],
+    srqs: [RigSrq; 2],
     dct: u32,
 }
 
-impl Machine {
+impl FuzzMachine {
     fn new(mut rig: Rig) -> Self {
         let (cq, mr) = (rig.cq(0, 6), rig.mr(0, LENGTH));
         let xrcd = rig.simple(0, MLX5_CMD_OP_ALLOC_XRCD, 0);
@@ -107,7 +107,7 @@ impl Machine {
             rig.connect_to(&qp, qp.number, 0, &Options::default());
             qp
         });
-        Machine {
+        FuzzMachine {
             rig,
             cq,
             mr,
@@ -171,7 +171,7 @@ impl Machine {
     }
 
     /// A work request as the transport wants it.
-    fn addressed(&mut self, transport: Transport, work: Work) -> Work {
+    fn addressed(&mut self, transport: Transport, work: WorkRequest) -> WorkRequest {
         let lid = self.rig.lid(0);
         match transport {
             Transport::Ud => self.datagram(self.qps[2].number, lid, work),
@@ -184,7 +184,7 @@ impl Machine {
     }
 
     /// A work request for a datagram to a queue pair of this machine.
-    fn datagram(&self, number: u32, lid: u16, work: Work) -> Work {
+    fn datagram(&self, number: u32, lid: u16, work: WorkRequest) -> WorkRequest {
         let qkey = u64::from(Options::default().qkey) << 32;
         work.address(qkey, number, lid, Some([0xfe; 16]))
     }
@@ -225,40 +225,42 @@ impl Machine {
 }
 
 /// A work request of some kind, with this many bytes of data.
-fn request(kind: usize, mr: &Mr, length: u32) -> Work {
+fn request(kind: usize, mr: &Mr, length: u32) -> WorkRequest {
     const IMMEDIATE: u32 = 7;
-    let masked = |opcode| Work::new(opcode).remote(mr, 0).words(&[1, 2, 3, 4]);
+    let masked = |opcode| WorkRequest::new(opcode).remote(mr, 0).words(&[1, 2, 3, 4]);
     let window = || {
         // Control of UMR and a context, all for the fuzzer to fill in, and a table in the request.
-        let umr = Work::new(MLX5_OPCODE_UMR).words(&[0x80 << 56, 0, 0, 0, 0, 0]);
+        let umr = WorkRequest::new(MLX5_OPCODE_UMR).words(&[0x80 << 56, 0, 0, 0, 0, 0]);
         umr.words(&[0; 16]).with_immediate(MLX5_OPCODE_UMR, mr.key)
     };
     match kind % 13 {
-        0 => Work::send().local(mr, 0, length),
-        1 => Work::send().inline(&[1; 40]),
-        2 => Work::send().local(mr, 0, length).local(mr, 8, length),
-        3 => Work::write(mr, 0).local(mr, 0, length),
-        4 => Work::read(mr, 0).local(mr, 0, length),
-        5 => Work::fetch_add(mr, 0, 1).local(mr, 0, 8),
-        6 => Work::compare_swap(mr, 0, 1, 2).local(mr, 0, 8),
+        0 => WorkRequest::send().local(mr, 0, length),
+        1 => WorkRequest::send().inline(&[1; 40]),
+        2 => WorkRequest::send()
+            .local(mr, 0, length)
+            .local(mr, 8, length),
+        3 => WorkRequest::write(mr, 0).local(mr, 0, length),
+        4 => WorkRequest::read(mr, 0).local(mr, 0, length),
+        5 => WorkRequest::fetch_add(mr, 0, 1).local(mr, 0, 8),
+        6 => WorkRequest::compare_swap(mr, 0, 1, 2).local(mr, 0, 8),
         7 => masked(MLX5_OPCODE_ATOMIC_MASKED_CS).local(mr, 0, 8),
         8 => window(),
-        9 => Work::send()
+        9 => WorkRequest::send()
             .local(mr, 0, length)
             .with_immediate(MLX5_OPCODE_SEND_IMM, IMMEDIATE),
-        10 => Work::write(mr, 0)
+        10 => WorkRequest::write(mr, 0)
             .local(mr, 0, length)
             .with_immediate(MLX5_OPCODE_RDMA_WRITE_IMM, IMMEDIATE),
-        11 => Work::send().with_immediate(MLX5_OPCODE_SEND_INVAL, mr.key),
-        _ => Work::new(MLX5_OPCODE_NOP),
+        11 => WorkRequest::send().with_immediate(MLX5_OPCODE_SEND_INVAL, mr.key),
+        _ => WorkRequest::new(MLX5_OPCODE_NOP),
     }
 }
 
 /// Carries out steps until the choices are used up, and lets time pass. The first choice is whether doorbells
 /// are mapped.
-fn steps(data: &[u8], mut step: impl FnMut(&mut Machine, &mut Choices<'_>)) {
+fn steps(data: &[u8], mut step: impl FnMut(&mut FuzzMachine, &mut Choices<'_>)) {
     let mut choices = Choices(data);
-    let mut machine = Machine::new(match choices.byte() % 2 {
+    let mut machine = FuzzMachine::new(match choices.byte() % 2 {
         0 => Rig::new(1),
         _ => Rig::mapped(1),
     });
@@ -278,7 +280,7 @@ pub fn commands(data: &[u8]) {
 
 /// Work requests.
 pub fn work(data: &[u8]) {
-    steps(data, Machine::work);
+    steps(data, FuzzMachine::work);
 }
 
 /// Doorbells and other accesses to BAR 0, and changes of the memory that they make the device read.
@@ -300,7 +302,7 @@ pub fn messages(data: &[u8]) {
     let mut rig = Rig::new(1);
     let (socket, served) = UnixStream::pair().unwrap();
     socket.set_nonblocking(true).unwrap();
-    let mut connection = Connection::new(DeviceId(0), served).unwrap();
+    let mut connection = VfioConnection::new(DeviceId(0), served).unwrap();
     let version = message(1, &[0; 4]);
     send(&socket, &version, false);
     while connection.serve(&mut rig.fabric).is_ok() && choices.any_left() {

@@ -25,8 +25,8 @@ use crate::layout::ifc::*;
 use crate::layout::{be32, be64, put_be, set, size};
 use crate::network::plan::{Plan, Rule};
 
-pub(crate) use objects::{Cq, Dct, Mr, Options, Qp, Spec, Srq};
-pub(crate) use work::{Cqe, Work};
+pub(crate) use objects::{Mr, Options, RigCq, RigDct, RigQp, RigSrq, Spec};
+pub(crate) use work::{Cqe, WorkRequest};
 
 /// Bytes of memory of each machine.
 const MEMORY: u64 = 64 << 20;
@@ -62,7 +62,7 @@ struct Node {
 }
 
 /// The status of a command that is refused.
-pub(crate) type Status = u8;
+pub(crate) type StatusCode = u8;
 
 impl Rig {
     /// Returns a rig of `count` machines, whose devices are initialised.
@@ -212,7 +212,7 @@ impl Rig {
         node: usize,
         input: &[u8],
         output: usize,
-    ) -> Result<Vec<u8>, Status> {
+    ) -> Result<Vec<u8>, StatusCode> {
         self.submit(node, input, output);
         self.history.push(input.to_vec());
         let slot = self.read(node, self.nodes[node].queue, 64);
@@ -280,7 +280,7 @@ impl Rig {
         node: usize,
         opcode: u32,
         number: u32,
-    ) -> Result<u32, Status> {
+    ) -> Result<u32, StatusCode> {
         let mut input = [0; 16];
         put_be(&mut input, 0, 2, u64::from(opcode));
         put_be(&mut input, 8, 4, u64::from(number));

@@ -2,13 +2,13 @@
 //! Work requests and completions, as a driver writes and reads them.
 
 use super::objects::{Posting, STRIDE};
-use super::{Cq, Mr, Qp, Rig, Srq};
+use super::{Mr, Rig, RigCq, RigQp, RigSrq};
 use crate::layout::wqe::*;
 use crate::layout::{be32, put_be, set, size, word};
 
 /// A work request for a send queue.
 #[derive(Clone, Debug)]
-pub(crate) struct Work {
+pub(crate) struct WorkRequest {
     opcode: u32,
     modifier: u8,
     flags: u32,
@@ -17,10 +17,10 @@ pub(crate) struct Work {
     body: Vec<u8>,
 }
 
-impl Work {
+impl WorkRequest {
     /// Returns a signalled work request.
     pub(crate) fn new(opcode: u32) -> Self {
-        Work {
+        WorkRequest {
             opcode,
             modifier: 0,
             flags: MLX5_WQE_CTRL_CQ_UPDATE,
@@ -31,19 +31,19 @@ impl Work {
     }
 
     pub(crate) fn send() -> Self {
-        Work::new(MLX5_OPCODE_SEND)
+        WorkRequest::new(MLX5_OPCODE_SEND)
     }
 
     pub(crate) fn write(to: &Mr, offset: u64) -> Self {
-        Work::new(MLX5_OPCODE_RDMA_WRITE).remote(to, offset)
+        WorkRequest::new(MLX5_OPCODE_RDMA_WRITE).remote(to, offset)
     }
 
     pub(crate) fn read(from: &Mr, offset: u64) -> Self {
-        Work::new(MLX5_OPCODE_RDMA_READ).remote(from, offset)
+        WorkRequest::new(MLX5_OPCODE_RDMA_READ).remote(from, offset)
     }
 
     pub(crate) fn fetch_add(at: &Mr, offset: u64, add: u64) -> Self {
-        let work = Work::new(MLX5_OPCODE_ATOMIC_FA).remote(at, offset);
+        let work = WorkRequest::new(MLX5_OPCODE_ATOMIC_FA).remote(at, offset);
         work.words(&[add, 0])
     }
 
@@ -52,13 +52,13 @@ impl Work {
         const FREE: u64 = 1 << 29;
         let mut context = [0; size!(mkc)];
         set!(context, mkc, free, 1u32);
-        let mut work = Work::new(MLX5_OPCODE_UMR).words(&[0, FREE, 0, 0, 0, 0]);
+        let mut work = WorkRequest::new(MLX5_OPCODE_UMR).words(&[0, FREE, 0, 0, 0, 0]);
         work.body.extend(context);
         work.with_immediate(MLX5_OPCODE_UMR, mr.key)
     }
 
     pub(crate) fn compare_swap(at: &Mr, offset: u64, compare: u64, swap: u64) -> Self {
-        let work = Work::new(MLX5_OPCODE_ATOMIC_CS).remote(at, offset);
+        let work = WorkRequest::new(MLX5_OPCODE_ATOMIC_CS).remote(at, offset);
         work.words(&[swap, compare])
     }
 
@@ -118,7 +118,7 @@ impl Work {
     }
 
     pub(crate) fn with_immediate(self, opcode: u32, immediate: u32) -> Self {
-        Work {
+        WorkRequest {
             opcode,
             immediate,
             ..self
@@ -126,11 +126,11 @@ impl Work {
     }
 
     pub(crate) fn stream(self, stream: u16) -> Self {
-        Work { stream, ..self }
+        WorkRequest { stream, ..self }
     }
 
     pub(crate) fn modifier(self, modifier: u8) -> Self {
-        Work { modifier, ..self }
+        WorkRequest { modifier, ..self }
     }
 
     pub(crate) fn fenced(self) -> Self {
@@ -147,12 +147,12 @@ impl Work {
 
     pub(crate) fn unsignalled(self) -> Self {
         let flags = self.flags & !MLX5_WQE_CTRL_CQ_UPDATE;
-        Work { flags, ..self }
+        WorkRequest { flags, ..self }
     }
 
     fn flag(self, flag: u32) -> Self {
         let flags = self.flags | flag;
-        Work { flags, ..self }
+        WorkRequest { flags, ..self }
     }
 
     /// Its bytes, as the one at `index` of a queue pair.
@@ -216,20 +216,20 @@ impl Cqe {
 
 impl Rig {
     /// Posts a work request, and rings. Returns its index.
-    pub(crate) fn post(&mut self, qp: &mut Qp, work: &Work) -> u16 {
+    pub(crate) fn post(&mut self, qp: &mut RigQp, work: &WorkRequest) -> u16 {
         let index = self.post_quietly(qp, work);
         self.ring(qp, index);
         index
     }
 
     /// Posts a work request, without telling the device. Returns its index.
-    pub(crate) fn post_quietly(&mut self, qp: &mut Qp, work: &Work) -> u16 {
+    pub(crate) fn post_quietly(&mut self, qp: &mut RigQp, work: &WorkRequest) -> u16 {
         let bytes = work.encode(qp.number, qp.produced);
         self.post_raw(qp, &bytes)
     }
 
     /// Posts what may not be a work request at all. Returns its index.
-    pub(crate) fn post_raw(&mut self, qp: &mut Qp, bytes: &[u8]) -> u16 {
+    pub(crate) fn post_raw(&mut self, qp: &mut RigQp, bytes: &[u8]) -> u16 {
         let index = qp.produced;
         for (block, part) in bytes.chunks(64).enumerate() {
             let slot = (usize::from(index) + block) & ((1 << qp.log_send) - 1);
@@ -242,24 +242,24 @@ impl Rig {
     }
 
     /// Rings for all work requests up to the one at `index`.
-    pub(crate) fn ring(&mut self, qp: &Qp, index: u16) {
+    pub(crate) fn ring(&mut self, qp: &RigQp, index: u16) {
         let slot = u64::from(index) & ((1 << qp.log_send) - 1);
         let control = self.read(qp.node, qp.send + slot * 64, 8);
         self.ring_with(qp, &control);
     }
 
     /// Writes 8 bytes to the doorbell of send queues.
-    pub(crate) fn ring_with(&mut self, qp: &Qp, bytes: &[u8]) {
+    pub(crate) fn ring_with(&mut self, qp: &RigQp, bytes: &[u8]) {
         self.write_uar(qp.node, 0x800, bytes);
     }
 
     /// Posts a receive into these pieces of memory. Returns its index.
-    pub(crate) fn receive(&mut self, qp: &mut Qp, pieces: &[(Mr, u64, u32)]) -> u16 {
+    pub(crate) fn receive(&mut self, qp: &mut RigQp, pieces: &[(Mr, u64, u32)]) -> u16 {
         self.post_receive(qp.node, &mut qp.ring, pieces)
     }
 
     /// Posts a receive to a shared queue. Returns its index.
-    pub(crate) fn receive_shared(&mut self, srq: &mut Srq, pieces: &[(Mr, u64, u32)]) -> u16 {
+    pub(crate) fn receive_shared(&mut self, srq: &mut RigSrq, pieces: &[(Mr, u64, u32)]) -> u16 {
         self.post_receive(srq.node, &mut srq.ring, pieces)
     }
 
@@ -290,7 +290,7 @@ impl Rig {
     }
 
     /// Takes the next completion.
-    pub(crate) fn poll(&mut self, cq: &mut Cq) -> Option<Cqe> {
+    pub(crate) fn poll(&mut self, cq: &mut RigCq) -> Option<Cqe> {
         let slot = u64::from(cq.taken & ((1 << cq.log_size) - 1));
         let entry = self.read(cq.node, cq.buffer + slot * 64, 64);
         let owner = u32::from(entry[63] & 1);
@@ -304,17 +304,17 @@ impl Rig {
     }
 
     /// Takes all completions.
-    pub(crate) fn drain(&mut self, cq: &mut Cq) -> Vec<Cqe> {
+    pub(crate) fn drain(&mut self, cq: &mut RigCq) -> Vec<Cqe> {
         std::iter::from_fn(|| self.poll(cq)).collect()
     }
 
     /// Takes the next completion, which must be there.
-    pub(crate) fn expect(&mut self, cq: &mut Cq) -> Cqe {
+    pub(crate) fn expect(&mut self, cq: &mut RigCq) -> Cqe {
         self.poll(cq).expect("there is no completion")
     }
 
     /// Asks for an event at the next completion, or the next that is solicited or an error.
-    pub(crate) fn arm(&mut self, cq: &Cq, solicited: bool) {
+    pub(crate) fn arm(&mut self, cq: &RigCq, solicited: bool) {
         let told = self.nodes[cq.node].told.get(&cq.number).unwrap_or(&0);
         let command = ((told & 3) << 28) | (u32::from(solicited) << 24) | cq.taken & 0xff_ffff;
         self.write(cq.node, cq.record + 4, &command.to_be_bytes());

@@ -46,7 +46,7 @@ pub struct Header {
 impl Header {
     /// Decodes a header. `None` if it begins no command, or one that is too long.
     pub fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
-        let mut fields = Reader(bytes);
+        let mut fields = MessageReader(bytes);
         let header = Header {
             id: fields.u16().ok()?,
             command: fields.u16().ok()?,
@@ -84,7 +84,7 @@ impl Header {
 
 /// A command of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Request<'a> {
+pub enum VfioRequest<'a> {
     /// Agrees on the protocol.
     Version {
         /// Has to be 0.
@@ -159,59 +159,59 @@ pub enum Request<'a> {
     Reset,
 }
 
-impl<'a> Request<'a> {
+impl<'a> VfioRequest<'a> {
     /// Decodes the body of a command.
     pub fn decode(command: u16, body: &'a [u8]) -> Result<Self, Errno> {
-        let mut fields = Reader(body);
+        let mut fields = MessageReader(body);
         match command {
-            1 => Ok(Request::Version {
+            1 => Ok(VfioRequest::Version {
                 major: fields.u16()?,
                 minor: fields.u16()?,
             }),
-            2 => Ok(Request::DmaMap {
+            2 => Ok(VfioRequest::DmaMap {
                 flags: fields.skip(4)?.u32()?,
                 offset: fields.u64()?,
                 address: fields.u64()?,
                 size: fields.u64()?,
             }),
-            3 => Ok(Request::DmaUnmap {
+            3 => Ok(VfioRequest::DmaUnmap {
                 address: fields.skip(8)?.u64()?,
                 size: fields.u64()?,
                 echo: &body[..24],
             }),
-            4 => Ok(Request::DeviceInfo),
-            5 => Ok(Request::RegionInfo {
+            4 => Ok(VfioRequest::DeviceInfo),
+            5 => Ok(VfioRequest::RegionInfo {
                 room: fields.u32()?,
                 index: fields.skip(4)?.u32()?,
             }),
-            7 => Ok(Request::IrqInfo {
+            7 => Ok(VfioRequest::IrqInfo {
                 index: fields.skip(8)?.u32()?,
             }),
-            8 => Ok(Request::SetIrqs {
+            8 => Ok(VfioRequest::SetIrqs {
                 flags: fields.skip(4)?.u32()?,
                 index: fields.u32()?,
                 start: fields.u32()?,
                 count: fields.u32()?,
             }),
-            9 | 10 => Request::decode_access(command, fields),
-            13 => Ok(Request::Reset),
+            9 | 10 => VfioRequest::decode_access(command, fields),
+            13 => Ok(VfioRequest::Reset),
             _ => Err(Errno::NOTSUP),
         }
     }
 
-    fn decode_access(command: u16, mut fields: Reader<'a>) -> Result<Self, Errno> {
+    fn decode_access(command: u16, mut fields: MessageReader<'a>) -> Result<Self, Errno> {
         let (offset, region, count) = (fields.u64()?, fields.u32()?, fields.u32()?);
         if count as usize > MAX_TRANSFER {
             return Err(Errno::INVAL);
         }
         if command == 9 {
-            return Ok(Request::RegionRead {
+            return Ok(VfioRequest::RegionRead {
                 offset,
                 region,
                 count,
             });
         }
-        Ok(Request::RegionWrite {
+        Ok(VfioRequest::RegionWrite {
             offset,
             region,
             data: fields.0.get(..count as usize).ok_or(Errno::INVAL)?,
@@ -221,9 +221,9 @@ impl<'a> Request<'a> {
 
 /// The body of a reply.
 #[derive(Debug, Default)]
-pub struct Body(Vec<u8>);
+pub struct ReplyBody(Vec<u8>);
 
-impl Body {
+impl ReplyBody {
     /// Adds 32 bits.
     pub fn u32(mut self, value: u32) -> Self {
         self.0.extend(value.to_ne_bytes());
@@ -249,9 +249,9 @@ impl Body {
 }
 
 /// Takes integers off the front of a message.
-struct Reader<'a>(&'a [u8]);
+struct MessageReader<'a>(&'a [u8]);
 
-impl Reader<'_> {
+impl MessageReader<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], Errno> {
         let (field, rest) = self.0.split_first_chunk().ok_or(Errno::INVAL)?;
         self.0 = rest;
@@ -324,18 +324,18 @@ mod tests {
         for (command, whole) in [(1, 4), (2, 32), (3, 24), (5, 12), (7, 12), (8, 20), (9, 16)] {
             for length in 0..whole {
                 assert_eq!(
-                    Request::decode(command, &vec![0; length]),
+                    VfioRequest::decode(command, &vec![0; length]),
                     Err(Errno::INVAL)
                 );
             }
-            assert!(Request::decode(command, &vec![0; whole]).is_ok());
+            assert!(VfioRequest::decode(command, &vec![0; whole]).is_ok());
         }
     }
 
     #[test]
     fn region_write_requires_announced_length() {
         let body = |count| {
-            Body::default()
+            ReplyBody::default()
                 .u64(0x800)
                 .u32(0)
                 .u32(count)
@@ -343,8 +343,8 @@ mod tests {
         };
         let longest = body(8).finish();
         assert_eq!(
-            Request::decode(10, &longest),
-            Ok(Request::RegionWrite {
+            VfioRequest::decode(10, &longest),
+            Ok(VfioRequest::RegionWrite {
                 offset: 0x800,
                 region: 0,
                 data: b"12345678"
@@ -352,7 +352,7 @@ mod tests {
         );
         for count in [9, u32::MAX] {
             assert_eq!(
-                Request::decode(10, &body(count).finish()),
+                VfioRequest::decode(10, &body(count).finish()),
                 Err(Errno::INVAL)
             );
         }
@@ -361,7 +361,7 @@ mod tests {
     #[test]
     fn unknown_vfio_command_is_rejected() {
         for command in [0, 6, 11, 12, 14, 15, u16::MAX] {
-            assert_eq!(Request::decode(command, &[0; 64]), Err(Errno::NOTSUP));
+            assert_eq!(VfioRequest::decode(command, &[0; 64]), Err(Errno::NOTSUP));
         }
     }
 }

@@ -17,14 +17,14 @@ use tracing::{info, warn};
 
 use crate::device::DeviceId;
 use crate::fabric::Fabric;
-use connection::Connection;
+use connection::VfioConnection;
 
 /// Where the machine of one device connects.
 #[derive(Debug)]
 pub struct Endpoint {
     id: DeviceId,
     listener: UnixListener,
-    connection: Option<Connection>,
+    connection: Option<VfioConnection>,
 }
 
 impl Endpoint {
@@ -79,7 +79,7 @@ impl Endpoint {
         let connection = self
             .listener
             .accept()
-            .and_then(|(socket, _)| Connection::new(self.id, socket));
+            .and_then(|(socket, _)| VfioConnection::new(self.id, socket));
         match connection {
             Ok(connection) => {
                 info!(device = self.id.0, "a machine has come");

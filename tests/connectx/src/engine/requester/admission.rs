@@ -3,11 +3,11 @@
 
 use super::{Requester, Stop};
 use crate::engine::channel::{Channel, Sequence};
-use crate::engine::wqe::{self, Control, Fence, Operation, Wqe, BLOCK};
+use crate::engine::wqe::{self, ControlSegment, Fence, Operation, SendWqe, BLOCK};
 use crate::engine::{datagram, dc, umr};
 use crate::network::packet::{Psn, Tail};
 use crate::object::cq::Syndrome;
-use crate::object::qp::{self, Qp, Transport};
+use crate::object::qp::{Qp, QpState, Transport};
 
 impl Requester<'_> {
     /// Begins the next work request. Returns `false` if there is none, or if it must wait.
@@ -42,7 +42,7 @@ impl Requester<'_> {
 
     /// Returns the channel for a work request: the channel of its stream, a new channel, or an idle channel. Returns
     /// `None` if the work request must wait.
-    fn channel_for(&mut self, wqe: &Wqe) -> Option<usize> {
+    fn channel_for(&mut self, wqe: &SendWqe) -> Option<usize> {
         let streams = self.qp.attributes.streams;
         let stream = if streams.any() { wqe.control.stream } else { 0 };
         let channels = &mut self.qp.requester.channels;
@@ -84,29 +84,29 @@ impl Requester<'_> {
     }
 
     /// Returns the next work request: the stalled one, or the next in the ring.
-    fn next_wqe(&mut self) -> Option<Wqe> {
+    fn next_wqe(&mut self) -> Option<SendWqe> {
         if let Some(wqe) = self.qp.requester.stalled.take() {
             return Some(wqe);
         }
-        if self.qp.state != qp::State::Rts || !self.qp.requester.has_posted() {
+        if self.qp.state != QpState::Rts || !self.qp.requester.has_posted() {
             return None;
         }
         self.fetch().or_else(|| {
             let state = &mut self.qp.requester;
-            let wqe = Wqe::malformed(state.next);
+            let wqe = SendWqe::malformed(state.next);
             state.next = state.next.wrapping_add(1);
             Some(wqe)
         })
     }
 
     /// Takes a work request from the ring. Returns `None` if it is malformed.
-    fn fetch(&mut self) -> Option<Wqe> {
+    fn fetch(&mut self) -> Option<SendWqe> {
         let next = self.qp.requester.next;
         let ring = self.qp.send.as_ref()?;
         let mut bytes = [0; wqe::MAX];
         ring.read(&self.device.dma, next, &mut bytes[..BLOCK])
             .ok()?;
-        let control = Control::decode(&bytes);
+        let control = ControlSegment::decode(&bytes);
         if control.index != next || control.qpn != self.qp.number {
             return None;
         }
@@ -123,7 +123,7 @@ impl Requester<'_> {
     }
 
     /// Returns `true` if a work request may begin before the earlier ones of its channel are done.
-    fn may_begin(&self, c: usize, wqe: &Wqe) -> bool {
+    fn may_begin(&self, c: usize, wqe: &SendWqe) -> bool {
         let channel = &self.qp.requester.channels[c];
         let fails = channel.work.back().is_some_and(|work| work.error.is_some());
         let is_read = matches!(wqe.operation, Operation::Read(_) | Operation::Atomic(_));
@@ -152,7 +152,7 @@ impl Requester<'_> {
     }
 
     /// Prepares a work request. Returns the number of its packets.
-    fn prepare(&mut self, c: usize, wqe: &Wqe, first: Psn) -> Result<u32, Stop> {
+    fn prepare(&mut self, c: usize, wqe: &SendWqe, first: Psn) -> Result<u32, Stop> {
         if self.qp.requester.channels[c].failed {
             return Err(Stop::Failed(Syndrome::Flush));
         }
@@ -187,7 +187,7 @@ impl Requester<'_> {
 }
 
 /// Checks that the transport allows a work request, and that its length is valid.
-fn check(qp: &Qp, wqe: &Wqe) -> Result<(), Syndrome> {
+fn check(qp: &Qp, wqe: &SendWqe) -> Result<(), Syndrome> {
     let transport = qp.transport;
     let allowed = match &wqe.operation {
         Operation::Malformed => false,

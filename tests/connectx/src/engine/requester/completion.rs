@@ -4,8 +4,8 @@
 use super::Requester;
 use crate::device::Device;
 use crate::engine::fail;
-use crate::engine::wqe::{Control, BLOCK};
-use crate::object::cq::{Completion, Kind, Syndrome};
+use crate::engine::wqe::{ControlSegment, BLOCK};
+use crate::object::cq::{Completion, CqeKind, Syndrome};
 use crate::object::qp::Qp;
 
 impl Requester<'_> {
@@ -73,13 +73,13 @@ pub(in crate::engine) fn flush(device: &mut Device, qp: &mut Qp) {
 }
 
 /// Takes the control segment of the next work request from the ring.
-fn take_control(device: &Device, qp: &mut Qp) -> Option<Control> {
+fn take_control(device: &Device, qp: &mut Qp) -> Option<ControlSegment> {
     let state = &mut qp.requester;
     let posted = state.posted.filter(|_| state.has_posted())?;
     let mut bytes = [0; BLOCK];
     let ring = qp.send.as_ref()?;
     let read = ring.read(&device.dma, state.next, &mut bytes);
-    let control = Control::decode(&bytes);
+    let control = ControlSegment::decode(&bytes);
     let next = state.next.wrapping_add(control.blocks());
     let sensible = read.is_ok() && control.index == state.next;
     state.next = if sensible {
@@ -91,9 +91,9 @@ fn take_control(device: &Device, qp: &mut Qp) -> Option<Control> {
 }
 
 /// Returns the completion of a work request.
-fn completion(qp: &Qp, control: &Control) -> Completion {
+fn completion(qp: &Qp, control: &ControlSegment) -> Completion {
     Completion {
-        kind: Kind::Request,
+        kind: CqeKind::Request,
         qpn: qp.number,
         user_index: qp.attributes.user_index,
         opcode: control.opcode,
@@ -102,9 +102,9 @@ fn completion(qp: &Qp, control: &Control) -> Completion {
     }
 }
 
-fn complete_in_error(device: &mut Device, qp: &Qp, control: &Control, syndrome: Syndrome) {
+fn complete_in_error(device: &mut Device, qp: &Qp, control: &ControlSegment, syndrome: Syndrome) {
     let completion = Completion {
-        kind: Kind::RequestError,
+        kind: CqeKind::RequestError,
         syndrome,
         ..completion(qp, control)
     };

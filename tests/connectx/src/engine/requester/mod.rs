@@ -22,28 +22,28 @@ mod transmission;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::channel::{Channel, Work};
-use super::wqe::Wqe;
+use super::channel::{ActiveWqe, Channel};
+use super::wqe::SendWqe;
 use super::{page_fault, BURST};
 use crate::device::Device;
 use crate::network::Outbox;
 use crate::object::cq::Syndrome;
 use crate::object::eq::{Event, QpEvent};
-use crate::object::mkey::Fault;
-use crate::object::qp::{self, Qp};
+use crate::object::mkey::MkeyFault;
+use crate::object::qp::{Qp, QpState};
 
 pub(super) use completion::flush;
 pub(super) use transmission::gather;
 
 /// State of a send queue.
 #[derive(Debug, Default)]
-pub struct State {
+pub struct RequesterState {
     /// The block after the last work request taken from the ring.
     next: u16,
     /// Index of the last posted work request.
     posted: Option<u16>,
     /// A work request that is taken from the ring and cannot begin yet.
-    stalled: Option<Wqe>,
+    stalled: Option<SendWqe>,
     /// Channels that execute work requests. Only a queue pair with streams has several.
     channels: Vec<Channel>,
     /// Channels of the work requests that have begun and are not completed, in order.
@@ -69,7 +69,7 @@ pub enum Stop {
 
 impl Stop {
     /// Returns the effect of a fault in local memory on a work request of the queue pair `number`.
-    pub fn at(device: &mut Device, number: u32, fault: Fault) -> Stop {
+    pub fn at(device: &mut Device, number: u32, fault: MkeyFault) -> Stop {
         match page_fault::waits(device, number, fault) {
             true => Stop::Waiting,
             false => Stop::Failed(Syndrome::LocalProtection),
@@ -77,7 +77,7 @@ impl Stop {
     }
 }
 
-impl State {
+impl RequesterState {
     /// Records that work requests up to the index `counter` are posted, in a ring of `blocks` blocks.
     pub fn post(&mut self, counter: u16, blocks: u32) {
         if !self.knows(counter, blocks) {
@@ -137,7 +137,7 @@ impl State {
     }
 
     /// Takes the next work request to complete, if it is done or has failed.
-    fn take_ended(&mut self) -> Option<Work> {
+    fn take_ended(&mut self) -> Option<ActiveWqe> {
         let channel = self.channels.get_mut(*self.order.front()?)?;
         let work = channel.work.front()?;
         let has_failed = channel.failed && work.error.is_some();
@@ -179,7 +179,7 @@ impl<'a> Requester<'a> {
         if left == 0 {
             self.device.engine.wake(self.qp.number);
         }
-        if self.qp.state == qp::State::Error {
+        if self.qp.state == QpState::Error {
             return;
         }
         self.check_drained();
@@ -223,15 +223,15 @@ impl<'a> Requester<'a> {
 
     /// Returns `true` if the queue pair is not in the error state and waits for no page.
     fn is_able(&self) -> bool {
-        self.qp.state != qp::State::Error && !page_fault::is_waiting(self.device, self.qp.number)
+        self.qp.state != QpState::Error && !page_fault::is_waiting(self.device, self.qp.number)
     }
 
     /// Raises an event if the driver drains the send queue and the queue is idle.
     fn check_drained(&mut self) {
         let state = &self.qp.requester;
         let idle = state.order.is_empty() && state.stalled.is_none();
-        if self.qp.state == qp::State::SqDraining && idle {
-            self.qp.state = qp::State::SqDrained;
+        if self.qp.state == QpState::SqDraining && idle {
+            self.qp.state = QpState::SqDrained;
             let event = Event::Qp(QpEvent::SqDrained, self.qp.number);
             self.device.event(event);
         }

@@ -7,7 +7,7 @@ use super::{Requester, Stop};
 use crate::engine::channel::Channel;
 use crate::engine::reach;
 use crate::engine::wqe::Operation;
-use crate::network::packet::{Answer, Body, Nak, Packet, Psn, Service};
+use crate::network::packet::{Answer, Nak, Packet, PacketBody, Psn, Service};
 use crate::object::cq::Syndrome;
 
 /// RNR retry count that means unlimited retries.
@@ -20,11 +20,11 @@ impl Requester<'_> {
             return;
         };
         match packet.body {
-            Body::ReadResponse | Body::AtomicResponse(_) => self.receive(c, packet),
-            Body::Acknowledge(Answer::Ack) => {
+            PacketBody::ReadResponse | PacketBody::AtomicResponse(_) => self.receive(c, packet),
+            PacketBody::Acknowledge(Answer::Ack) => {
                 self.acknowledge(c, packet.psn.plus(1));
             }
-            Body::Acknowledge(answer) if self.acknowledge(c, packet.psn) => match answer {
+            PacketBody::Acknowledge(answer) if self.acknowledge(c, packet.psn) => match answer {
                 Answer::ReceiverNotReady(code) => self.wait(c, code),
                 Answer::Nak(Nak::Sequence) => self.lost(c),
                 Answer::Nak(nak) => self.fail_first(c, refused(nak)),
@@ -132,14 +132,14 @@ impl Requester<'_> {
         let skip = packet.psn.since(work.first) as u32 * mtu;
         let mut operand = [0; 8];
         let data = match (&work.wqe.operation, packet.body) {
-            (Operation::Read(_), Body::ReadResponse) => {
+            (Operation::Read(_), PacketBody::ReadResponse) => {
                 let expected = (work.length() - skip).min(mtu);
                 if packet.payload.len() != expected as usize {
                     return Err(BAD);
                 }
                 &packet.payload[..]
             }
-            (Operation::Atomic(atomic), Body::AtomicResponse(found)) => {
+            (Operation::Atomic(atomic), PacketBody::AtomicResponse(found)) => {
                 let size = usize::from(atomic.size);
                 match self.device.firmware.settings.host_order {
                     true => operand = found.to_le_bytes(),

@@ -3,11 +3,11 @@
 
 use super::{Requester, Stop};
 use crate::device::Device;
-use crate::engine::channel::{Channel, Sequence, Work};
-use crate::engine::wqe::{self, Operation, Wqe};
+use crate::engine::channel::{ActiveWqe, Channel, Sequence};
+use crate::engine::wqe::{self, Operation, SendWqe};
 use crate::engine::{reach, send, BURST};
-use crate::network::packet::{Answer, Body, Grh, Packet, Path, Position, Psn, Reth, Service};
-use crate::object::mkey::Fault;
+use crate::network::packet::{Answer, Grh, Packet, PacketBody, Path, Position, Psn, Reth, Service};
+use crate::object::mkey::MkeyFault;
 use crate::object::qp::{Qp, Transport};
 
 /// Number of packets of a long message between two requests for an acknowledgement.
@@ -75,7 +75,7 @@ impl Requester<'_> {
     }
 
     /// Returns the payload of a packet.
-    fn payload(&mut self, c: usize, index: usize, skip: u32) -> Result<Vec<u8>, Fault> {
+    fn payload(&mut self, c: usize, index: usize, skip: u32) -> Result<Vec<u8>, MkeyFault> {
         let work = &self.qp.requester.channels[c].work[index];
         if work.is_read() {
             return Ok(Vec::new());
@@ -127,10 +127,10 @@ impl Requester<'_> {
 pub(in crate::engine) fn gather(
     device: &mut Device,
     qp: &Qp,
-    wqe: &Wqe,
+    wqe: &SendWqe,
     skip: u32,
     payload: &mut [u8],
-) -> Result<(), Fault> {
+) -> Result<(), MkeyFault> {
     let data = &wqe.data;
     let inline = data.inline.get(skip as usize..).unwrap_or_default();
     let inline = &inline[..inline.len().min(payload.len())];
@@ -141,7 +141,7 @@ pub(in crate::engine) fn gather(
 }
 
 /// Returns the operation of a packet, and the sequence number after it.
-fn body(work: &Work, psn: Psn, skip: u32) -> (Body, Psn) {
+fn body(work: &ActiveWqe, psn: Psn, skip: u32) -> (PacketBody, Psn) {
     let reth = |remote: &wqe::Remote| Reth {
         address: remote.address.wrapping_add(u64::from(skip)),
         key: remote.key,
@@ -150,16 +150,16 @@ fn body(work: &Work, psn: Psn, skip: u32) -> (Body, Psn) {
     let next = psn.plus(1);
     let position = Position::new(skip == 0, next == work.end());
     match &work.wqe.operation {
-        Operation::Send(tail) => (Body::Send(position, *tail), next),
+        Operation::Send(tail) => (PacketBody::Send(position, *tail), next),
         Operation::Write(remote, tail) => {
             let reth = position.begins().then(|| reth(remote));
-            (Body::Write(position, reth, *tail), next)
+            (PacketBody::Write(position, reth, *tail), next)
         }
-        Operation::Read(remote) => (Body::ReadRequest(reth(remote)), work.end()),
-        Operation::Atomic(atomic) => (Body::Atomic(*atomic), next),
+        Operation::Read(remote) => (PacketBody::ReadRequest(reth(remote)), work.end()),
+        Operation::Atomic(atomic) => (PacketBody::Atomic(*atomic), next),
         // These work requests have no packets.
         Operation::Malformed | Operation::Nop | Operation::Umr(_) => {
-            (Body::Acknowledge(Answer::Ack), next)
+            (PacketBody::Acknowledge(Answer::Ack), next)
         }
     }
 }

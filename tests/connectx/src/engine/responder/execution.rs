@@ -2,50 +2,51 @@
 //! Execution of requests on the memory and the receives of the receiver.
 
 use super::atomic::apply;
-use super::state::{Message, Reading, Reply, Turn};
+use super::state::{Message, Reading, Response, Turn};
 use super::{advance, Responder};
 use crate::engine::{local_domain, page_fault, reach};
-use crate::network::packet::{Atomic, Body, Nak, Packet, Position, Psn, Reth, Tail};
-use crate::object::cq::{Completion, Kind, Syndrome};
+use crate::network::packet::{Atomic, Nak, Packet, PacketBody, Position, Psn, Reth, Tail};
+use crate::object::cq::{Completion, CqeKind, Syndrome};
 use crate::object::eq::QpEvent;
-use crate::object::mkey::{self, Access, Fault, User};
-use crate::object::receive::{self, Wqe};
+use crate::object::mkey::{self, Access, MkeyFault, User};
+use crate::object::receive::{self, ReceiveWqe};
 use crate::object::scatter::capacity;
 
 /// Reason for which a request is not executed.
-pub(super) enum Refusal {
+pub(super) enum Rejection {
     /// No receive is posted, or memory is absent. The request has had no effect.
     NotReady,
     /// The request is invalid: the connection ends with this NAK, and with the event if there is one.
     Final(Nak, Option<QpEvent>),
 }
 
-impl Refusal {
-    const INVALID: Refusal = Refusal::Final(Nak::InvalidRequest, Some(QpEvent::InvalidRequest));
-    const ACCESS: Refusal = Refusal::Final(Nak::RemoteAccess, Some(QpEvent::AccessError));
-    const OPERATION: Refusal = Refusal::Final(Nak::RemoteOperation, Some(QpEvent::Catastrophic));
+impl Rejection {
+    const INVALID: Rejection = Rejection::Final(Nak::InvalidRequest, Some(QpEvent::InvalidRequest));
+    const ACCESS: Rejection = Rejection::Final(Nak::RemoteAccess, Some(QpEvent::AccessError));
+    const OPERATION: Rejection =
+        Rejection::Final(Nak::RemoteOperation, Some(QpEvent::Catastrophic));
 }
 
 impl Responder<'_> {
-    pub(super) fn execute(&mut self, packet: &Packet) -> Result<(), Refusal> {
+    pub(super) fn execute(&mut self, packet: &Packet) -> Result<(), Rejection> {
         if self.target.pd.is_none() {
-            return Err(Refusal::INVALID);
+            return Err(Rejection::INVALID);
         }
         match packet.body {
-            Body::Send(position, tail) => self.send(packet, position, tail),
-            Body::Write(position, reth, tail) => self.write(packet, position, reth, tail),
+            PacketBody::Send(position, tail) => self.send(packet, position, tail),
+            PacketBody::Write(position, reth, tail) => self.write(packet, position, reth, tail),
             _ if !self.target.reliable || self.state.unanswered() >= self.target.reads => {
-                Err(Refusal::INVALID)
+                Err(Rejection::INVALID)
             }
-            Body::ReadRequest(reth) => self.read(packet.psn, reth),
-            Body::Atomic(atomic) => self.atomic(packet.psn, atomic),
-            _ => Err(Refusal::INVALID),
+            PacketBody::ReadRequest(reth) => self.read(packet.psn, reth),
+            PacketBody::Atomic(atomic) => self.atomic(packet.psn, atomic),
+            _ => Err(Rejection::INVALID),
         }
     }
 
     /// Checks that a packet begins a message if and only if no message is in progress, and that a packet which does not
     /// end its message is full.
-    fn check_shape(&self, packet: &Packet, position: Position) -> Result<(), Refusal> {
+    fn check_shape(&self, packet: &Packet, position: Position) -> Result<(), Rejection> {
         let mtu = self.target.peer.mtu as usize;
         let fits = match position.ends() {
             true => packet.payload.len() <= mtu,
@@ -53,22 +54,22 @@ impl Responder<'_> {
         };
         match fits && position.begins() == self.state.message.is_none() {
             true => Ok(()),
-            false => Err(Refusal::INVALID),
+            false => Err(Rejection::INVALID),
         }
     }
 
-    fn send(&mut self, packet: &Packet, position: Position, tail: Tail) -> Result<(), Refusal> {
+    fn send(&mut self, packet: &Packet, position: Position, tail: Tail) -> Result<(), Rejection> {
         self.check_shape(packet, position)?;
         let (wqe, before) = match self.state.message.take() {
             None => (self.take()?, 0),
             Some(Message::Send(wqe, before)) => (wqe, before),
-            Some(Message::Write(..)) => return Err(Refusal::INVALID),
+            Some(Message::Write(..)) => return Err(Rejection::INVALID),
         };
         let received = before + packet.payload.len() as u64;
         let inline = self.fits_completion(position, packet);
         if received > capacity(&wqe.segments) {
             self.fail(&wqe, packet, Syndrome::LocalLength);
-            return Err(Refusal::Final(Nak::InvalidRequest, None));
+            return Err(Rejection::Final(Nak::InvalidRequest, None));
         }
         let stored = match inline {
             true => Ok(()),
@@ -84,13 +85,13 @@ impl Responder<'_> {
         if let Tail::Invalidate(key) = tail {
             if self.invalidate(key).is_none() {
                 self.fail(&wqe, packet, Syndrome::LocalAccess);
-                return Err(Refusal::Final(Nak::RemoteAccess, None));
+                return Err(Rejection::Final(Nak::RemoteAccess, None));
             }
         }
         let (kind, immediate) = match tail {
-            Tail::None => (Kind::ReceiveSend, 0),
-            Tail::Immediate(data) => (Kind::ReceiveSendImmediate, data),
-            Tail::Invalidate(key) => (Kind::ReceiveSendInvalidate, key),
+            Tail::None => (CqeKind::ReceiveSend, 0),
+            Tail::Immediate(data) => (CqeKind::ReceiveSendImmediate, data),
+            Tail::Invalidate(key) => (CqeKind::ReceiveSendInvalidate, key),
         };
         let completion = Completion {
             kind,
@@ -113,16 +114,16 @@ impl Responder<'_> {
         position: Position,
         reth: Option<Reth>,
         tail: Tail,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Rejection> {
         self.check_shape(packet, position)?;
         let (left, total) = match (&self.state.message, reth) {
             (None, Some(reth)) => (self.may_write(position, reth)?, reth.length),
             (&Some(Message::Write(left, total)), None) => (left, total),
-            _ => return Err(Refusal::INVALID),
+            _ => return Err(Rejection::INVALID),
         };
         let length = packet.payload.len() as u32;
         if length > left.length || position.ends() != (length == left.length) {
-            return Err(Refusal::INVALID);
+            return Err(Rejection::INVALID);
         }
         let user = self.user(Access::RemoteWrite);
         reach(self.device)
@@ -131,7 +132,7 @@ impl Responder<'_> {
         if let (true, Tail::Immediate(data)) = (position.ends(), tail) {
             let wqe = self.take()?;
             let completion = Completion {
-                kind: Kind::ReceiveWriteImmediate,
+                kind: CqeKind::ReceiveWriteImmediate,
                 immediate: data,
                 byte_count: total,
                 ..self.completion(&wqe, packet)
@@ -143,31 +144,31 @@ impl Responder<'_> {
         Ok(())
     }
 
-    fn read(&mut self, psn: Psn, reth: Reth) -> Result<(), Refusal> {
+    fn read(&mut self, psn: Psn, reth: Reth) -> Result<(), Rejection> {
         if self.state.message.is_some() {
-            return Err(Refusal::INVALID);
+            return Err(Rejection::INVALID);
         }
         self.may_read(&reth)?;
         self.reply_read(psn, reth, Turn::First);
         Ok(())
     }
 
-    fn atomic(&mut self, psn: Psn, atomic: Atomic) -> Result<(), Refusal> {
+    fn atomic(&mut self, psn: Psn, atomic: Atomic) -> Result<(), Rejection> {
         if self.state.message.is_some() || atomic.address % u64::from(atomic.size) != 0 {
-            return Err(Refusal::INVALID);
+            return Err(Rejection::INVALID);
         }
         if !self.target.rights.atomic {
-            return Err(Refusal::ACCESS);
+            return Err(Rejection::ACCESS);
         }
         let found = self.operate(&atomic).map_err(|fault| self.denied(fault))?;
         self.count(|count| count.atomics += 1);
         self.state.keep(psn, found);
-        self.state.reply(Reply::Atomic(psn, found, Turn::First));
+        self.state.reply(Response::Atomic(psn, found, Turn::First));
         Ok(())
     }
 
     /// Executes an atomic operation, in little-endian byte order. Returns the previous value.
-    fn operate(&mut self, atomic: &Atomic) -> Result<u64, Fault> {
+    fn operate(&mut self, atomic: &Atomic) -> Result<u64, MkeyFault> {
         let user = self.user(Access::RemoteAtomic);
         let size = usize::from(atomic.size);
         let mut bytes = [0; 8];
@@ -180,39 +181,45 @@ impl Responder<'_> {
     }
 
     /// Returns the response to a request after a fault in memory that the request addresses.
-    fn denied(&mut self, fault: Fault) -> Refusal {
+    fn denied(&mut self, fault: MkeyFault) -> Rejection {
         match page_fault::waits(self.device, self.target.number, fault) {
-            true => Refusal::NotReady,
-            false => Refusal::ACCESS,
+            true => Rejection::NotReady,
+            false => Rejection::ACCESS,
         }
     }
 
     /// Returns the response to a message after a fault in the memory of its receive. `before` bytes of the message
     /// arrived before.
-    fn not_stored(&mut self, wqe: Wqe, before: u64, packet: &Packet, fault: Fault) -> Refusal {
+    fn not_stored(
+        &mut self,
+        wqe: ReceiveWqe,
+        before: u64,
+        packet: &Packet,
+        fault: MkeyFault,
+    ) -> Rejection {
         if page_fault::waits(self.device, self.target.number, fault) {
             match before {
                 0 => self.state.spare = Some(wqe),
                 _ => self.state.message = Some(Message::Send(wqe, before)),
             }
-            return Refusal::NotReady;
+            return Rejection::NotReady;
         }
         self.fail(&wqe, packet, Syndrome::LocalProtection);
-        Refusal::Final(Nak::RemoteOperation, None)
+        Rejection::Final(Nak::RemoteOperation, None)
     }
 
-    pub(super) fn may_read(&mut self, reth: &Reth) -> Result<(), Refusal> {
+    pub(super) fn may_read(&mut self, reth: &Reth) -> Result<(), Rejection> {
         let user = self.user(Access::RemoteRead);
         let length = u64::from(reth.length);
         let checked = reach(self.device).check(reth.key, user, reth.address, length);
         match self.target.rights.read && checked.is_ok() {
             true => Ok(()),
-            false => Err(Refusal::ACCESS),
+            false => Err(Rejection::ACCESS),
         }
     }
 
     /// Checks that a WRITE may begin. The memory of a single packet is checked when it is written.
-    fn may_write(&mut self, position: Position, reth: Reth) -> Result<Reth, Refusal> {
+    fn may_write(&mut self, position: Position, reth: Reth) -> Result<Reth, Rejection> {
         let user = self.user(Access::RemoteWrite);
         let length = u64::from(reth.length);
         let allowed = position.ends()
@@ -221,13 +228,13 @@ impl Responder<'_> {
                 .is_ok();
         match self.target.rights.write && allowed {
             true => Ok(reth),
-            false => Err(Refusal::ACCESS),
+            false => Err(Rejection::ACCESS),
         }
     }
 
     pub(super) fn reply_read(&mut self, psn: Psn, reth: Reth, turn: Turn) {
         let user = self.user(Access::RemoteRead);
-        self.state.reply(Reply::Read(Reading {
+        self.state.reply(Response::Read(Reading {
             psn,
             rest: reth,
             user,
@@ -245,13 +252,13 @@ impl Responder<'_> {
     }
 
     /// Takes a receive.
-    fn take(&mut self) -> Result<Wqe, Refusal> {
+    fn take(&mut self) -> Result<ReceiveWqe, Rejection> {
         if let Some(wqe) = self.state.spare.take() {
             return Ok(wqe);
         }
         receive::take(self.device, self.receive)
-            .map_err(|_| Refusal::OPERATION)?
-            .ok_or(Refusal::NotReady)
+            .map_err(|_| Rejection::OPERATION)?
+            .ok_or(Rejection::NotReady)
     }
 
     /// Returns `true` if the completion holds the data of the message.
@@ -260,7 +267,7 @@ impl Responder<'_> {
         position == Position::Only && length > 0 && length <= usize::from(self.target.scatter)
     }
 
-    fn scatter(&mut self, wqe: &Wqe, skip: u64, bytes: &[u8]) -> Result<(), Fault> {
+    fn scatter(&mut self, wqe: &ReceiveWqe, skip: u64, bytes: &[u8]) -> Result<(), MkeyFault> {
         let user = self.user(Access::LocalWrite);
         let pd = local_domain(self.device, self.receive, user.pd);
         reach(self.device).scatter(pd, user.qp, &wqe.segments, skip, bytes)
@@ -273,7 +280,7 @@ impl Responder<'_> {
     }
 
     /// Returns the completion of a receive, without kind and data.
-    fn completion(&self, wqe: &Wqe, packet: &Packet) -> Completion {
+    fn completion(&self, wqe: &ReceiveWqe, packet: &Packet) -> Completion {
         Completion {
             qpn: self.target.number,
             user_index: self.target.user_index,
@@ -286,10 +293,10 @@ impl Responder<'_> {
         }
     }
 
-    fn fail(&mut self, wqe: &Wqe, packet: &Packet, syndrome: Syndrome) {
+    fn fail(&mut self, wqe: &ReceiveWqe, packet: &Packet, syndrome: Syndrome) {
         self.state.failed = true;
         let completion = Completion {
-            kind: Kind::ReceiveError,
+            kind: CqeKind::ReceiveError,
             syndrome,
             ..self.completion(wqe, packet)
         };

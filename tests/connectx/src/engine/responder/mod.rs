@@ -10,15 +10,15 @@ mod execution;
 mod state;
 mod target;
 
-use crate::cost::Count;
+use crate::cost::DeviceCounters;
 use crate::device::Device;
-use crate::network::packet::{Answer, Body, Nak, Packet, Psn, Reth};
+use crate::network::packet::{Answer, Nak, Packet, PacketBody, Psn, Reth};
 use crate::object::qp::Receive;
-use execution::Refusal;
-use state::{Reply, Turn};
+use execution::Rejection;
+use state::{Response, Turn};
 
-pub use state::{Progress, State};
-pub use target::{Peer, Target};
+pub use state::{Progress, ResponderState};
+pub use target::{Peer, ResponderContext};
 
 /// The receiver failed, and sends no NAK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +30,11 @@ pub struct Responder<'a> {
     /// The device.
     pub device: &'a mut Device,
     /// The receiver.
-    pub target: &'a Target,
+    pub target: &'a ResponderContext,
     /// Receive queue.
     pub receive: &'a mut Receive,
     /// Receive state of the connection.
-    pub state: &'a mut State,
+    pub state: &'a mut ResponderState,
 }
 
 impl Responder<'_> {
@@ -65,18 +65,18 @@ impl Responder<'_> {
                 self.state.refused = false;
                 self.state.expected = Some(psn.plus(self.packets(&packet.body)));
                 if packet.acknowledge && !is_answered(&packet.body) {
-                    self.state.reply(Reply::Ack(psn));
+                    self.state.reply(Response::Ack(psn));
                 }
             }
-            Err(Refusal::NotReady) => {
+            Err(Rejection::NotReady) => {
                 self.count(|count| count.receiver_not_ready += 1);
                 self.state.refused = true;
                 let answer = Answer::ReceiverNotReady(self.target.min_rnr_nak);
-                self.state.reply(Reply::TryAgain(psn, answer));
+                self.state.reply(Response::TryAgain(psn, answer));
             }
-            Err(Refusal::Final(nak, event)) => {
+            Err(Rejection::Final(nak, event)) => {
                 self.state.failed = true;
-                self.state.reply(Reply::Refuse(psn, nak, event));
+                self.state.reply(Response::Refuse(psn, nak, event));
             }
         }
     }
@@ -87,7 +87,7 @@ impl Responder<'_> {
             self.count(|count| count.out_of_sequence += 1);
             self.state.refused = true;
             let answer = Answer::Nak(Nak::Sequence);
-            self.state.reply(Reply::TryAgain(expected, answer));
+            self.state.reply(Response::TryAgain(expected, answer));
         }
     }
 
@@ -95,19 +95,19 @@ impl Responder<'_> {
     fn again(&mut self, packet: &Packet, expected: Psn) {
         self.count(|count| count.duplicates += 1);
         match packet.body {
-            Body::ReadRequest(reth) => {
+            PacketBody::ReadRequest(reth) => {
                 let end = packet.psn.plus(self.packets(&packet.body));
                 if end.since(expected) <= 0 && self.may_read(&reth).is_ok() {
                     self.reply_read(packet.psn, reth, Turn::Again);
                 }
             }
-            Body::Atomic(_) => {
+            PacketBody::Atomic(_) => {
                 if let Some(found) = self.state.found(packet.psn) {
-                    let answer = Reply::Atomic(packet.psn, found, Turn::Again);
+                    let answer = Response::Atomic(packet.psn, found, Turn::Again);
                     self.state.reply(answer);
                 }
             }
-            _ if packet.acknowledge => self.state.reply(Reply::Ack(expected.previous())),
+            _ if packet.acknowledge => self.state.reply(Response::Ack(expected.previous())),
             _ => {}
         }
     }
@@ -128,22 +128,22 @@ impl Responder<'_> {
         }
     }
 
-    fn count(&mut self, count: impl Fn(&mut Count)) {
+    fn count(&mut self, count: impl Fn(&mut DeviceCounters)) {
         self.device.count(self.target.counters, count);
     }
 
     /// Returns the number of sequence numbers that a request takes.
-    fn packets(&self, body: &Body) -> u32 {
+    fn packets(&self, body: &PacketBody) -> u32 {
         match body {
-            Body::ReadRequest(reth) => reth.length.div_ceil(self.target.peer.mtu).max(1),
+            PacketBody::ReadRequest(reth) => reth.length.div_ceil(self.target.peer.mtu).max(1),
             _ => 1,
         }
     }
 }
 
 /// Returns `true` if the response to a request has data, which replaces an acknowledgement.
-fn is_answered(body: &Body) -> bool {
-    matches!(body, Body::ReadRequest(_) | Body::Atomic(_))
+fn is_answered(body: &PacketBody) -> bool {
+    matches!(body, PacketBody::ReadRequest(_) | PacketBody::Atomic(_))
 }
 
 /// Returns the rest of remote memory after `length` bytes.

@@ -6,11 +6,11 @@ use std::collections::VecDeque;
 use super::{advance, Peer};
 use crate::device::Device;
 use crate::engine::{page_fault, reach, send, BURST};
-use crate::network::packet::{Answer, Body, Nak, Packet, Psn, Reth};
+use crate::network::packet::{Answer, Nak, Packet, PacketBody, Psn, Reth};
 use crate::network::Outbox;
 use crate::object::eq::QpEvent;
 use crate::object::mkey::User;
-use crate::object::receive::Wqe;
+use crate::object::receive::ReceiveWqe;
 
 /// Maximum number of responses that wait. Further responses, except a final NAK, are dropped, and their requester
 /// retries.
@@ -21,7 +21,7 @@ const ATOMICS: usize = 128;
 
 /// Receive state of a connection.
 #[derive(Clone, Debug, Default)]
-pub struct State {
+pub struct ResponderState {
     /// Next sequence number; `None` before the first packet.
     pub(super) expected: Option<Psn>,
     /// `true` if the expected packet was requested again: the packets behind it are ignored until it arrives.
@@ -31,9 +31,9 @@ pub struct State {
     /// The message in progress.
     pub(super) message: Option<Message>,
     /// A receive taken for a message that was discarded.
-    pub(super) spare: Option<Wqe>,
+    pub(super) spare: Option<ReceiveWqe>,
     /// Responses that wait to be sent.
-    replies: VecDeque<Reply>,
+    replies: VecDeque<Response>,
     /// Results of atomic operations, by sequence number.
     atomics: VecDeque<(Psn, u64)>,
     /// The sender, which receives the responses.
@@ -44,14 +44,14 @@ pub struct State {
 #[derive(Clone, Debug)]
 pub(super) enum Message {
     /// A SEND: its receive, and the number of received bytes.
-    Send(Wqe, u64),
+    Send(ReceiveWqe, u64),
     /// A WRITE: its remaining part, and its total length.
     Write(Reth, u32),
 }
 
 /// Response that waits to be sent.
 #[derive(Clone, Debug)]
-pub(super) enum Reply {
+pub(super) enum Response {
     /// Acknowledges all packets up to this one.
     Ack(Psn),
     /// This packet was not executed, and the peer may retry.
@@ -93,7 +93,7 @@ pub enum Progress {
     Refused(Option<QpEvent>),
 }
 
-impl State {
+impl ResponderState {
     /// Returns `true` if no packet has arrived so far.
     pub fn is_new(&self) -> bool {
         self.expected.is_none()
@@ -107,9 +107,9 @@ impl State {
     /// Returns the number of READs and atomic operations without a response so far. Duplicates are not counted: their
     /// first response was.
     pub(super) fn unanswered(&self) -> usize {
-        let is_first = |reply: &&Reply| match reply {
-            Reply::Atomic(_, _, turn) => *turn == Turn::First,
-            Reply::Read(reading) => reading.turn == Turn::First,
+        let is_first = |reply: &&Response| match reply {
+            Response::Atomic(_, _, turn) => *turn == Turn::First,
+            Response::Read(reading) => reading.turn == Turn::First,
             _ => false,
         };
         self.replies.iter().filter(is_first).count()
@@ -126,7 +126,7 @@ impl State {
     }
 
     /// Discards the message in progress and the waiting responses. Returns the receive that the message has taken.
-    pub fn abandon(&mut self) -> Option<Wqe> {
+    pub fn abandon(&mut self) -> Option<ReceiveWqe> {
         self.replies.clear();
         match self.message.take() {
             Some(Message::Send(wqe, _)) => Some(wqe),
@@ -160,15 +160,15 @@ impl State {
                 return Progress::Done;
             };
             let (psn, body) = match reply {
-                Reply::Ack(psn) => (psn, Body::Acknowledge(Answer::Ack)),
-                Reply::TryAgain(psn, answer) => (psn, Body::Acknowledge(answer)),
-                Reply::Atomic(psn, found, _) => (psn, Body::AtomicResponse(found)),
-                Reply::Read(reading) => {
+                Response::Ack(psn) => (psn, PacketBody::Acknowledge(Answer::Ack)),
+                Response::TryAgain(psn, answer) => (psn, PacketBody::Acknowledge(answer)),
+                Response::Atomic(psn, found, _) => (psn, PacketBody::AtomicResponse(found)),
+                Response::Read(reading) => {
                     self.read(device, outbox, &peer, reading);
                     continue;
                 }
-                Reply::Refuse(psn, nak, event) => {
-                    let body = Body::Acknowledge(Answer::Nak(nak));
+                Response::Refuse(psn, nak, event) => {
+                    let body = PacketBody::Acknowledge(Answer::Nak(nak));
                     send(device, outbox, peer.packet(psn, body));
                     return Progress::Refused(event);
                 }
@@ -192,14 +192,14 @@ impl State {
         let read = reach(device).read(rest.key, user, rest.address, &mut payload);
         if let Err(fault) = read {
             let refusal = if page_fault::waits(device, user.qp, fault) {
-                Reply::TryAgain(psn, Answer::ReceiverNotReady(reading.min_rnr_nak))
+                Response::TryAgain(psn, Answer::ReceiverNotReady(reading.min_rnr_nak))
             } else {
                 self.failed = true;
-                Reply::Refuse(psn, Nak::RemoteAccess, Some(QpEvent::AccessError))
+                Response::Refuse(psn, Nak::RemoteAccess, Some(QpEvent::AccessError))
             };
             return self.replies.push_front(refusal);
         }
-        let body = Body::ReadResponse;
+        let body = PacketBody::ReadResponse;
         let packet = Packet {
             payload,
             ..peer.packet(psn, body)
@@ -207,7 +207,7 @@ impl State {
         send(device, outbox, packet);
         let rest = advance(rest, length);
         if rest.length > 0 {
-            self.replies.push_front(Reply::Read(Reading {
+            self.replies.push_front(Response::Read(Reading {
                 psn: psn.plus(1),
                 rest,
                 ..reading
@@ -217,10 +217,10 @@ impl State {
 
     /// Queues a response. An acknowledgement replaces an acknowledgement directly before it. A final NAK is queued even
     /// if the queue is full.
-    pub(super) fn reply(&mut self, reply: Reply) {
-        if let (Some(Reply::Ack(last)), Reply::Ack(psn)) = (self.replies.back_mut(), &reply) {
+    pub(super) fn reply(&mut self, reply: Response) {
+        if let (Some(Response::Ack(last)), Response::Ack(psn)) = (self.replies.back_mut(), &reply) {
             *last = *psn;
-        } else if self.replies.len() < REPLIES || matches!(reply, Reply::Refuse(..)) {
+        } else if self.replies.len() < REPLIES || matches!(reply, Response::Refuse(..)) {
             self.replies.push_back(reply);
         }
     }
@@ -232,19 +232,19 @@ mod tests {
 
     #[test]
     fn final_nak_is_queued_although_reply_queue_is_full() {
-        let mut state = State::default();
+        let mut state = ResponderState::default();
         for number in 0..2 * REPLIES as u32 {
-            state.reply(Reply::Atomic(Psn::new(number), 0, Turn::First));
+            state.reply(Response::Atomic(Psn::new(number), 0, Turn::First));
         }
         assert_eq!(state.replies.len(), REPLIES);
-        state.reply(Reply::Refuse(Psn::new(0), Nak::InvalidRequest, None));
-        assert!(matches!(state.replies.back(), Some(Reply::Refuse(..))));
+        state.reply(Response::Refuse(Psn::new(0), Nak::InvalidRequest, None));
+        assert!(matches!(state.replies.back(), Some(Response::Refuse(..))));
     }
 
     #[test]
     fn repeated_psn_returns_latest_atomic_result() {
         let psn = Psn::new(7);
-        let mut state = State::default();
+        let mut state = ResponderState::default();
         state.atomics.extend([(psn, 1), (psn, 2), (psn.plus(1), 3)]);
         assert_eq!(state.found(psn), Some(2));
         assert_eq!(state.found(psn.plus(2)), None);

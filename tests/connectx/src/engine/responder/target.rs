@@ -2,7 +2,7 @@
 //! Receiver of a request, and its sender, to which the responses go.
 
 use crate::device::Device;
-use crate::network::packet::{Body, Grh, Packet, Path, Psn, Service};
+use crate::network::packet::{Grh, Packet, PacketBody, Path, Psn, Service};
 use crate::object::qp::{Qp, Receive, Rights};
 
 /// Sender of requests, which receives the responses.
@@ -42,7 +42,7 @@ impl Peer {
     }
 
     /// Returns a response to this sender.
-    pub fn packet(&self, psn: Psn, body: Body) -> Packet {
+    pub fn packet(&self, psn: Psn, body: PacketBody) -> Packet {
         Packet {
             path: self.path,
             service: self.service,
@@ -58,7 +58,7 @@ impl Peer {
 
 /// Receiver: a queue pair or a DC target.
 #[derive(Clone, Copy, Debug)]
-pub struct Target {
+pub struct ResponderContext {
     /// Number of the queue pair or DC target.
     pub number: u32,
     /// `true` if requests are acknowledged.
@@ -87,11 +87,11 @@ pub struct Target {
     pub peer: Peer,
 }
 
-impl Target {
+impl ResponderContext {
     /// Returns a queue pair as the receiver of a packet, for XRC with the SRQ of the packet.
     pub fn of_qp(device: &Device, qp: &Qp, packet: &Packet) -> (Self, Option<Receive>) {
         let attributes = &qp.attributes;
-        let target = Target {
+        let target = ResponderContext {
             number: qp.number,
             reliable: packet.service != Service::Uc,
             first: Psn::new(attributes.receive_psn),
@@ -111,9 +111,9 @@ impl Target {
         };
         let srq = device.objects.srqs.get(number);
         let Some(srq) = srq.filter(|srq| srq.xrcd == attributes.xrcd) else {
-            return (Target { pd: None, ..target }, Some(Receive::None));
+            return (ResponderContext { pd: None, ..target }, Some(Receive::None));
         };
-        let target = Target {
+        let target = ResponderContext {
             pd: Some(srq.pd),
             cqn: srq.cqn,
             user_index: srq.user_index,

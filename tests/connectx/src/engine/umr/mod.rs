@@ -70,7 +70,7 @@ const CONTEXT: usize = 64;
 
 /// Decoded request.
 #[derive(Debug)]
-struct Request<'a> {
+struct UmrRequest<'a> {
     /// The key with its current variant.
     key: u32,
     flags: u8,
@@ -83,8 +83,8 @@ struct Request<'a> {
     rest: &'a [u8],
 }
 
-impl Request<'_> {
-    fn decode(wqe: &[u8]) -> Option<Request<'_>> {
+impl UmrRequest<'_> {
+    fn decode(wqe: &[u8]) -> Option<UmrRequest<'_>> {
         let flags = *wqe.get(UMR)?;
         let (low, high) = (be(wqe, UMR + 6, 2), be(wqe, UMR + 16, 4));
         let offset = if flags & flag::OFFSET != 0 {
@@ -96,7 +96,7 @@ impl Request<'_> {
             // Without an offset, the field is the length of a signature descriptor.
             return None;
         }
-        Some(Request {
+        Some(UmrRequest {
             key: be(wqe, 12, 4) as u32,
             flags,
             mask: be64(wqe, UMR + 8),
@@ -119,7 +119,7 @@ impl Request<'_> {
 
 /// Executes the UMR work request `wqe` of `qp`. The error is the syndrome of the completion.
 pub fn execute(device: &mut Device, qp: &Qp, wqe: &[u8]) -> Result<(), Syndrome> {
-    let request = Request::decode(wqe).ok_or(Syndrome::LocalQpOperation)?;
+    let request = UmrRequest::decode(wqe).ok_or(Syndrome::LocalQpOperation)?;
     let mkey = device
         .objects
         .mkeys
@@ -139,7 +139,7 @@ pub fn execute(device: &mut Device, qp: &Qp, wqe: &[u8]) -> Result<(), Syndrome>
 }
 
 /// Checks that the request is valid, and that the QP may change this key.
-fn check(request: &Request<'_>, mkey: &Mkey, qp: &Qp) -> Result<(), Syndrome> {
+fn check(request: &UmrRequest<'_>, mkey: &Mkey, qp: &Qp) -> Result<(), Syndrome> {
     let privileged = qp.transport == Transport::Umr;
     let new = request.context;
     let log_page_size = get!(new, mkc, log_page_size);
@@ -168,7 +168,7 @@ fn check(request: &Request<'_>, mkey: &Mkey, qp: &Qp) -> Result<(), Syndrome> {
 }
 
 /// Returns the new part of the table.
-fn entries(device: &mut Device, qp: &Qp, request: &Request<'_>) -> Result<Vec<u8>, Syndrome> {
+fn entries(device: &mut Device, qp: &Qp, request: &UmrRequest<'_>) -> Result<Vec<u8>, Syndrome> {
     let mut entries = vec![0; request.length];
     if request.flags & flag::INLINE != 0 {
         let given = request
@@ -203,7 +203,7 @@ fn entries(device: &mut Device, qp: &Qp, request: &Request<'_>) -> Result<Vec<u8
 }
 
 /// Changes the fields that the mask selects.
-fn apply(request: &Request<'_>, old: &mut [u8; size!(mkc)]) {
+fn apply(request: &UmrRequest<'_>, old: &mut [u8; size!(mkc)]) {
     let new = request.context;
     macro_rules! take {
         ($bit:ident, $($field:ident),+) => {

@@ -5,8 +5,8 @@ use super::*;
 use crate::device::DeviceId;
 use crate::fabric::Port;
 use crate::layout::put_be;
-use crate::object::mkey::{self, Fault, Piece, Place};
-use crate::object::qp::{Attributes, Receive, State};
+use crate::object::mkey::{self, MkeyFault, Piece, Place};
+use crate::object::qp::{Attributes, QpState, Receive};
 
 const PD: u32 = 3;
 
@@ -17,7 +17,7 @@ fn qp(transport: Transport) -> Qp {
     };
     Qp {
         number: 0x41,
-        state: State::Rts,
+        state: QpState::Rts,
         transport,
         attributes,
         send: None,
@@ -84,7 +84,7 @@ fn invalidate(key: u32) -> Vec<u8> {
     request(key, 0, mask::FREE, context, &[])
 }
 
-fn find(device: &Device, key: u32, address: u64, length: u64) -> Result<Vec<Piece>, Fault> {
+fn find(device: &Device, key: u32, address: u64, length: u64) -> Result<Vec<Piece>, MkeyFault> {
     let user = User {
         pd: PD,
         qp: 0x41,
@@ -114,16 +114,16 @@ fn key_is_valid_from_registration_until_invalidation() {
     let (mut device, qp) = (device(), qp(Transport::Rc));
     let old = free_key(&mut device, Mode::Mtt);
     let key = old | 5;
-    assert_eq!(find(&device, old, 0x5ff8, 8), Err(Fault::Free));
+    assert_eq!(find(&device, old, 0x5ff8, 8), Err(MkeyFault::Free));
     assert_eq!(execute(&mut device, &qp, &register(key)), Ok(()));
-    assert_eq!(find(&device, old, 0x5ff8, 8), Err(Fault::Key));
+    assert_eq!(find(&device, old, 0x5ff8, 8), Err(MkeyFault::Key));
     let pieces = [(0x9ff8, 8), (0x7000, 8)];
     let pieces = pieces.map(|(at, length)| Piece {
         place: Place::Guest(at),
         length,
     });
     assert_eq!(find(&device, key, 0x5ff8, 16).as_deref(), Ok(&pieces[..]));
-    assert_eq!(find(&device, key, 0x67f8, 16), Err(Fault::Range));
+    assert_eq!(find(&device, key, 0x67f8, 16), Err(MkeyFault::Range));
     // The key is no longer free, and a key with an old variant cannot be invalidated.
     assert_eq!(
         execute(&mut device, &qp, &register(key)),
@@ -134,7 +134,7 @@ fn key_is_valid_from_registration_until_invalidation() {
         Err(Syndrome::WindowBind)
     );
     assert_eq!(execute(&mut device, &qp, &invalidate(key)), Ok(()));
-    assert_eq!(find(&device, key, 0x5000, 8), Err(Fault::Free));
+    assert_eq!(find(&device, key, 0x5000, 8), Err(MkeyFault::Free));
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn bound_window_rejects_other_qp() {
     set!(context, mkc, qpn, 0x42u32);
     let bind = request(window, flag::OFFSET, mask::FREE | mask::QP, context, &[]);
     assert_eq!(execute(&mut device, &qp(Transport::Rc), &bind), Ok(()));
-    assert_eq!(find(&device, window, 0, 8), Err(Fault::Owner));
+    assert_eq!(find(&device, window, 0, 8), Err(MkeyFault::Owner));
     let mut unbind = invalidate(window);
     unbind[UMR] |= flag::CHECK_QP | flag::OFFSET;
     let unbound = free_key(&mut device, Mode::Klm);

@@ -10,7 +10,7 @@ use crate::engine::{self, page_fault};
 use crate::layout::ifc::*;
 use crate::layout::{at, be32, get, get64, set, size};
 use crate::object::buffer::Buffer;
-use crate::object::qp::{Attributes, Qp, Receive, SendRing, State, Transport};
+use crate::object::qp::{Attributes, Qp, QpState, Receive, SendRing, Transport};
 use crate::object::receive::{Layout, Ring};
 use crate::object::LOG_MAX_STREAMS;
 use transition::modify;
@@ -56,7 +56,7 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
     }
     let number = device.objects.qps.insert_with(|number| Qp {
         number,
-        state: State::Reset,
+        state: QpState::Reset,
         transport,
         attributes,
         send,
@@ -195,7 +195,7 @@ fn to_reset(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(),
         .qps
         .get_mut(number)
         .ok_or(Status::BadResource)?;
-    qp.state = State::Reset;
+    qp.state = QpState::Reset;
     if let Receive::Own(ring) = &mut qp.receive {
         ring.reset();
     }

@@ -11,7 +11,7 @@ use crate::firmware::capability::LOG_MAX_MSG;
 use crate::firmware::{port, Status};
 use crate::layout::ifc::*;
 use crate::layout::{at, be, be64, get, set, size};
-use crate::object::qp::{Attributes, Qp, Receive, State};
+use crate::object::qp::{Attributes, Qp, QpState, Receive};
 use crate::object::LOG_MAX_READS;
 
 /// Optional parameters of a transition.
@@ -34,8 +34,8 @@ mod optional {
 /// Transition from one state to another.
 struct Transition {
     opcode: u32,
-    from: State,
-    to: State,
+    from: QpState,
+    to: QpState,
     /// Copies the mandatory fields.
     always: fn(&mut [u8], &[u8]),
     /// Optional parameters that are valid for the transition.
@@ -45,50 +45,50 @@ struct Transition {
 const TRANSITIONS: [Transition; 7] = [
     Transition {
         opcode: MLX5_CMD_OP_RST2INIT_QP,
-        from: State::Reset,
-        to: State::Init,
+        from: QpState::Reset,
+        to: QpState::Init,
         always: reset_to_init,
         optional: 0,
     },
     Transition {
         opcode: MLX5_CMD_OP_INIT2INIT_QP,
-        from: State::Init,
-        to: State::Init,
+        from: QpState::Init,
+        to: QpState::Init,
         always: nothing,
         optional: optional::ACCESS | optional::PKEY_INDEX | optional::PORT | optional::Q_KEY,
     },
     Transition {
         opcode: MLX5_CMD_OP_INIT2RTR_QP,
-        from: State::Init,
-        to: State::Rtr,
+        from: QpState::Init,
+        to: QpState::Rtr,
         always: init_to_rtr,
         optional: optional::ACCESS | optional::PKEY_INDEX | optional::Q_KEY,
     },
     Transition {
         opcode: MLX5_CMD_OP_RTR2RTS_QP,
-        from: State::Rtr,
-        to: State::Rts,
+        from: QpState::Rtr,
+        to: QpState::Rts,
         always: rtr_to_rts,
         optional: RTS_OPTIONAL,
     },
     Transition {
         opcode: MLX5_CMD_OP_RTS2RTS_QP,
-        from: State::Rts,
-        to: State::Rts,
+        from: QpState::Rts,
+        to: QpState::Rts,
         always: nothing,
         optional: RTS_OPTIONAL | optional::SRQ | optional::RECEIVE_CQ | optional::COUNTER,
     },
     Transition {
         opcode: MLX5_CMD_OP_SQERR2RTS_QP,
-        from: State::SqError,
-        to: State::Rts,
+        from: QpState::SqError,
+        to: QpState::Rts,
         always: nothing,
         optional: RTS_OPTIONAL,
     },
     Transition {
         opcode: MLX5_CMD_OP_SQD_RTS_QP,
-        from: State::SqDrained,
-        to: State::Rts,
+        from: QpState::SqDrained,
+        to: QpState::Rts,
         always: nothing,
         optional: RTS_OPTIONAL,
     },
@@ -284,7 +284,7 @@ impl Extension {
 }
 
 /// Checks that the context is valid in the new state of the QP.
-fn check(device: &Device, qp: &Qp, to: State, context: &[u8]) -> Result<(), Status> {
+fn check(device: &Device, qp: &Qp, to: QpState, context: &[u8]) -> Result<(), Status> {
     let attributes = Attributes::of(context);
     check_links(device, qp.transport, &attributes, &qp.send, &qp.receive)?;
     device
@@ -294,7 +294,7 @@ fn check(device: &Device, qp: &Qp, to: State, context: &[u8]) -> Result<(), Stat
         .get(attributes.pd)
         .ok_or(Status::BadResource)?;
     let path = &attributes.path;
-    let ready = matches!(to, State::Rtr | State::Rts);
+    let ready = matches!(to, QpState::Rtr | QpState::Rts);
     let mtu = get!(context, qpc, mtu);
     if get!(context, qpc, primary_address_path.vhca_port_num) != 1
         || usize::from(path.pkey_index) >= port::PKEYS

@@ -55,7 +55,7 @@ pub struct User {
 
 /// Reason for which an access fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum MkeyFault {
     /// The key does not exist, or has another variant.
     Key,
     /// The key is in the free state.

@@ -16,7 +16,7 @@ use crate::layout::{get, get64, set, size};
 use crate::object::memic;
 use crate::object::table::Table;
 
-pub use access::{Absent, Access, Fault, User};
+pub use access::{Absent, Access, MkeyFault, User};
 pub use translation::{translate, Piece, Place};
 
 /// Null key, whose memory reads as zeros and discards writes.
@@ -180,42 +180,42 @@ impl Mkey {
         right != 0
     }
 
-    fn check(&self, user: User) -> Result<(), Fault> {
+    fn check(&self, user: User) -> Result<(), MkeyFault> {
         if get!(self.context, mkc, free) != 0 {
-            Err(Fault::Free)
+            Err(MkeyFault::Free)
         } else if self.pd() != user.pd {
-            Err(Fault::Domain)
+            Err(MkeyFault::Domain)
         } else if !self.is_for(user.qp) {
-            Err(Fault::Owner)
+            Err(MkeyFault::Owner)
         } else if !self.allows(user.access) {
-            Err(Fault::Rights)
+            Err(MkeyFault::Rights)
         } else {
             Ok(())
         }
     }
 
     /// Returns the offset of `address` in the memory of the key.
-    fn offset(&self, address: u64, length: u64) -> Result<u64, Fault> {
+    fn offset(&self, address: u64, length: u64) -> Result<u64, MkeyFault> {
         if get!(self.context, mkc, length64) != 0 {
             return Ok(address.wrapping_sub(self.start()));
         }
-        let offset = address.checked_sub(self.start()).ok_or(Fault::Range)?;
-        let end = offset.checked_add(length).ok_or(Fault::Range)?;
+        let offset = address.checked_sub(self.start()).ok_or(MkeyFault::Range)?;
+        let end = offset.checked_add(length).ok_or(MkeyFault::Range)?;
         if end > get64!(self.context, mkc, len) {
-            return Err(Fault::Range);
+            return Err(MkeyFault::Range);
         }
         Ok(offset)
     }
 
-    fn entry(&self, index: u64) -> Result<&[u8], Fault> {
+    fn entry(&self, index: u64) -> Result<&[u8], MkeyFault> {
         let start = usize::try_from(index)
             .ok()
             .and_then(|index| index.checked_mul(self.mode.entry()));
-        let start = start.ok_or(Fault::Range)?;
+        let start = start.ok_or(MkeyFault::Range)?;
         self.table
             .get(start..)
             .and_then(|rest| rest.get(..self.mode.entry()))
-            .ok_or(Fault::Range)
+            .ok_or(MkeyFault::Range)
     }
 
     /// Returns `true` if the ranges repeat.
@@ -230,21 +230,21 @@ impl Mkey {
     }
 
     /// Returns the number of bytes of a range, by its number.
-    fn range_length(&self, number: usize) -> Result<u64, Fault> {
+    fn range_length(&self, number: usize) -> Result<u64, MkeyFault> {
         let entry = |index: usize| Ok(Klm::decode(self.entry(index as u64)?));
         if !self.is_repeated() {
             return Ok(entry(number)?.length.into());
         }
         let ranges = entry(0)?.address & 0xffff;
         if number as u64 >= ranges {
-            return Err(Fault::Range);
+            return Err(MkeyFault::Range);
         }
         Ok(u64::from(entry(number + 1)?.length & 0xffff))
     }
 
     /// Returns the range of the byte `at`: its number, the offset of the byte in the range, and the number of bytes
     /// from this offset on. Skips empty ranges.
-    fn range(&self, at: u64) -> Result<(usize, u64, u64), Fault> {
+    fn range(&self, at: u64) -> Result<(usize, u64, u64), MkeyFault> {
         let mut ends = self.ends.borrow_mut();
         let mut last = ends.last().copied().unwrap_or(0);
         while last <= at {
@@ -280,7 +280,7 @@ impl Klm {
 
 /// Puts a key into the free state, for SEND with invalidate of the peer of queue pair `qp` in `pd`. The key must allow
 /// remote invalidation and UMR.
-pub fn invalidate(keys: &mut Table<Mkey>, key: u32, pd: u32, qp: u32) -> Result<(), Fault> {
+pub fn invalidate(keys: &mut Table<Mkey>, key: u32, pd: u32, qp: u32) -> Result<(), MkeyFault> {
     let mkey = find(keys, key)?;
     let user = User {
         pd,
@@ -289,7 +289,7 @@ pub fn invalidate(keys: &mut Table<Mkey>, key: u32, pd: u32, qp: u32) -> Result<
     };
     mkey.check(user)?;
     if get!(mkey.context, mkc, en_rinval) == 0 || get!(mkey.context, mkc, umr_en) == 0 {
-        return Err(Fault::Rights);
+        return Err(MkeyFault::Rights);
     }
     if let Some(mkey) = keys.get_mut(key >> 8) {
         set!(mkey.context, mkc, free, 1u32);
@@ -305,7 +305,7 @@ pub fn check(
     user: User,
     address: u64,
     length: u64,
-) -> Result<(), Fault> {
+) -> Result<(), MkeyFault> {
     if length == 0 {
         return Ok(());
     }
@@ -315,9 +315,9 @@ pub fn check(
 }
 
 /// Returns the key with this index and variant.
-fn find(keys: &Table<Mkey>, key: u32) -> Result<&Mkey, Fault> {
+fn find(keys: &Table<Mkey>, key: u32) -> Result<&Mkey, MkeyFault> {
     let mkey = keys
         .get(key >> 8)
         .filter(|mkey| u32::from(mkey.variant()) == key & 0xff);
-    mkey.ok_or(Fault::Key)
+    mkey.ok_or(MkeyFault::Key)
 }

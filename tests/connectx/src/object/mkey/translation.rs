@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Translation of addresses of a key into places in memory, along the keys that its table refers to.
 
-use super::{find, Absent, Access, Fault, Klm, Mkey, Mode, User, MTT, NULL};
+use super::{find, Absent, Access, Klm, Mkey, MkeyFault, Mode, User, MTT, NULL};
 use crate::object::table::Table;
 
 /// Maximum number of keys in a chain of references.
@@ -36,7 +36,7 @@ pub fn translate(
     address: u64,
     length: u64,
     looked_up: &mut dyn FnMut(u32, u64),
-) -> Result<Vec<Piece>, Fault> {
+) -> Result<Vec<Piece>, MkeyFault> {
     let mut walk = Walk {
         keys,
         looked_up,
@@ -60,7 +60,7 @@ impl Walk<'_> {
         address: u64,
         length: u64,
         depth: u32,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MkeyFault> {
         if length == 0 {
             return Ok(());
         }
@@ -68,7 +68,7 @@ impl Walk<'_> {
             self.add(Place::Null, length);
             return Ok(());
         }
-        let depth = depth.checked_sub(1).ok_or(Fault::Depth)?;
+        let depth = depth.checked_sub(1).ok_or(MkeyFault::Depth)?;
         let key = find(self.keys, number)?;
         key.check(user)?;
         let offset = key.offset(address, length)?;
@@ -94,7 +94,7 @@ impl Walk<'_> {
         access: Access,
         offset: u64,
         length: u64,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MkeyFault> {
         let mut done = 0;
         for (page, within, here) in split(key, offset, length) {
             (self.looked_up)(number >> 8, page);
@@ -102,7 +102,7 @@ impl Walk<'_> {
             entry.copy_from_slice(key.entry(page)?);
             let entry = u64::from_be_bytes(entry);
             if entry & access.page_bit() == 0 {
-                return Err(Fault::Absent(Absent {
+                return Err(MkeyFault::Absent(Absent {
                     key: number,
                     address: key.start().wrapping_add(offset).wrapping_add(done),
                     length: length - done,
@@ -123,7 +123,7 @@ impl Walk<'_> {
         offset: u64,
         length: u64,
         depth: u32,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MkeyFault> {
         for (page, within, length) in split(key, offset, length) {
             (self.looked_up)(index, page);
             let entry = Klm::decode(key.entry(page)?);
@@ -146,7 +146,7 @@ impl Walk<'_> {
         offset: u64,
         length: u64,
         depth: u32,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MkeyFault> {
         if key.is_repeated() {
             return self.repeated(index, key, user, offset, length, depth);
         }
@@ -175,12 +175,12 @@ impl Walk<'_> {
         offset: u64,
         length: u64,
         depth: u32,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), MkeyFault> {
         let head = Klm::decode(key.entry(0)?);
         let (per_turn, turns) = (u64::from(head.length), head.address >> 32);
-        let end = offset.checked_add(length).ok_or(Fault::Range)?;
+        let end = offset.checked_add(length).ok_or(MkeyFault::Range)?;
         if per_turn == 0 || end > per_turn * turns {
-            return Err(Fault::Range);
+            return Err(MkeyFault::Range);
         }
         let (mut at, mut left) = (offset, length);
         while left > 0 {

@@ -6,7 +6,7 @@ use crate::layout::{get, set, size};
 
 /// A completion queue.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cq {
+pub(crate) struct RigCq {
     pub(crate) node: usize,
     pub(crate) number: u32,
     pub(in crate::rig) buffer: u64,
@@ -17,13 +17,13 @@ pub(crate) struct Cq {
 
 impl Rig {
     /// Creates a completion queue of `1 << log_size` entries.
-    pub(crate) fn cq(&mut self, node: usize, log_size: u32) -> Cq {
+    pub(crate) fn cq(&mut self, node: usize, log_size: u32) -> RigCq {
         let record = self.allocate(node, 8);
         self.cq_with(node, log_size, record).unwrap()
     }
 
     /// Creates a completion queue with its doorbell record at `record`.
-    pub(crate) fn cq_with(&mut self, node: usize, log_size: u32, record: u64) -> Result<Cq, u8> {
+    pub(crate) fn cq_with(&mut self, node: usize, log_size: u32, record: u64) -> Result<RigCq, u8> {
         let buffer = self.allocate(node, 64 << log_size);
         // The device owns all entries.
         for entry in 0..1 << log_size {
@@ -38,7 +38,7 @@ impl Rig {
         set!(input, create_cq_in, cq_context.dbr_addr, record);
         input.extend(pages(buffer, 64 << log_size));
         let output = self.command(node, &input, size!(create_cq_out))?;
-        Ok(Cq {
+        Ok(RigCq {
             node,
             number: get!(output, create_cq_out, cqn),
             buffer,

@@ -9,8 +9,8 @@ mod receive;
 use super::{pages, Rig};
 use crate::layout::ifc::*;
 
-pub(crate) use cq::Cq;
+pub(crate) use cq::RigCq;
 pub(crate) use memory::{rights, Mr};
-pub(crate) use qp::{reset_of_stream, Options, Qp, Spec};
-pub(crate) use receive::{Dct, Srq};
+pub(crate) use qp::{reset_of_stream, Options, RigQp, Spec};
 pub(super) use receive::{Posting, STRIDE};
+pub(crate) use receive::{RigDct, RigSrq};

@@ -3,15 +3,15 @@
 
 use super::*;
 use crate::layout::{at, get, put_be, set, size};
-use crate::object::qp::{State, Transport};
+use crate::object::qp::{QpState, Transport};
 
 /// Attributes of a queue pair to create.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spec {
     pub(crate) transport: Transport,
-    pub(crate) send_cq: Cq,
-    pub(crate) receive_cq: Cq,
-    pub(crate) srq: Option<Srq>,
+    pub(crate) send_cq: RigCq,
+    pub(crate) receive_cq: RigCq,
+    pub(crate) srq: Option<RigSrq>,
     pub(crate) log_send: u32,
     pub(crate) log_receive: u32,
     pub(crate) xrcd: u32,
@@ -21,7 +21,7 @@ pub(crate) struct Spec {
 
 impl Spec {
     /// Returns attributes with 64 send blocks and 64 receives.
-    pub(crate) fn new(transport: Transport, cq: Cq) -> Self {
+    pub(crate) fn new(transport: Transport, cq: RigCq) -> Self {
         Spec {
             transport,
             send_cq: cq,
@@ -74,7 +74,7 @@ impl Default for Options {
 
 /// A queue pair.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Qp {
+pub(crate) struct RigQp {
     pub(crate) node: usize,
     pub(crate) number: u32,
     pub(in crate::rig) send: u64,
@@ -86,7 +86,7 @@ pub(crate) struct Qp {
 
 impl Rig {
     /// Creates a queue pair, in the state RESET.
-    pub(crate) fn qp(&mut self, node: usize, spec: &Spec) -> Qp {
+    pub(crate) fn qp(&mut self, node: usize, spec: &Spec) -> RigQp {
         let own = spec.srq.is_none() && spec.transport != Transport::Dci;
         let receive_bytes = if own { STRIDE << spec.log_receive } else { 0 };
         let bytes = receive_bytes + (64 << spec.log_send);
@@ -122,7 +122,7 @@ impl Rig {
         input[at..at + context.len()].copy_from_slice(&context);
         input.extend(pages(buffer, bytes));
         let output = self.command(node, &input, size!(create_qp_out)).unwrap();
-        Qp {
+        RigQp {
             node,
             number: get!(output, create_qp_out, qpn),
             send: buffer + receive_bytes,
@@ -168,7 +168,7 @@ impl Rig {
     }
 
     /// Moves a queue pair from RESET to RTS, connected to a peer on the node with this index.
-    pub(crate) fn connect_to(&mut self, qp: &Qp, peer: u32, node: usize, options: &Options) {
+    pub(crate) fn connect_to(&mut self, qp: &RigQp, peer: u32, node: usize, options: &Options) {
         let lid = self.lid(node);
         let gid = self.device(node).port.gid();
         let mut context = [0; size!(qpc)];
@@ -219,7 +219,7 @@ impl Rig {
     }
 
     /// Changes the state of a queue pair.
-    pub(crate) fn modify(&mut self, qp: &Qp, opcode: u32, context: &[u8]) -> Result<(), u8> {
+    pub(crate) fn modify(&mut self, qp: &RigQp, opcode: u32, context: &[u8]) -> Result<(), u8> {
         let mut input = vec![0; size!(init2rtr_qp_in)];
         set!(input, init2rtr_qp_in, opcode, opcode);
         set!(input, init2rtr_qp_in, qpn, qp.number);
@@ -229,7 +229,7 @@ impl Rig {
     }
 
     /// Changes optional parameters of a queue pair in the state RTS.
-    pub(crate) fn change(&mut self, qp: &Qp, parameters: u32, context: &[u8]) -> Result<(), u8> {
+    pub(crate) fn change(&mut self, qp: &RigQp, parameters: u32, context: &[u8]) -> Result<(), u8> {
         let mut input = change_of(qp, parameters);
         let at = at!(rts2rts_qp_in, qpc);
         input[at..at + context.len()].copy_from_slice(context);
@@ -237,19 +237,19 @@ impl Rig {
     }
 
     /// Resets a failed stream.
-    pub(crate) fn reset_stream(&mut self, qp: &Qp, stream: u16) -> Result<(), u8> {
+    pub(crate) fn reset_stream(&mut self, qp: &RigQp, stream: u16) -> Result<(), u8> {
         let input = reset_of_stream(qp, stream);
         self.command(qp.node, &input, 16).map(|_| ())
     }
 
     /// Connects two queue pairs.
-    pub(crate) fn connect(&mut self, one: &Qp, other: &Qp, options: &Options) {
+    pub(crate) fn connect(&mut self, one: &RigQp, other: &RigQp, options: &Options) {
         self.connect_to(one, other.number, other.node, options);
         self.connect_to(other, one.number, one.node, options);
     }
 
     /// Returns the context of a queue pair.
-    pub(crate) fn query(&mut self, qp: &Qp) -> Vec<u8> {
+    pub(crate) fn query(&mut self, qp: &RigQp) -> Vec<u8> {
         let mut input = [0; 16];
         set!(input, query_qp_in, opcode, MLX5_CMD_OP_QUERY_QP);
         set!(input, query_qp_in, qpn, qp.number);
@@ -258,17 +258,17 @@ impl Rig {
     }
 
     /// Returns the state of a queue pair.
-    pub(crate) fn state(&mut self, qp: &Qp) -> u32 {
+    pub(crate) fn state(&mut self, qp: &RigQp) -> u32 {
         let context = self.query(qp);
         get!(context, qpc, state)
     }
 
-    pub(crate) fn is_in_error(&mut self, qp: &Qp) -> bool {
-        self.state(qp) == State::Error as u32
+    pub(crate) fn is_in_error(&mut self, qp: &RigQp) -> bool {
+        self.state(qp) == QpState::Error as u32
     }
 
     /// Moves a queue pair into the state RESET.
-    pub(crate) fn reset(&mut self, qp: &mut Qp) {
+    pub(crate) fn reset(&mut self, qp: &mut RigQp) {
         self.simple(qp.node, MLX5_CMD_OP_2RST_QP, qp.number);
         qp.produced = 0;
         qp.ring.posted = 0;
@@ -277,7 +277,7 @@ impl Rig {
 }
 
 /// Returns the RTS2RTS_QP command with optional parameters.
-fn change_of(qp: &Qp, parameters: u32) -> Vec<u8> {
+fn change_of(qp: &RigQp, parameters: u32) -> Vec<u8> {
     let mut input = vec![0; 0x180];
     set!(input, rts2rts_qp_in, opcode, MLX5_CMD_OP_RTS2RTS_QP);
     set!(input, rts2rts_qp_in, qpn, qp.number);
@@ -286,7 +286,7 @@ fn change_of(qp: &Qp, parameters: u32) -> Vec<u8> {
 }
 
 /// Returns the command that resets a failed stream.
-pub(crate) fn reset_of_stream(qp: &Qp, stream: u16) -> Vec<u8> {
+pub(crate) fn reset_of_stream(qp: &RigQp, stream: u16) -> Vec<u8> {
     let mut input = change_of(qp, 0);
     set!(input, query_qp_in, qpc_ext, 1u32);
     // Offsets of rdma-core: the mask of the parameters behind the context, and the stream.

@@ -9,7 +9,7 @@ pub(in crate::rig) const STRIDE: u64 = 64;
 
 /// A shared receive queue.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Srq {
+pub(crate) struct RigSrq {
     pub(crate) node: usize,
     pub(crate) number: u32,
     pub(in crate::rig) ring: Posting,
@@ -27,14 +27,14 @@ pub(in crate::rig) struct Posting {
 
 /// A DC target.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Dct {
+pub(crate) struct RigDct {
     pub(crate) node: usize,
     pub(crate) number: u32,
 }
 
 impl Rig {
     /// Creates a shared receive queue (RMP) with `1 << log_size` receives, or an XRC SRQ in a domain.
-    pub(crate) fn srq(&mut self, node: usize, log_size: u32, xrc: Option<(u32, Cq)>) -> Srq {
+    pub(crate) fn srq(&mut self, node: usize, log_size: u32, xrc: Option<(u32, RigCq)>) -> RigSrq {
         let bytes = STRIDE << log_size;
         let buffer = self.allocate(node, bytes);
         let record = self.allocate(node, 8);
@@ -54,7 +54,7 @@ impl Rig {
             None => self.create_rmp(node, &ring, &pages),
             Some((xrcd, cq)) => self.create_xrc_srq(node, &ring, &pages, xrcd, cq),
         };
-        Srq { node, number, ring }
+        RigSrq { node, number, ring }
     }
 
     fn create_rmp(&mut self, node: usize, ring: &Posting, pages: &[u8]) -> u32 {
@@ -77,7 +77,7 @@ impl Rig {
         ring: &Posting,
         pages: &[u8],
         xrcd: u32,
-        cq: Cq,
+        cq: RigCq,
     ) -> u32 {
         let mut input = vec![0; size!(create_xrc_srq_in)];
         set!(input, create_xrc_srq_in, opcode, MLX5_CMD_OP_CREATE_XRC_SRQ);
@@ -99,7 +99,7 @@ impl Rig {
     }
 
     /// Creates a DC target.
-    pub(crate) fn dct(&mut self, srq: &Srq, cq: &Cq, key: u64, options: &Options) -> Dct {
+    pub(crate) fn dct(&mut self, srq: &RigSrq, cq: &RigCq, key: u64, options: &Options) -> RigDct {
         let node = srq.node;
         let mut context = [0; size!(dctc)];
         let [read, write, atomic] = options.rights;
@@ -120,7 +120,7 @@ impl Rig {
         let at = at!(create_dct_in, dct_context_entry);
         input[at..at + context.len()].copy_from_slice(&context);
         let output = self.command(node, &input, size!(create_dct_out)).unwrap();
-        Dct {
+        RigDct {
             node,
             number: get!(output, create_dct_out, dctn),
         }

@@ -26,7 +26,7 @@ fn counter_set_counts_for_its_qps_only() {
             ..Options::default()
         };
         rig.connect(&qps[0], &qps[1], &options);
-        rig.post(&mut qps[0], &Work::send().local(&mr, 0, 8));
+        rig.post(&mut qps[0], &WorkRequest::send().local(&mr, 0, 8));
         rig.run();
     }
     assert_eq!(sets.map(|set| out_of_buffer(&mut rig, set, false)), [1, 2]);

@@ -18,7 +18,7 @@ fn datagrams() -> Pair {
 }
 
 impl Pair {
-    fn addressed(&mut self, work: Work, key: u64, with_grh: bool) -> Work {
+    fn addressed(&mut self, work: WorkRequest, key: u64, with_grh: bool) -> WorkRequest {
         let lid = self.rig.lid(1);
         let gid = self.rig.device(1).port.gid();
         work.address(key, self.qps[1].number, lid, with_grh.then_some(gid))
@@ -43,7 +43,7 @@ fn datagram_without_grh_is_stored_after_40_bytes() {
         let address = pair.mrs[1].address;
         pair.rig.write(1, address, &blank);
         pair.receive();
-        let work = pair.local(Work::send(), length as u32);
+        let work = pair.local(WorkRequest::send(), length as u32);
         let work = pair.addressed(work, QKEY, false);
         assert!(pair.perform(&work).is_done());
         let cqe = pair.rig.expect(&mut pair.cqs[1]);
@@ -60,7 +60,7 @@ fn datagram_without_grh_is_stored_after_40_bytes() {
 fn datagram_with_grh_stores_header() {
     let mut pair = datagrams();
     pair.receive();
-    let work = pair.local(Work::send(), 10);
+    let work = pair.local(WorkRequest::send(), 10);
     let work = work.with_immediate(MLX5_OPCODE_SEND_IMM, 99);
     let work = pair.addressed(work, QKEY, true);
     assert!(pair.perform(&work).is_done());
@@ -81,7 +81,7 @@ fn datagram_with_wrong_qkey_is_dropped() {
     let mut pair = datagrams();
     pair.receive();
     for (key, arrives) in [(0x1112 << 32, false), (QKEY, true), (1 << 63, true)] {
-        let work = pair.local(Work::send(), 10);
+        let work = pair.local(WorkRequest::send(), 10);
         let work = pair.addressed(work, key, false);
         assert!(pair.perform(&work).is_done());
         assert_eq!(pair.rig.poll(&mut pair.cqs[1]).is_some(), arrives);
@@ -103,7 +103,7 @@ fn gsi_datagram_arrives_from_qp_1() {
     let data = pair.fill(0, 0, 256);
     pair.receive();
     let lid = pair.rig.lid(1);
-    let work = pair.local(Work::send(), 256);
+    let work = pair.local(WorkRequest::send(), 256);
     let work = work.address(u64::from(qkey) << 32, 1, lid, None);
     assert!(pair.perform(&work).is_done());
     let cqe = pair.rig.expect(&mut pair.cqs[1]);
@@ -114,7 +114,7 @@ fn gsi_datagram_arrives_from_qp_1() {
 #[test]
 fn datagram_longer_than_mtu_fails() {
     let mut pair = datagrams();
-    let work = pair.local(Work::send(), 4097);
+    let work = pair.local(WorkRequest::send(), 4097);
     let work = pair.addressed(work, QKEY, false);
     assert!(pair.perform(&work).failed_by(Syndrome::LocalLength));
 }
@@ -122,7 +122,7 @@ fn datagram_longer_than_mtu_fails() {
 #[test]
 fn datagram_without_receive_is_dropped() {
     let mut pair = datagrams();
-    let work = pair.local(Work::send(), 10);
+    let work = pair.local(WorkRequest::send(), 10);
     let work = pair.addressed(work, QKEY, false);
     assert!(pair.perform(&work).is_done());
     pair.receive();
@@ -135,7 +135,7 @@ fn datagram_fails_receive_without_room_for_header() {
     let mut pair = datagrams();
     let mr = pair.mrs[1];
     pair.rig.receive(&mut pair.qps[1], &[(mr, 0, 49)]);
-    let work = pair.local(Work::send(), 10);
+    let work = pair.local(WorkRequest::send(), 10);
     let work = pair.addressed(work, QKEY, false);
     assert!(pair.perform(&work).is_done());
     let cqe = pair.rig.expect(&mut pair.cqs[1]);
@@ -152,7 +152,7 @@ fn multicast_datagram_reaches_group_members() {
         .unwrap();
     for member in [true, false] {
         pair.receive();
-        let work = pair.local(Work::send(), 10);
+        let work = pair.local(WorkRequest::send(), 10);
         let work = work.address(QKEY, 0xff_ffff, 0xc001, Some(GROUP));
         assert!(pair.perform(&work).is_done());
         // The sender does not receive its own datagram.
@@ -171,7 +171,7 @@ fn multicast_datagram_is_subject_to_link_and_plan() {
         .unwrap();
     let arrives = |pair: &mut Pair| {
         pair.receive();
-        let work = pair.local(Work::send(), 10);
+        let work = pair.local(WorkRequest::send(), 10);
         let work = work.address(QKEY, 0xff_ffff, 0xc001, Some(GROUP));
         assert!(pair.perform(&work).is_done());
         pair.rig.poll(&mut pair.cqs[1]).is_some()
@@ -195,9 +195,9 @@ fn multicast_datagram_is_subject_to_link_and_plan() {
 #[test]
 fn ud_qp_rejects_operations_other_than_send() {
     for work in [
-        Work::new(MLX5_OPCODE_SEND_INVAL),
-        Work::new(MLX5_OPCODE_RDMA_WRITE).words(&[0, 0]),
-        Work::new(MLX5_OPCODE_RDMA_READ).words(&[0, 0]),
+        WorkRequest::new(MLX5_OPCODE_SEND_INVAL),
+        WorkRequest::new(MLX5_OPCODE_RDMA_WRITE).words(&[0, 0]),
+        WorkRequest::new(MLX5_OPCODE_RDMA_READ).words(&[0, 0]),
     ] {
         let mut pair = datagrams();
         let work = pair.local(work, 10);

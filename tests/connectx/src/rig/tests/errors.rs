@@ -14,8 +14,10 @@ const ACCESS_ERROR: u8 = 0x11;
 impl Pair {
     /// Lets the first queue pair fail with a work request, and shows that what comes after is flushed.
     #[track_caller]
-    fn fail(&mut self, work: &Work, syndrome: Syndrome) {
-        let behind = self.local(Work::write(&self.mrs[1], 0), 8).unsignalled();
+    fn fail(&mut self, work: &WorkRequest, syndrome: Syndrome) {
+        let behind = self
+            .local(WorkRequest::write(&self.mrs[1], 0), 8)
+            .unsignalled();
         let index = self.rig.post_quietly(&mut self.qps[0], work);
         let last = self.rig.post_quietly(&mut self.qps[0], &behind);
         let qp = self.qps[0];
@@ -37,7 +39,7 @@ impl Pair {
 
     /// Like `fail`, for a request that the peer rejects: its queue pair fails as well, and raises an event.
     #[track_caller]
-    fn be_refused(&mut self, work: &Work, syndrome: Syndrome, event: u8) {
+    fn be_refused(&mut self, work: &WorkRequest, syndrome: Syndrome, event: u8) {
         self.fail(work, syndrome);
         let peer = self.qps[1];
         assert!(self.rig.is_in_error(&peer));
@@ -62,7 +64,7 @@ fn invalid_local_key_fails_with_local_protection() {
             _ => own.address -= 1,
         }
         pair.fail(
-            &Work::write(&peer, 0).local(&own, 0, 8),
+            &WorkRequest::write(&peer, 0).local(&own, 0, 8),
             Syndrome::LocalProtection,
         );
         let mut pair = Pair::reliable();
@@ -71,7 +73,7 @@ fn invalid_local_key_fails_with_local_protection() {
             own = pair.rig.mr_with(0, 4096, pd, rights::ALL);
         }
         pair.fail(
-            &Work::read(&peer, 0).local(&own, 0, 8),
+            &WorkRequest::read(&peer, 0).local(&own, 0, 8),
             Syndrome::LocalProtection,
         );
     }
@@ -84,10 +86,10 @@ fn read_into_memory_without_local_write_fails() {
     let own = pair.rig.mr_with(0, 4096, pd, rights::LOCAL_READ);
     let peer = pair.mrs[1];
     assert!(pair
-        .perform(&Work::write(&peer, 0).local(&own, 0, 8))
+        .perform(&WorkRequest::write(&peer, 0).local(&own, 0, 8))
         .is_done());
     pair.fail(
-        &Work::read(&peer, 0).local(&own, 0, 8),
+        &WorkRequest::read(&peer, 0).local(&own, 0, 8),
         Syndrome::LocalProtection,
     );
 }
@@ -97,9 +99,9 @@ fn requests_before_failure_complete() {
     let mut pair = Pair::reliable();
     let (own, peer) = (pair.mrs[0], pair.mrs[1]);
     let data = pair.fill(0, 0, 5000);
-    let good = Work::write(&peer, 0).local(&own, 0, 5000);
+    let good = WorkRequest::write(&peer, 0).local(&own, 0, 5000);
     // Its first packets are fine.
-    let bad = Work::write(&peer, 8000)
+    let bad = WorkRequest::write(&peer, 8000)
         .local(&own, 0, 5000)
         .local(&own, LENGTH, 8);
     pair.rig.post_quietly(&mut pair.qps[0], &good);
@@ -129,18 +131,18 @@ fn invalid_remote_key_fails_with_remote_access() {
                 peer = pair.rig.mr_with(1, 4096, pd, rights::ALL);
             }
         }
-        let work = pair.local(Work::write(&peer, 0), 8);
+        let work = pair.local(WorkRequest::write(&peer, 0), 8);
         pair.be_refused(&work, Syndrome::RemoteAccess, ACCESS_ERROR);
     }
 }
 
 #[test]
 fn remote_access_requires_rights_of_key_and_qp() {
-    type Request = fn(&Mr) -> Work;
-    let requests: [(u32, Request); 3] = [
-        (rights::REMOTE_READ, |mr| Work::read(mr, 0)),
-        (rights::REMOTE_WRITE, |mr| Work::write(mr, 0)),
-        (rights::ATOMIC, |mr| Work::fetch_add(mr, 0, 1)),
+    type WorkBuilder = fn(&Mr) -> WorkRequest;
+    let requests: [(u32, WorkBuilder); 3] = [
+        (rights::REMOTE_READ, |mr| WorkRequest::read(mr, 0)),
+        (rights::REMOTE_WRITE, |mr| WorkRequest::write(mr, 0)),
+        (rights::ATOMIC, |mr| WorkRequest::fetch_add(mr, 0, 1)),
     ];
     for (number, (right, request)) in requests.into_iter().enumerate() {
         let mut pair = Pair::reliable();
@@ -165,7 +167,7 @@ fn remote_access_requires_rights_of_key_and_qp() {
 fn rejected_write_changes_no_memory() {
     let mut pair = Pair::reliable();
     pair.fill(0, 0, 4096);
-    let work = pair.local(Work::write(&pair.mrs[1], LENGTH - 4095), 4096);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], LENGTH - 4095), 4096);
     pair.be_refused(&work, Syndrome::RemoteAccess, ACCESS_ERROR);
     assert_eq!(pair.memory(1, LENGTH - 4096, 4096), [0; 4096]);
 }
@@ -173,14 +175,14 @@ fn rejected_write_changes_no_memory() {
 #[test]
 fn unaligned_atomic_is_rejected() {
     let mut pair = Pair::reliable();
-    let work = pair.local(Work::fetch_add(&pair.mrs[1], 4, 1), 8);
+    let work = pair.local(WorkRequest::fetch_add(&pair.mrs[1], 4, 1), 8);
     pair.be_refused(&work, Syndrome::RemoteInvalidRequest, INVALID_REQUEST);
 }
 
 #[test]
 fn atomic_with_short_operand_fails() {
     let mut pair = Pair::reliable();
-    let work = pair.local(Work::fetch_add(&pair.mrs[1], 0, 1), 7);
+    let work = pair.local(WorkRequest::fetch_add(&pair.mrs[1], 0, 1), 7);
     pair.fail(&work, Syndrome::LocalLength);
 }
 
@@ -191,7 +193,7 @@ fn message_longer_than_receive_fails() {
         let mr = pair.mrs[1];
         let index = pair.rig.receive(&mut pair.qps[1], &[(mr, 0, 100)]);
         let behind = pair.receive();
-        let work = pair.local(Work::send(), length);
+        let work = pair.local(WorkRequest::send(), length);
         pair.fail(&work, Syndrome::RemoteInvalidRequest);
         let cqe = pair.rig.expect(&mut pair.cqs[1]);
         assert!(cqe.receive_failed_by(Syndrome::LocalLength));
@@ -208,7 +210,7 @@ fn receive_with_invalid_key_fails() {
     let mut mr = pair.mrs[1];
     mr.key ^= 1;
     pair.rig.receive(&mut pair.qps[1], &[(mr, 0, 100)]);
-    let work = pair.local(Work::send(), 8);
+    let work = pair.local(WorkRequest::send(), 8);
     pair.fail(&work, Syndrome::RemoteOperation);
     let cqe = pair.rig.expect(&mut pair.cqs[1]);
     assert!(cqe.receive_failed_by(Syndrome::LocalProtection));
@@ -220,18 +222,18 @@ fn message_longer_than_maximum_fails() {
     let mut pair = Pair::reliable();
     pair.mrs = [0, 1].map(|node| pair.rig.mr_repeated(node, 20, 1 << 10));
     let data = pair.fill(0, 0, PIECE as u64);
-    let longest = pair.local(Work::write(&pair.mrs[1], 0), 1 << 30);
+    let longest = pair.local(WorkRequest::write(&pair.mrs[1], 0), 1 << 30);
     assert!(pair.perform(&longest).is_done());
     assert_eq!(pair.memory(1, 0, PIECE), data);
-    let work = pair.local(Work::write(&pair.mrs[1], 0), (1 << 30) + 1);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), (1 << 30) + 1);
     pair.fail(&work, Syndrome::LocalLength);
 }
 
 #[test]
 fn malformed_wqe_fails_in_order() {
-    let unknown = Work::new(0x3d);
-    let short = Work::new(MLX5_OPCODE_RDMA_WRITE);
-    let inline_read = |pair: &Pair| Work::read(&pair.mrs[1], 0).inline(&[1, 2, 3]);
+    let unknown = WorkRequest::new(0x3d);
+    let short = WorkRequest::new(MLX5_OPCODE_RDMA_WRITE);
+    let inline_read = |pair: &Pair| WorkRequest::read(&pair.mrs[1], 0).inline(&[1, 2, 3]);
     let mut pair = Pair::reliable();
     pair.fail(&unknown, Syndrome::LocalQpOperation);
     let mut pair = Pair::reliable();
@@ -240,7 +242,7 @@ fn malformed_wqe_fails_in_order() {
     pair.fail(&inline_read(&pair), Syndrome::LocalQpOperation);
     // A work request whose index differs from its position in the ring.
     let mut pair = Pair::reliable();
-    let good = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let good = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post_quietly(&mut pair.qps[0], &good);
     pair.rig.post_raw(&mut pair.qps[0], &[0xff; 64]);
     let mut control = [0; 8];
@@ -263,7 +265,7 @@ fn operation_not_offered_by_transport_fails_locally() {
         (Transport::Umr, MLX5_OPCODE_RDMA_WRITE),
     ] {
         let mut pair = Pair::new(transport, &Options::default());
-        let work = Work::new(request).remote(&pair.mrs[1], 0);
+        let work = WorkRequest::new(request).remote(&pair.mrs[1], 0);
         let work = pair.local(work, 8);
         pair.fail(&work, Syndrome::LocalQpOperation);
     }
@@ -275,7 +277,7 @@ fn error_state_flushes_both_queues() {
     let receives = [pair.receive(), pair.receive()];
     // A SEND to a peer that never answers.
     pair.rig.fabric.network.cut(1, 2);
-    let send = pair.local(Work::send(), 8);
+    let send = pair.local(WorkRequest::send(), 8);
     let sends = [0, 1].map(|_| pair.rig.post(&mut pair.qps[0], &send));
     for node in 0..2 {
         let qp = pair.qps[node];
@@ -300,7 +302,7 @@ fn peer_in_error_state_sends_no_response() {
     let mut pair = Pair::reliable();
     let peer = pair.qps[1];
     pair.rig.simple(1, MLX5_CMD_OP_2ERR_QP, peer.number);
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.pass(std::time::Duration::from_secs(10));
     let cqe = pair.rig.expect(&mut pair.cqs[0]);
@@ -321,8 +323,8 @@ fn reads_beyond_limit_of_peer_are_rejected() {
         rig.connect_to(&qps[0], qps[1].number, 1, &own);
         rig.connect_to(&qps[1], qps[0].number, 0, &peer);
         let works = [
-            Work::read(&mrs[1], 0).local(&mrs[0], 0, 3000),
-            Work::fetch_add(&mrs[1], 0, 1).local(&mrs[0], 0, 8),
+            WorkRequest::read(&mrs[1], 0).local(&mrs[0], 0, 3000),
+            WorkRequest::fetch_add(&mrs[1], 0, 1).local(&mrs[0], 0, 8),
         ];
         let posted = works.iter().cycle().take(20);
         let last = posted
@@ -344,7 +346,7 @@ fn retransmission_without_local_key_fails_request() {
     let other = pair.rig.mr(0, LENGTH);
     pair.rig.lose_from(2);
     for mr in [pair.mrs[0], other, pair.mrs[0], pair.mrs[0]] {
-        let work = Work::write(&pair.mrs[1], 0).local(&mr, 0, 8);
+        let work = WorkRequest::write(&pair.mrs[1], 0).local(&mr, 0, 8);
         pair.rig.post(&mut pair.qps[0], &work);
     }
     pair.rig.run();

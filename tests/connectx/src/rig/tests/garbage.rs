@@ -16,8 +16,10 @@ fn works(pair: &mut Pair) {
     pair.rig.connect(&qps[0], &qps[1], &Options::default());
     let mrs = [0, 1].map(|node| pair.rig.mr(node, 4096));
     let (mut qp, mut cq) = (qps[0], cqs[0]);
-    pair.rig
-        .post(&mut qp, &Work::write(&mrs[1], 0).local(&mrs[0], 0, 100));
+    pair.rig.post(
+        &mut qp,
+        &WorkRequest::write(&mrs[1], 0).local(&mrs[0], 0, 100),
+    );
     pair.rig.run();
     assert!(pair.rig.expect(&mut cq).is_done());
 }
@@ -56,7 +58,7 @@ proptest! {
     #[test]
     fn arbitrary_doorbell_does_not_affect_others(bytes: [u8; 8], posted in 0..100u16) {
         let mut pair = Pair::reliable();
-        let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+        let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
         for _ in 0..posted {
             pair.rig.post_quietly(&mut pair.qps[0], &work);
         }
@@ -85,7 +87,7 @@ proptest! {
             })
             .collect();
         pair.rig.receive(&mut pair.qps[1], &pieces);
-        let work = pair.local(Work::send(), length.max(1));
+        let work = pair.local(WorkRequest::send(), length.max(1));
         pair.rig.post(&mut pair.qps[0], &work);
         pair.rig.pass(Duration::from_secs(1));
         works(&mut pair);

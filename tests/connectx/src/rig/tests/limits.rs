@@ -12,7 +12,7 @@ const ADDRESS_TO_QP: u32 = 0x3a;
 impl Rig {
     /// A completion queue cannot be destroyed until another object is.
     #[track_caller]
-    fn is_busy_until(&mut self, cq: &Cq, destroy: u32, number: u32) {
+    fn is_busy_until(&mut self, cq: &RigCq, destroy: u32, number: u32) {
         let destroyed = self.try_simple(0, MLX5_CMD_OP_DESTROY_CQ, cq.number);
         assert_eq!(destroyed, Err(Status::ResourceBusy as u8));
         self.simple(0, destroy, number);

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::layout::wqe::*;
 use crate::network::plan::{Delay, Plan, Rule};
-use crate::rig::{Cqe, Dct, Srq, Work};
+use crate::rig::{Cqe, RigDct, RigSrq, WorkRequest};
 
 /// A region has room for so many operations of so many bytes.
 const SLOTS: u64 = 16;
@@ -28,7 +28,7 @@ const KEY: u64 = 0x1234_5678_9abc_def0;
 
 /// Operation of one machine on the other.
 #[derive(Clone, Debug)]
-enum Operation {
+enum RandomOperation {
     Send(u32, bool),
     Write(u32, bool),
     /// Reads what was there from the beginning, or what an earlier operation has written.
@@ -37,21 +37,21 @@ enum Operation {
     CompareSwap(u64, u64),
 }
 
-fn operation() -> impl Strategy<Value = Operation> {
+fn operation() -> impl Strategy<Value = RandomOperation> {
     // Most are small; some have many packets.
     let length = || prop_oneof![0..300u32, 0..SLOT as u32];
     prop_oneof![
-        (length(), any::<bool>()).prop_map(|(length, tail)| Operation::Send(length, tail)),
-        (length(), any::<bool>()).prop_map(|(length, tail)| Operation::Write(length, tail)),
+        (length(), any::<bool>()).prop_map(|(length, tail)| RandomOperation::Send(length, tail)),
+        (length(), any::<bool>()).prop_map(|(length, tail)| RandomOperation::Write(length, tail)),
         (length(), any::<Option<usize>>(), any::<bool>())
-            .prop_map(|(length, of, fence)| Operation::Read(length, of, fence)),
-        (0..COUNTED, any::<u64>()).prop_map(|(at, add)| Operation::FetchAdd(at, add)),
-        (0..COUNTED, 0..3u64).prop_map(|(at, value)| Operation::CompareSwap(at, value)),
+            .prop_map(|(length, of, fence)| RandomOperation::Read(length, of, fence)),
+        (0..COUNTED, any::<u64>()).prop_map(|(at, add)| RandomOperation::FetchAdd(at, add)),
+        (0..COUNTED, 0..3u64).prop_map(|(at, value)| RandomOperation::CompareSwap(at, value)),
     ]
 }
 
 /// Operations that a machine posts at once, and `true` for those that are signalled.
-fn operations() -> impl Strategy<Value = Vec<(Operation, bool)>> {
+fn operations() -> impl Strategy<Value = Vec<(RandomOperation, bool)>> {
     prop::collection::vec((operation(), prop::bool::weighted(0.8)), 1..SLOTS as usize)
 }
 
@@ -71,7 +71,7 @@ fn rule() -> impl Strategy<Value = Rule> {
 
 /// Transport between the two machines.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Service {
+enum LossyTransport {
     Reliable,
     /// Each to two targets of the other, in turn.
     Dynamic,
@@ -79,12 +79,12 @@ enum Service {
 
 /// One machine.
 struct Side {
-    qp: Qp,
-    send_cq: Cq,
-    receive_cq: Cq,
+    qp: RigQp,
+    send_cq: RigCq,
+    receive_cq: RigCq,
     mr: Mr,
-    srq: Option<Srq>,
-    targets: Vec<Dct>,
+    srq: Option<RigSrq>,
+    targets: Vec<RigDct>,
     received: u64,
 }
 
@@ -94,12 +94,12 @@ struct World {
 }
 
 impl World {
-    fn new(service: Service, options: &Options) -> Self {
+    fn new(service: LossyTransport, options: &Options) -> Self {
         let mut rig = Rig::new(2);
         let sides = [0, 1].map(|node| side(&mut rig, node, service, options));
         match service {
-            Service::Reliable => rig.connect(&sides[0].qp, &sides[1].qp, options),
-            Service::Dynamic => {
+            LossyTransport::Reliable => rig.connect(&sides[0].qp, &sides[1].qp, options),
+            LossyTransport::Dynamic => {
                 for side in &sides {
                     rig.connect_to(&side.qp, 0, side.qp.node, options);
                 }
@@ -122,7 +122,7 @@ impl World {
         }
     }
 
-    fn post(&mut self, node: usize, number: u64, operation: &Operation, signalled: bool) {
+    fn post(&mut self, node: usize, number: u64, operation: &RandomOperation, signalled: bool) {
         let work = self.work(node, number, operation);
         let work = if signalled { work } else { work.unsignalled() };
         let peer = &self.sides[1 - node];
@@ -137,43 +137,43 @@ impl World {
         self.rig.post(&mut self.sides[node].qp, &work);
     }
 
-    fn work(&self, node: usize, number: u64, operation: &Operation) -> Work {
+    fn work(&self, node: usize, number: u64, operation: &RandomOperation) -> WorkRequest {
         let (own, peer) = (&self.sides[node].mr, &self.sides[1 - node].mr);
         let at = number * SLOT;
         let immediate = 0x1000 + number as u32;
         match *operation {
-            Operation::Send(length, tail) => {
-                let work = Work::send().gather(own, SOURCE + at, length);
+            RandomOperation::Send(length, tail) => {
+                let work = WorkRequest::send().gather(own, SOURCE + at, length);
                 match tail {
                     true => work.with_immediate(MLX5_OPCODE_SEND_IMM, immediate),
                     false => work,
                 }
             }
-            Operation::Write(length, tail) => {
-                let work = Work::write(peer, WRITTEN + at).gather(own, SOURCE + at, length);
+            RandomOperation::Write(length, tail) => {
+                let work = WorkRequest::write(peer, WRITTEN + at).gather(own, SOURCE + at, length);
                 match tail {
                     true => work.with_immediate(MLX5_OPCODE_RDMA_WRITE_IMM, immediate),
                     false => work,
                 }
             }
-            Operation::Read(length, of, fence) => {
+            RandomOperation::Read(length, of, fence) => {
                 let from = match of {
                     Some(of) if number > 0 => WRITTEN + of as u64 % number * SLOT,
                     _ => SOURCE + at,
                 };
-                let work = Work::read(peer, from).gather(own, READ + at, length);
+                let work = WorkRequest::read(peer, from).gather(own, READ + at, length);
                 if fence {
                     work.fenced()
                 } else {
                     work
                 }
             }
-            Operation::FetchAdd(counter, add) => {
-                Work::fetch_add(peer, COUNTERS + counter * 8, add).local(own, READ + at, 8)
+            RandomOperation::FetchAdd(counter, add) => {
+                WorkRequest::fetch_add(peer, COUNTERS + counter * 8, add).local(own, READ + at, 8)
             }
-            Operation::CompareSwap(counter, value) => {
+            RandomOperation::CompareSwap(counter, value) => {
                 let swap = value + 1;
-                let work = Work::compare_swap(peer, COUNTERS + counter * 8, value, swap);
+                let work = WorkRequest::compare_swap(peer, COUNTERS + counter * 8, value, swap);
                 work.local(own, READ + at, 8)
             }
         }
@@ -192,7 +192,7 @@ impl World {
     }
 }
 
-impl Work {
+impl WorkRequest {
     /// Local memory in up to three pieces.
     fn gather(self, mr: &Mr, offset: u64, length: u32) -> Self {
         let pieces = [
@@ -207,7 +207,7 @@ impl Work {
     }
 }
 
-fn side(rig: &mut Rig, node: usize, service: Service, options: &Options) -> Side {
+fn side(rig: &mut Rig, node: usize, service: LossyTransport, options: &Options) -> Side {
     let (send_cq, receive_cq) = (rig.cq(node, 8), rig.cq(node, 8));
     let mr = rig.mr(node, TOTAL);
     for at in (0..WRITTEN).step_by(8) {
@@ -215,15 +215,15 @@ fn side(rig: &mut Rig, node: usize, service: Service, options: &Options) -> Side
         rig.write(node, mr.address + SOURCE + at, &value.to_ne_bytes());
     }
     let transport = match service {
-        Service::Reliable => Transport::Rc,
-        Service::Dynamic => Transport::Dci,
+        LossyTransport::Reliable => Transport::Rc,
+        LossyTransport::Dynamic => Transport::Dci,
     };
     let spec = Spec {
         receive_cq,
         log_send: 8,
         ..Spec::new(transport, send_cq)
     };
-    let srq = (service == Service::Dynamic).then(|| rig.srq(node, 6, None));
+    let srq = (service == LossyTransport::Dynamic).then(|| rig.srq(node, 6, None));
     let targets = srq.map(|srq| [0, 1].map(|_| rig.dct(&srq, &receive_cq, KEY, options)));
     Side {
         qp: rig.qp(node, &spec),
@@ -238,10 +238,10 @@ fn side(rig: &mut Rig, node: usize, service: Service, options: &Options) -> Side
 
 /// Carries out operations of both machines. Receives come late if the plan has rules.
 fn run(
-    service: Service,
+    service: LossyTransport,
     options: &Options,
     plan: Plan,
-    all: &[Vec<(Operation, bool)>; 2],
+    all: &[Vec<(RandomOperation, bool)>; 2],
 ) -> Vec<(Vec<u8>, Vec<Cqe>, Vec<Cqe>)> {
     let mut world = World::new(service, options);
     let perfect = plan.rules.is_empty();
@@ -274,11 +274,11 @@ fn run(
 }
 
 fn check(
-    service: Service,
+    service: LossyTransport,
     mtu: u32,
     log_reads: u32,
     plan: Plan,
-    all: &[Vec<(Operation, bool)>; 2],
+    all: &[Vec<(RandomOperation, bool)>; 2],
 ) {
     let options = Options {
         mtu,
@@ -293,7 +293,8 @@ fn check(
         assert!(outcome.0 == expected.0, "memory");
     }
     // The plan has done something, and so have the operations.
-    let signalled = |side: &Vec<(Operation, bool)>| side.iter().filter(|(_, told)| *told).count();
+    let signalled =
+        |side: &Vec<(RandomOperation, bool)>| side.iter().filter(|(_, told)| *told).count();
     assert_eq!(expected[0].1.len(), signalled(&all[0]));
     assert_eq!(expected[1].1.len(), signalled(&all[1]));
 }
@@ -307,7 +308,7 @@ proptest! {
         seed: u64, rule in rule(), mtu in 1..4u32, log_reads in 0..4u32,
     ) {
         let plan = Plan { seed, rules: vec![rule] };
-        check(Service::Reliable, mtu, log_reads, plan, &[one, other]);
+        check(LossyTransport::Reliable, mtu, log_reads, plan, &[one, other]);
     }
 
     #[test]
@@ -316,6 +317,6 @@ proptest! {
         seed: u64, rule in rule(), mtu in 1..4u32, log_reads in 0..4u32,
     ) {
         let plan = Plan { seed, rules: vec![rule] };
-        check(Service::Dynamic, mtu, log_reads, plan, &[one, other]);
+        check(LossyTransport::Dynamic, mtu, log_reads, plan, &[one, other]);
     }
 }

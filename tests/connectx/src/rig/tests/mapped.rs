@@ -20,7 +20,7 @@ fn mapped_doorbell_executes_work() {
     let mut pair = mapped();
     let data = pair.fill(0, 0, 9000);
     for _ in 0..200 {
-        let work = pair.local(Work::write(&pair.mrs[1], 0), 9000);
+        let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 9000);
         assert!(pair.perform(&work).is_done());
     }
     assert_eq!(pair.memory(1, 0, 9000), data);
@@ -40,7 +40,7 @@ fn doorbells_of_queues_sharing_register_are_not_lost() {
     for cq in &cqs {
         pair.rig.arm(cq, false);
     }
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     for qp in &mut qps {
         pair.rig.post(qp, &work);
         pair.rig.post(qp, &work);
@@ -58,7 +58,7 @@ fn doorbells_of_queues_sharing_register_are_not_lost() {
 #[test]
 fn cq_is_armed_by_doorbell_record_only() {
     let mut pair = mapped();
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     let cq = pair.cqs[0];
     let new = NOT_ARMED_BY_KERNEL.to_be_bytes();
     pair.rig.write(0, cq.record + 4, &new);
@@ -81,7 +81,7 @@ fn cq_is_armed_by_doorbell_record_only() {
 #[test]
 fn each_event_raises_one_interrupt() {
     let mut pair = mapped();
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     let before = pair.rig.device(0).interrupts.raised();
     // More than an event queue has entries.
     for _ in 0..600 {
@@ -96,7 +96,7 @@ fn each_event_raises_one_interrupt() {
 #[test]
 fn doorbell_record_from_before_reset_posts_nothing() {
     let mut pair = mapped();
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.perform(&work);
     for node in [0, 1] {
         let qp = pair.qps[node];
@@ -118,7 +118,7 @@ fn doorbell_record_from_before_reset_posts_nothing() {
 fn work_posted_in_error_state_is_flushed() {
     let mut pair = mapped();
     pair.rig.simple(0, MLX5_CMD_OP_2ERR_QP, pair.qps[0].number);
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     assert!(pair.perform(&work).failed_by(Syndrome::Flush));
 }
 
@@ -126,7 +126,7 @@ fn work_posted_in_error_state_is_flushed() {
 fn poll_interval_grows_while_doorbells_are_idle() {
     let mut pair = mapped();
     let next = |pair: &Pair| pair.rig.fabric.deadline().unwrap() - pair.rig.now;
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.perform(&work);
     assert!(next(&pair) <= Duration::from_micros(1));
     pair.rig.pass(Duration::from_millis(1));

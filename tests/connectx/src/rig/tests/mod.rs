@@ -17,7 +17,7 @@ mod time;
 mod unreliable;
 
 use super::objects::{reset_of_stream, rights};
-use super::{Cq, Cqe, Dct, Mr, Options, Qp, Rig, Spec, Srq, Work};
+use super::{Cqe, Mr, Options, Rig, RigCq, RigDct, RigQp, RigSrq, Spec, WorkRequest};
 use crate::layout::wqe::*;
 use crate::object::cq::Syndrome;
 use crate::object::qp::Transport;
@@ -25,8 +25,8 @@ use crate::object::qp::Transport;
 /// Two connected queue pairs on two machines, each with its completion queue and memory.
 struct Pair {
     rig: Rig,
-    qps: [Qp; 2],
-    cqs: [Cq; 2],
+    qps: [RigQp; 2],
+    cqs: [RigCq; 2],
     mrs: [Mr; 2],
 }
 
@@ -64,7 +64,7 @@ impl Pair {
     }
 
     /// Lets the first queue pair do something at once. Returns its completion.
-    fn perform(&mut self, work: &Work) -> Cqe {
+    fn perform(&mut self, work: &WorkRequest) -> Cqe {
         self.rig.post(&mut self.qps[0], work);
         self.rig.run();
         self.rig.expect(&mut self.cqs[0])
@@ -77,7 +77,7 @@ impl Pair {
         self.rig.receive(&mut self.qps[1], &pieces)
     }
 
-    fn local(&self, work: Work, length: u32) -> Work {
+    fn local(&self, work: WorkRequest, length: u32) -> WorkRequest {
         work.local(&self.mrs[0], 0, length)
     }
 }

@@ -72,7 +72,7 @@ impl Pair {
 
     /// Lets the first queue pair do something that meets an absent page of `node`, and goes on when it is
     /// there.
-    fn perform_paging(&mut self, node: usize, work: &Work) -> Cqe {
+    fn perform_paging(&mut self, node: usize, work: &WorkRequest) -> Cqe {
         let page = self.take(node);
         self.rig.post(&mut self.qps[0], work);
         self.rig.run();
@@ -84,7 +84,7 @@ impl Pair {
     }
 
     /// As [`Pair::perform_paging`], with a driver that has no such page.
-    fn perform_refused(&mut self, node: usize, work: &Work) -> Cqe {
+    fn perform_refused(&mut self, node: usize, work: &WorkRequest) -> Cqe {
         self.take(node);
         self.rig.post(&mut self.qps[0], work);
         self.rig.run();
@@ -101,13 +101,13 @@ fn write_and_read_wait_for_absent_pages_at_both_ends() {
     for node in [0, 1] {
         let mut pair = Pair::paging();
         let data = pair.fill(0, ACROSS, BYTES.into());
-        let work = Work::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
+        let work = WorkRequest::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
         assert_eq!(pair.perform_paging(node, &work).kind, MLX5_CQE_REQ);
         assert_eq!(pair.memory(1, ACROSS, BYTES as usize), data);
 
         let mut pair = Pair::paging();
         let data = pair.fill(1, ACROSS, BYTES.into());
-        let work = Work::read(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
+        let work = WorkRequest::read(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
         assert_eq!(pair.perform_paging(node, &work).kind, MLX5_CQE_REQ);
         assert_eq!(pair.memory(0, ACROSS, BYTES as usize), data);
     }
@@ -118,7 +118,7 @@ fn send_with_absent_receive_page_takes_one_receive() {
     let mut pair = Pair::paging();
     let data = pair.fill(0, 0, BYTES.into());
     let receives = [pair.receive(), pair.receive()];
-    let work = pair.local(Work::send(), BYTES);
+    let work = pair.local(WorkRequest::send(), BYTES);
     assert_eq!(pair.perform_paging(1, &work).kind, MLX5_CQE_REQ);
     assert_eq!(pair.memory(1, 0, BYTES as usize), data);
     let cqe = pair.rig.expect(&mut pair.cqs[1]);
@@ -129,7 +129,7 @@ fn send_with_absent_receive_page_takes_one_receive() {
 #[test]
 fn atomic_on_absent_page_is_executed_once() {
     let mut pair = Pair::paging();
-    let work = Work::fetch_add(&pair.mrs[1], PAGE, 5).local(&pair.mrs[0], 0, 8);
+    let work = WorkRequest::fetch_add(&pair.mrs[1], PAGE, 5).local(&pair.mrs[0], 0, 8);
     assert_eq!(pair.perform_paging(1, &work).kind, MLX5_CQE_REQ);
     assert_eq!(pair.memory(1, PAGE, 8), 5u64.to_le_bytes());
 }
@@ -142,7 +142,7 @@ fn datagram_waits_for_absent_source_page() {
     pair.receive();
     let (lid, number) = (pair.rig.lid(1), pair.qps[1].number);
     let key = u64::from(Options::default().qkey) << 32;
-    let work = Work::send().address(key, number, lid, None);
+    let work = WorkRequest::send().address(key, number, lid, None);
     let work = work.local(&pair.mrs[0], PAGE, 100);
     assert_eq!(pair.perform_paging(0, &work).kind, MLX5_CQE_REQ);
     assert_eq!(pair.memory(1, 40, 100), data);
@@ -150,7 +150,8 @@ fn datagram_waits_for_absent_source_page() {
 
 #[test]
 fn unresolved_page_fails_request() {
-    let work = |pair: &Pair| Work::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
+    let work =
+        |pair: &Pair| WorkRequest::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
     let mut pair = Pair::paging();
     let cqe = pair.perform_refused(0, &work(&pair));
     assert!(cqe.failed_by(Syndrome::LocalProtection));
@@ -162,7 +163,7 @@ fn unresolved_page_fails_request() {
 #[test]
 fn page_fault_rejected_before_reset_is_raised_again() {
     let mut pair = Pair::paging();
-    let work = Work::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
+    let work = WorkRequest::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
     let page = pair.take(1);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.run();
@@ -200,7 +201,7 @@ fn driver_without_paging_receives_no_page_fault() {
     let mut pair = Pair::reliable();
     pair.rig.events(1);
     pair.take(1);
-    let work = Work::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
+    let work = WorkRequest::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
     let cqe = pair.perform(&work);
     assert!(cqe.failed_by(Syndrome::RemoteAccess));
     assert!(pair

@@ -19,7 +19,7 @@ fn cq_overrun_raises_error_event() {
         .connect_to(&qp, pair.qps[1].number, 1, &Options::default());
     pair.rig
         .connect_to_again(&pair.qps[1].clone(), qp.number, 0);
-    let work = Work::write(&pair.mrs[1], 0).local(&pair.mrs[0], 0, 8);
+    let work = WorkRequest::write(&pair.mrs[1], 0).local(&pair.mrs[0], 0, 8);
     for number in 0..6 {
         pair.rig.post(&mut qp, &work);
         pair.rig.run();
@@ -33,7 +33,7 @@ fn cq_overrun_raises_error_event() {
 
 impl Rig {
     /// Resets a queue pair, and connects it to another peer.
-    fn connect_to_again(&mut self, qp: &Qp, peer: u32, node: usize) {
+    fn connect_to_again(&mut self, qp: &RigQp, peer: u32, node: usize) {
         let mut qp = *qp;
         self.reset(&mut qp);
         self.connect_to(&qp, peer, node, &Options::default());
@@ -43,7 +43,7 @@ impl Rig {
 #[test]
 fn armed_cq_raises_one_event() {
     let mut pair = Pair::reliable();
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     let cq = pair.cqs[0];
     let told = |pair: &mut Pair| pair.rig.event(0) == Some((COMPLETION, cq.number));
     pair.perform(&work);
@@ -62,7 +62,7 @@ fn armed_cq_raises_one_event() {
 fn cq_with_pending_event_raises_no_other_event() {
     for rig in [Rig::new(2), Rig::mapped(2)] {
         let mut pair = Pair::on(rig, Transport::Rc, &Options::default());
-        let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+        let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
         for _ in 0..5 {
             for _ in 0..2 {
                 let cq = pair.cqs[0];
@@ -83,9 +83,9 @@ fn cq_armed_for_solicited_ignores_other_completions() {
     }
     let cq = pair.cqs[1];
     pair.rig.arm(&cq, true);
-    pair.perform(&pair.local(Work::send(), 8));
+    pair.perform(&pair.local(WorkRequest::send(), 8));
     assert_eq!(pair.rig.event(1), None);
-    pair.perform(&pair.local(Work::send(), 8).solicited());
+    pair.perform(&pair.local(WorkRequest::send(), 8).solicited());
     assert_eq!(pair.rig.event(1), Some((COMPLETION, cq.number)));
     assert!(!pair.rig.expect(&mut pair.cqs[1]).solicited);
     assert!(pair.rig.expect(&mut pair.cqs[1]).solicited);
@@ -96,7 +96,7 @@ fn port_down_and_up_raise_events_and_drop_packets() {
     let mut pair = Pair::reliable();
     pair.rig.fabric.set_port(DeviceId(1), false);
     assert!(matches!(pair.rig.events(1)[..], [.., (PORT, _)]));
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.pass(Duration::from_millis(100));
     assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
@@ -111,7 +111,7 @@ fn port_down_and_up_raise_events_and_drop_packets() {
 fn port_down_sends_no_packets() {
     let mut pair = Pair::reliable();
     pair.rig.fabric.set_port(DeviceId(0), false);
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.pass(Duration::from_millis(100));
     assert_eq!(pair.rig.device(1).cost.count.packets_received, 0);
@@ -124,7 +124,7 @@ fn port_down_sends_no_packets() {
 fn lost_packets_are_counted_for_sender() {
     let mut pair = Pair::reliable();
     pair.rig.lose_from(1);
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.pass(Duration::from_millis(100));
     let account = pair.rig.fabric.account();
@@ -137,7 +137,7 @@ fn lost_packets_are_counted_for_sender() {
 fn dead_device_sends_no_response() {
     let mut pair = Pair::reliable();
     pair.rig.device(1).dead = true;
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.pass(Duration::from_secs(10));
     let cqe = pair.rig.expect(&mut pair.cqs[0]);
@@ -148,7 +148,7 @@ fn dead_device_sends_no_response() {
 #[test]
 fn dead_device_does_not_continue_work() {
     let mut pair = Pair::reliable();
-    let work = pair.local(Work::write(&pair.mrs[1], 0), LENGTH as u32);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), LENGTH as u32);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.device(0).dead = true;
     let before = pair.rig.device(0).cost.count;
@@ -161,7 +161,7 @@ fn dead_device_does_not_continue_work() {
 fn work_updates_counters() {
     let mut pair = Pair::reliable();
     let before = pair.rig.fabric.account();
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 3000);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 3000);
     assert!(pair.perform(&work).is_done());
     let after = pair.rig.fabric.account();
     let [own, peer] = [0, 1].map(|node| (after.devices[node].count, before.devices[node].count));

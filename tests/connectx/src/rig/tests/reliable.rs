@@ -11,7 +11,7 @@ fn write_stores_data_and_completes() {
     // One byte, one packet, and many.
     for length in [1, 1024, 10_000, 300_001] {
         let data = pair.fill(0, 0, length);
-        let work = Work::write(&pair.mrs[1], 77);
+        let work = WorkRequest::write(&pair.mrs[1], 77);
         let cqe = pair.perform(&pair.local(work, length as u32));
         assert!(cqe.is_done());
         assert_eq!((cqe.qpn, cqe.user_index), (pair.qps[0].number, 0xabcd));
@@ -26,7 +26,7 @@ fn read_returns_remote_memory() {
     let mut pair = Pair::reliable();
     for length in [1, 1024, 10_000, 300_001] {
         let data = pair.fill(1, 99, length);
-        let work = Work::read(&pair.mrs[1], 99);
+        let work = WorkRequest::read(&pair.mrs[1], 99);
         let cqe = pair.perform(&pair.local(work, length as u32));
         assert!(cqe.is_done());
         assert_eq!(u64::from(cqe.bytes), length);
@@ -40,7 +40,7 @@ fn send_consumes_one_receive() {
     for length in [1, 1024, 10_000, 300_001] {
         let data = pair.fill(0, 0, length);
         let index = pair.receive();
-        let cqe = pair.perform(&pair.local(Work::send(), length as u32));
+        let cqe = pair.perform(&pair.local(WorkRequest::send(), length as u32));
         assert!(cqe.is_done());
         let cqe = pair.rig.expect(&mut pair.cqs[1]);
         assert_eq!(cqe.kind, MLX5_CQE_RESP_SEND);
@@ -54,9 +54,9 @@ fn empty_messages_complete() {
     let mut pair = Pair::reliable();
     pair.receive();
     for work in [
-        Work::send(),
-        Work::write(&pair.mrs[1], 0),
-        Work::read(&pair.mrs[1], 0),
+        WorkRequest::send(),
+        WorkRequest::write(&pair.mrs[1], 0),
+        WorkRequest::read(&pair.mrs[1], 0),
     ] {
         assert!(pair.perform(&work).is_done());
     }
@@ -71,7 +71,7 @@ fn segments_are_gathered_and_scattered() {
     let (own, peer) = (pair.mrs[0], pair.mrs[1]);
     let pieces = [(peer, 9000, 1001), (peer, 3, 2), (peer, 20_000, 8000)];
     pair.rig.receive(&mut pair.qps[1], &pieces);
-    let work = Work::send()
+    let work = WorkRequest::send()
         .local(&own, 0, 1)
         .local(&own, 1, 4000)
         .local(&own, 4001, 999);
@@ -85,7 +85,7 @@ fn segments_are_gathered_and_scattered() {
 fn inline_data_is_sent_from_wqe() {
     let mut pair = Pair::reliable();
     let data: Vec<u8> = (1..=100).collect();
-    let work = Work::write(&pair.mrs[1], 5).inline(&data);
+    let work = WorkRequest::write(&pair.mrs[1], 5).inline(&data);
     assert!(pair.perform(&work).is_done());
     assert_eq!(pair.memory(1, 4, 102), [&[0], &data[..], &[0]].concat());
 }
@@ -95,13 +95,13 @@ fn immediate_data_is_in_receive_cqe() {
     let mut pair = Pair::reliable();
     pair.receive();
     pair.receive();
-    let work = pair.local(Work::send(), 3000);
+    let work = pair.local(WorkRequest::send(), 3000);
     let work = work.with_immediate(MLX5_OPCODE_SEND_IMM, 0xdead_beef);
     assert!(pair.perform(&work).is_done());
     let cqe = pair.rig.expect(&mut pair.cqs[1]);
     assert_eq!(cqe.kind, MLX5_CQE_RESP_SEND_IMM);
     assert_eq!((cqe.immediate, cqe.bytes), (0xdead_beef, 3000));
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 3000);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 3000);
     let work = work.with_immediate(MLX5_OPCODE_RDMA_WRITE_IMM, 7);
     assert!(pair.perform(&work).is_done());
     let cqe = pair.rig.expect(&mut pair.cqs[1]);
@@ -118,15 +118,15 @@ fn send_with_invalidate_invalidates_key() {
     let victim = pair.rig.mr(1, 4096);
     assert_ne!(victim.key, key);
     assert!(pair
-        .perform(&pair.local(Work::write(&victim, 0), 8))
+        .perform(&pair.local(WorkRequest::write(&victim, 0), 8))
         .is_done());
-    let work = pair.local(Work::send(), 8);
+    let work = pair.local(WorkRequest::send(), 8);
     let work = work.with_immediate(MLX5_OPCODE_SEND_INVAL, victim.key);
     assert!(pair.perform(&work).is_done());
     let cqe = pair.rig.expect(&mut pair.cqs[1]);
     assert_eq!(cqe.kind, MLX5_CQE_RESP_SEND_INV);
     assert_eq!(cqe.immediate, victim.key);
-    let cqe = pair.perform(&pair.local(Work::write(&victim, 0), 8));
+    let cqe = pair.perform(&pair.local(WorkRequest::write(&victim, 0), 8));
     assert!(cqe.failed_by(Syndrome::RemoteAccess));
 }
 
@@ -135,7 +135,7 @@ fn atomics_return_previous_value() {
     let mut pair = Pair::reliable();
     let (own, peer) = (pair.mrs[0], pair.mrs[1]);
     pair.rig.write(1, peer.address + 64, &5u64.to_le_bytes());
-    let mut perform = |work: Work| {
+    let mut perform = |work: WorkRequest| {
         let cqe = pair.perform(&work.local(&own, 0, 8));
         assert!(cqe.is_done());
         assert_eq!(cqe.bytes, 8);
@@ -144,10 +144,19 @@ fn atomics_return_previous_value() {
         // A device answers in network order, unless its driver wants it otherwise.
         (u64::from_be_bytes(bytes), u64::from_le_bytes(now))
     };
-    assert_eq!(perform(Work::fetch_add(&peer, 64, 37)), (5, 42));
-    assert_eq!(perform(Work::fetch_add(&peer, 64, u64::MAX)), (42, 41));
-    assert_eq!(perform(Work::compare_swap(&peer, 64, 42, 1)), (41, 41));
-    assert_eq!(perform(Work::compare_swap(&peer, 64, 41, 1)), (41, 1));
+    assert_eq!(perform(WorkRequest::fetch_add(&peer, 64, 37)), (5, 42));
+    assert_eq!(
+        perform(WorkRequest::fetch_add(&peer, 64, u64::MAX)),
+        (42, 41)
+    );
+    assert_eq!(
+        perform(WorkRequest::compare_swap(&peer, 64, 42, 1)),
+        (41, 41)
+    );
+    assert_eq!(
+        perform(WorkRequest::compare_swap(&peer, 64, 41, 1)),
+        (41, 1)
+    );
 }
 
 #[test]
@@ -156,12 +165,12 @@ fn masked_atomics_change_masked_bits_only() {
     let (own, peer) = (pair.mrs[0], pair.mrs[1]);
     pair.rig.write(1, peer.address, &0x11ff_u64.to_le_bytes());
     // Of 8 bytes: swap, compare, and which bits.
-    let swap = Work::new(MLX5_OPCODE_ATOMIC_MASKED_CS).remote(&peer, 0);
+    let swap = WorkRequest::new(MLX5_OPCODE_ATOMIC_MASKED_CS).remote(&peer, 0);
     let swap = swap.words(&[0x2200, 0xff, 0xff00, 0xff]);
     assert!(pair.perform(&swap.modifier(9).local(&own, 0, 8)).is_done());
     assert_eq!(pair.memory(1, 0, 8), 0x22ff_u64.to_le_bytes());
     // Of 4 bytes, in two fields: the lower does not carry into the upper.
-    let add = Work::new(MLX5_OPCODE_ATOMIC_MASKED_FA).remote(&peer, 0);
+    let add = WorkRequest::new(MLX5_OPCODE_ATOMIC_MASKED_FA).remote(&peer, 0);
     let add = add.words(&[(0x0001_0001 << 32) | (1 << 7), 0]);
     let cqe = pair.perform(&add.modifier(8).local(&own, 0, 4));
     assert!(cqe.is_done());
@@ -174,7 +183,8 @@ fn unsignalled_writes_are_executed_without_cqe() {
     let mut pair = Pair::reliable();
     let data = pair.fill(0, 0, 4096);
     for part in 0..4 {
-        let work = Work::write(&pair.mrs[1], part * 1024).local(&pair.mrs[0], part * 1024, 1024);
+        let work =
+            WorkRequest::write(&pair.mrs[1], part * 1024).local(&pair.mrs[0], part * 1024, 1024);
         let work = if part == 3 { work } else { work.unsignalled() };
         pair.rig.post(&mut pair.qps[0], &work);
     }
@@ -188,7 +198,7 @@ fn unsignalled_writes_are_executed_without_cqe() {
 #[test]
 fn one_doorbell_starts_several_wqes() {
     let mut pair = Pair::reliable();
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     for _ in 0..5 {
         pair.rig.post_quietly(&mut pair.qps[0], &work);
     }
@@ -206,7 +216,7 @@ fn send_ring_wraps() {
     // Of three blocks each, so that some are on both ends of the ring.
     let data = [0x77; 140];
     for round in 0..100 {
-        let work = Work::write(&pair.mrs[1], round).inline(&data);
+        let work = WorkRequest::write(&pair.mrs[1], round).inline(&data);
         assert!(pair.perform(&work).is_done(), "round {round}");
     }
     assert_eq!(pair.memory(1, 0, 239), [0x77; 239]);
@@ -217,9 +227,9 @@ fn read_and_atomic_responses_need_no_ack() {
     let mut pair = Pair::reliable();
     let peer = pair.mrs[1];
     for (work, bytes, packets) in [
-        (Work::read(&peer, 0), 5000, 5),
-        (Work::read(&peer, 0), 8, 1),
-        (Work::fetch_add(&peer, 0, 1), 8, 1),
+        (WorkRequest::read(&peer, 0), 5000, 5),
+        (WorkRequest::read(&peer, 0), 8, 1),
+        (WorkRequest::fetch_add(&peer, 0, 1), 8, 1),
     ] {
         let before = pair.rig.device(1).cost.count.packets_sent;
         assert!(pair.perform(&pair.local(work, bytes)).is_done());
@@ -235,8 +245,8 @@ fn fenced_request_waits_for_reads() {
     let (own, peer) = (pair.mrs[0], pair.mrs[1]);
     let data = pair.fill(1, 0, 50_000);
     // What is read is sent back, elsewhere: without the fence it would not be there yet.
-    let read = Work::read(&peer, 0).local(&own, 0, 50_000);
-    let write = Work::write(&peer, 100_000).local(&own, 0, 50_000);
+    let read = WorkRequest::read(&peer, 0).local(&own, 0, 50_000);
+    let write = WorkRequest::write(&peer, 100_000).local(&own, 0, 50_000);
     pair.rig.post_quietly(&mut pair.qps[0], &read);
     let index = pair.rig.post_quietly(&mut pair.qps[0], &write.fenced());
     let qp = pair.qps[0];
@@ -249,7 +259,7 @@ fn fenced_request_waits_for_reads() {
 #[test]
 fn strongly_ordered_request_waits_for_all_requests() {
     let mut pair = Pair::reliable();
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post_quietly(&mut pair.qps[0], &work);
     let last = pair
         .rig
@@ -268,9 +278,10 @@ fn local_invalidate_waits_for_acknowledgement_of_writes() {
     let own = pair.mrs[0];
     let data = pair.fill(0, 0, 5000);
     pair.rig.fabric.network.cut(1, 2);
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 5000);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 5000);
     pair.rig.post(&mut pair.qps[0], &work);
-    pair.rig.post(&mut pair.qps[0], &Work::invalidate(&own));
+    pair.rig
+        .post(&mut pair.qps[0], &WorkRequest::invalidate(&own));
     pair.rig.run();
     pair.rig.fabric.network.mend(1, 2);
     pair.rig.pass(Duration::from_secs(1));
@@ -292,11 +303,11 @@ fn one_doorbell_starts_full_ring_of_maximum_size() {
     let peer = pair.qps[1];
     pair.rig
         .connect_to(&qp, peer.number, 1, &Options::default());
-    let nop = Work::new(MLX5_OPCODE_NOP).unsignalled();
+    let nop = WorkRequest::new(MLX5_OPCODE_NOP).unsignalled();
     for _ in 1..1 << 15 {
         pair.rig.post_quietly(&mut qp, &nop);
     }
-    let last = pair.rig.post(&mut qp, &Work::new(MLX5_OPCODE_NOP));
+    let last = pair.rig.post(&mut qp, &WorkRequest::new(MLX5_OPCODE_NOP));
     pair.rig.run();
     assert_eq!(pair.rig.expect(&mut pair.cqs[0]).counter, last);
 }
@@ -309,7 +320,7 @@ fn reads_in_flight_do_not_exceed_limit() {
             ..Options::default()
         };
         let mut pair = Pair::new(Transport::Rc, &options);
-        let work = pair.local(Work::read(&pair.mrs[1], 0), 8);
+        let work = pair.local(WorkRequest::read(&pair.mrs[1], 0), 8);
         let mut last = 0;
         for _ in 0..10 {
             last = pair.rig.post_quietly(&mut pair.qps[0], &work);
@@ -337,7 +348,9 @@ fn qp_works_after_reset() {
         }
         pair.rig.connect(&pair.qps[0], &pair.qps[1], &options);
         pair.receive();
-        assert!(pair.perform(&pair.local(Work::send(), 5000)).is_done());
+        assert!(pair
+            .perform(&pair.local(WorkRequest::send(), 5000))
+            .is_done());
         assert_eq!(pair.rig.expect(&mut pair.cqs[1]).counter, 0);
     }
 }
@@ -352,7 +365,7 @@ fn query_returns_next_psns() {
         },
     );
     assert!(pair
-        .perform(&pair.local(Work::write(&pair.mrs[1], 0), 4096))
+        .perform(&pair.local(WorkRequest::write(&pair.mrs[1], 0), 4096))
         .is_done());
     let contexts = pair.qps.map(|qp| pair.rig.query(&qp));
     use crate::layout::get;
@@ -368,7 +381,7 @@ fn loopback_connection_works() {
     let mr = rig.mr(0, 4096);
     rig.connect_to(&qp, qp.number, 0, &Options::default());
     rig.write(0, mr.address, b"there and back");
-    rig.post(&mut qp, &Work::write(&mr, 100).local(&mr, 0, 14));
+    rig.post(&mut qp, &WorkRequest::write(&mr, 100).local(&mr, 0, 14));
     rig.run();
     assert!(rig.expect(&mut cq).is_done());
     assert_eq!(rig.read(0, mr.address + 100, 14), b"there and back");
@@ -381,9 +394,9 @@ fn long_message_does_not_delay_other_qp() {
     let mut short = pair.rig.qp(0, &Spec::new(Transport::Rc, cq));
     let peer = pair.rig.qp(1, &Spec::new(Transport::Rc, pair.cqs[1]));
     pair.rig.connect(&short, &peer, &Options::default());
-    let long = pair.local(Work::write(&pair.mrs[1], 0), LENGTH as u32);
+    let long = pair.local(WorkRequest::write(&pair.mrs[1], 0), LENGTH as u32);
     pair.rig.post(&mut pair.qps[0], &long);
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut short, &work);
     // As much as the fabric does before it listens to machines again.
     let now = pair.rig.now;

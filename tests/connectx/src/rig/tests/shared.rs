@@ -13,10 +13,10 @@ const LAST_WQE: u8 = 0x13;
 /// Queue pairs of one machine connected to as many of another, which share a receive queue.
 struct Sharing {
     rig: Rig,
-    senders: Vec<Qp>,
-    receivers: Vec<Qp>,
-    srq: Srq,
-    cqs: [Cq; 2],
+    senders: Vec<RigQp>,
+    receivers: Vec<RigQp>,
+    srq: RigSrq,
+    cqs: [RigCq; 2],
     mrs: [Mr; 2],
 }
 
@@ -55,7 +55,7 @@ impl Sharing {
     }
 
     fn send(&mut self, sender: usize, length: u32) {
-        let work = Work::send().local(&self.mrs[0], 0, length);
+        let work = WorkRequest::send().local(&self.mrs[0], 0, length);
         self.rig.post(&mut self.senders[sender], &work);
         self.rig.run();
     }
@@ -147,10 +147,10 @@ fn send_to_empty_srq_is_retried() {
 /// An XRC initiator, a target of a domain, and two receive queues of which the second is of another domain.
 struct Extended {
     rig: Rig,
-    sender: Qp,
-    target: Qp,
-    srqs: [Srq; 2],
-    cqs: [Cq; 3],
+    sender: RigQp,
+    target: RigQp,
+    srqs: [RigSrq; 2],
+    cqs: [RigCq; 3],
     mrs: [Mr; 2],
 }
 
@@ -186,7 +186,7 @@ fn xrc_message_selects_srq() {
         .rig
         .receive_shared(&mut extended.srqs[0], &[(peer, 0, 9000)]);
     let srqn = extended.srqs[0].number;
-    let work = Work::send().local(&own, 0, 5000).for_srq(srqn);
+    let work = WorkRequest::send().local(&own, 0, 5000).for_srq(srqn);
     extended.rig.post(&mut extended.sender, &work);
     extended.rig.run();
     assert!(extended.rig.expect(&mut extended.cqs[0]).is_done());
@@ -198,7 +198,10 @@ fn xrc_message_selects_srq() {
     );
     assert_eq!(extended.rig.poll(&mut extended.cqs[1]), None);
     // Memory is of the receive queue's domain.
-    for work in [Work::write(&peer, 10_000), Work::read(&peer, 10_000)] {
+    for work in [
+        WorkRequest::write(&peer, 10_000),
+        WorkRequest::read(&peer, 10_000),
+    ] {
         let work = work.local(&own, 0, 5000).for_srq(srqn);
         extended.rig.post(&mut extended.sender, &work);
         extended.rig.run();
@@ -214,7 +217,7 @@ fn srq_of_other_xrc_domain_is_rejected() {
         .rig
         .receive_shared(&mut extended.srqs[1], &[(peer, 0, 9000)]);
     let srqn = extended.srqs[1].number;
-    let work = Work::send().local(&own, 0, 8).for_srq(srqn);
+    let work = WorkRequest::send().local(&own, 0, 8).for_srq(srqn);
     extended.rig.post(&mut extended.sender, &work);
     extended.rig.run();
     let cqe = extended.rig.expect(&mut extended.cqs[0]);

@@ -21,7 +21,7 @@ fn silent_peer_causes_configured_number_of_retries() {
         };
         let mut pair = Pair::new(Transport::Rc, &options);
         pair.rig.fabric.network.cut(1, 2);
-        let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+        let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
         pair.rig.post(&mut pair.qps[0], &work);
         let whole = timeout(10) * (retries + 1);
         pair.rig.pass(whole - Duration::from_nanos(1));
@@ -43,7 +43,7 @@ fn timeout_of_zero_never_expires() {
     };
     let mut pair = Pair::new(Transport::Rc, &options);
     pair.rig.fabric.network.cut(1, 2);
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.pass(Duration::from_secs(100_000));
     assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
@@ -54,7 +54,7 @@ fn link_restored_before_last_retry_loses_nothing() {
     let mut pair = Pair::reliable();
     let data = pair.fill(0, 0, 100_000);
     pair.rig.fabric.network.cut(2, 1);
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 100_000);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 100_000);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.pass(timeout(14) * 5);
     pair.rig.fabric.network.mend(1, 2);
@@ -70,7 +70,7 @@ fn progress_resets_retry_count() {
         ..Options::default()
     };
     let mut pair = Pair::new(Transport::Rc, &options);
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     for _ in 0..10 {
         pair.rig.fabric.network.cut(1, 2);
         pair.rig.post(&mut pair.qps[0], &work);
@@ -86,7 +86,7 @@ fn send_without_receive_is_retried() {
     // A code of 12 is 0.64 ms.
     let mut pair = Pair::reliable();
     pair.fill(0, 0, 5000);
-    let work = pair.local(Work::send(), 5000);
+    let work = pair.local(WorkRequest::send(), 5000);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.run();
     let index = pair.receive();
@@ -102,7 +102,7 @@ fn send_without_receive_is_retried() {
 fn write_with_immediate_without_receive_is_retried() {
     let mut pair = Pair::reliable();
     let data = pair.fill(0, 0, 5000);
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 5000);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 5000);
     let work = work.with_immediate(MLX5_OPCODE_RDMA_WRITE_IMM, 1);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.pass(Duration::from_millis(5));
@@ -122,7 +122,7 @@ fn rnr_retries_end_after_configured_number() {
             ..Options::default()
         };
         let mut pair = Pair::new(Transport::Rc, &options);
-        let work = pair.local(Work::send(), 8);
+        let work = pair.local(WorkRequest::send(), 8);
         pair.rig.post(&mut pair.qps[0], &work);
         pair.rig.pass(Duration::from_secs(1));
         let cqe = pair.rig.expect(&mut pair.cqs[0]);
@@ -135,7 +135,7 @@ fn rnr_retries_end_after_configured_number() {
 #[test]
 fn rnr_retry_count_of_7_is_unlimited() {
     let mut pair = Pair::reliable();
-    let work = pair.local(Work::send(), 8);
+    let work = pair.local(WorkRequest::send(), 8);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.pass(Duration::from_secs(60));
     assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
@@ -151,7 +151,7 @@ fn rnr_retries_leave_at_most_one_timer() {
         ..Options::default()
     };
     let mut pair = Pair::new(Transport::Rc, &options);
-    let work = pair.local(Work::send(), 8);
+    let work = pair.local(WorkRequest::send(), 8);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.pass(Duration::from_millis(100));
     assert!(pair.rig.device(1).cost.count.receiver_not_ready > 100);
@@ -173,7 +173,7 @@ fn timer_of_destroyed_qp_has_no_effect() {
     for opcode in [MLX5_CMD_OP_2RST_QP, MLX5_CMD_OP_2ERR_QP] {
         let mut pair = Pair::reliable();
         pair.rig.fabric.network.cut(1, 2);
-        let work = pair.local(Work::write(&pair.mrs[1], 0), 8);
+        let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
         pair.rig.post(&mut pair.qps[0], &work);
         let qp = pair.qps[0];
         pair.rig.simple(0, opcode, qp.number);
@@ -188,7 +188,7 @@ fn timer_of_destroyed_qp_has_no_effect() {
 #[test]
 fn delayed_fabric_causes_no_timeouts() {
     let mut pair = Pair::reliable();
-    let work = pair.local(Work::write(&pair.mrs[1], 0), 100_000);
+    let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 100_000);
     pair.rig.post(&mut pair.qps[0], &work);
     // The fabric does not run for 100 s.
     pair.rig.now += Duration::from_secs(100);

@@ -15,12 +15,12 @@ fn uc_messages_complete_without_acknowledgement() {
         let data = pair.fill(0, 0, length);
         pair.receive();
         assert!(pair
-            .perform(&pair.local_or_none(Work::send(), length))
+            .perform(&pair.local_or_none(WorkRequest::send(), length))
             .is_done());
         let cqe = pair.rig.expect(&mut pair.cqs[1]);
         assert_eq!(u64::from(cqe.bytes), length);
         assert_eq!(pair.memory(1, 0, length as usize), data);
-        let work = Work::write(&pair.mrs[1], 1000);
+        let work = WorkRequest::write(&pair.mrs[1], 1000);
         assert!(pair.perform(&pair.local_or_none(work, length)).is_done());
         assert_eq!(pair.memory(1, 1000, length as usize), data);
     }
@@ -28,7 +28,7 @@ fn uc_messages_complete_without_acknowledgement() {
 }
 
 impl Pair {
-    fn local_or_none(&self, work: Work, length: u64) -> Work {
+    fn local_or_none(&self, work: WorkRequest, length: u64) -> WorkRequest {
         match length {
             0 => work,
             _ => self.local(work, length as u32),
@@ -39,9 +39,13 @@ impl Pair {
 #[test]
 fn uc_message_without_receive_is_dropped_alone() {
     let mut pair = unreliable();
-    assert!(pair.perform(&pair.local(Work::send(), 5000)).is_done());
+    assert!(pair
+        .perform(&pair.local(WorkRequest::send(), 5000))
+        .is_done());
     pair.receive();
-    assert!(pair.perform(&pair.local(Work::send(), 6000)).is_done());
+    assert!(pair
+        .perform(&pair.local(WorkRequest::send(), 6000))
+        .is_done());
     assert_eq!(pair.rig.expect(&mut pair.cqs[1]).bytes, 6000);
     assert_eq!(pair.rig.poll(&mut pair.cqs[1]), None);
 }
@@ -69,7 +73,9 @@ fn uc_message_with_lost_packet_returns_its_receive() {
             expected += 1;
             pair.receive();
         }
-        assert!(pair.perform(&pair.local(Work::send(), 3000)).is_done());
+        assert!(pair
+            .perform(&pair.local(WorkRequest::send(), 3000))
+            .is_done());
         if let Some(cqe) = pair.rig.poll(&mut pair.cqs[1]) {
             whole += 1;
             assert_eq!(cqe.bytes, 3000);
@@ -86,11 +92,11 @@ fn uc_write_without_right_is_dropped() {
     peer.key ^= 1;
     pair.fill(0, 0, 100);
     assert!(pair
-        .perform(&pair.local(Work::write(&peer, 0), 100))
+        .perform(&pair.local(WorkRequest::write(&peer, 0), 100))
         .is_done());
     assert_eq!(pair.memory(1, 0, 100), [0; 100]);
     assert!(pair
-        .perform(&pair.local(Work::write(&pair.mrs[1], 0), 100))
+        .perform(&pair.local(WorkRequest::write(&pair.mrs[1], 0), 100))
         .is_done());
     assert_ne!(pair.memory(1, 0, 100), [0; 100]);
 }

@@ -8,7 +8,7 @@ use tracing::trace;
 
 use crate::device::Device;
 use crate::interrupts::VECTORS;
-use crate::vfio::codec::{Body, Request};
+use crate::vfio::codec::{ReplyBody, VfioRequest};
 
 /// Number of kinds of interrupts of a PCI device, in vfio's order: INTx, MSI, MSI-X, error, request.
 pub(super) const KINDS: u32 = 5;
@@ -27,7 +27,7 @@ pub(super) fn info(index: u32) -> Result<Vec<u8>, Errno> {
         0..KINDS => (0, 0),
         _ => return Err(Errno::INVAL),
     };
-    Ok(Body::default()
+    Ok(ReplyBody::default()
         .u32(16)
         .u32(flags)
         .u32(index)
@@ -38,10 +38,10 @@ pub(super) fn info(index: u32) -> Result<Vec<u8>, Errno> {
 /// Connects, disconnects or raises vectors, or disables a kind that the device lacks.
 pub(super) fn set(
     device: &mut Device,
-    request: Request<'_>,
+    request: VfioRequest<'_>,
     fds: Vec<OwnedFd>,
 ) -> Result<Vec<u8>, Errno> {
-    let Request::SetIrqs {
+    let VfioRequest::SetIrqs {
         flags,
         index,
         start,

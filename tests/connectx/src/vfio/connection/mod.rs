@@ -21,10 +21,10 @@ use rustix::net::{
 };
 use tracing::debug;
 
-use super::codec::{Body, Header, Request, HEADER, MAX_BODY, MAX_FDS};
+use super::codec::{Header, ReplyBody, VfioRequest, HEADER, MAX_BODY, MAX_FDS};
 use crate::device::{Device, DeviceId};
 use crate::fabric::Fabric;
-use crate::pci;
+use crate::pci::PciConfig;
 use interrupt::KINDS;
 use region::{BAR0, REGIONS};
 
@@ -39,7 +39,7 @@ const VERSION: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_s
 
 /// Connection of one machine.
 #[derive(Debug)]
-pub struct Connection {
+pub struct VfioConnection {
     id: DeviceId,
     socket: UnixStream,
     /// Room for the longest message.
@@ -51,11 +51,11 @@ pub struct Connection {
     agreed: bool,
 }
 
-impl Connection {
+impl VfioConnection {
     /// Returns a connection on the socket of a machine.
     pub fn new(id: DeviceId, socket: UnixStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
-        Ok(Connection {
+        Ok(VfioConnection {
             id,
             socket,
             buffer: vec![0; HEADER + MAX_BODY],
@@ -95,13 +95,13 @@ impl Connection {
         body: &[u8],
         files: Vec<OwnedFd>,
     ) -> io::Result<()> {
-        let request = Request::decode(header.command, body);
+        let request = VfioRequest::decode(header.command, body);
         let outcome = request.and_then(|request| self.answer(fabric, request, files));
         if let Err(errno) = outcome {
             debug!(device = self.id.0, command = header.command, %errno, "refused");
         }
         let attached = match (&request, &outcome) {
-            (Ok(Request::RegionInfo { index: BAR0, .. }), Ok(_)) => {
+            (Ok(VfioRequest::RegionInfo { index: BAR0, .. }), Ok(_)) => {
                 fabric.device(self.id).doorbells.as_ref()
             }
             _ => None,
@@ -156,12 +156,12 @@ impl Connection {
     fn answer(
         &mut self,
         fabric: &mut Fabric,
-        request: Request<'_>,
+        request: VfioRequest<'_>,
         fds: Vec<OwnedFd>,
     ) -> Result<Vec<u8>, Errno> {
-        if let Request::Version { major, .. } = request {
+        if let VfioRequest::Version { major, .. } = request {
             self.agreed = major == 0;
-            let version = Body::default().u32(0).bytes(VERSION).finish();
+            let version = ReplyBody::default().u32(0).bytes(VERSION).finish();
             return self.agreed.then_some(version).ok_or(Errno::NOTSUP);
         }
         if !self.agreed {
@@ -169,9 +169,9 @@ impl Connection {
         }
         let device = fabric.device(self.id);
         match request {
-            Request::Version { .. } => Err(Errno::INVAL),
-            Request::DmaMap { .. } => map(device, request, fds),
-            Request::DmaUnmap {
+            VfioRequest::Version { .. } => Err(Errno::INVAL),
+            VfioRequest::DmaMap { .. } => map(device, request, fds),
+            VfioRequest::DmaUnmap {
                 address,
                 size,
                 echo,
@@ -179,26 +179,26 @@ impl Connection {
                 device.dma.unmap(address, size);
                 Ok(echo.into())
             }
-            Request::DeviceInfo => Ok(device_info()),
-            Request::RegionInfo { room, index } => {
+            VfioRequest::DeviceInfo => Ok(device_info()),
+            VfioRequest::RegionInfo { room, index } => {
                 let mappable = index == BAR0 && device.doorbells.is_some();
                 region::info(room, index, mappable)
             }
-            Request::IrqInfo { index } => interrupt::info(index),
-            Request::SetIrqs { .. } => interrupt::set(device, request, fds),
-            Request::RegionRead {
+            VfioRequest::IrqInfo { index } => interrupt::info(index),
+            VfioRequest::SetIrqs { .. } => interrupt::set(device, request, fds),
+            VfioRequest::RegionRead {
                 offset,
                 region,
                 count,
             } => region::read(fabric, self.id, region, offset, count),
-            Request::RegionWrite {
+            VfioRequest::RegionWrite {
                 offset,
                 region,
                 data,
             } => region::write(fabric, self.id, region, offset, data),
-            Request::Reset => {
+            VfioRequest::Reset => {
                 device.reset();
-                device.pci = pci::Config::default();
+                device.pci = PciConfig::default();
                 Ok(Vec::new())
             }
         }
@@ -216,8 +216,8 @@ fn first(bytes: &[u8]) -> io::Result<Option<(Header, &[u8])>> {
 }
 
 /// Maps memory of the machine. Memory without a file belongs to another device and is ignored.
-fn map(device: &mut Device, request: Request<'_>, fds: Vec<OwnedFd>) -> Result<Vec<u8>, Errno> {
-    let Request::DmaMap {
+fn map(device: &mut Device, request: VfioRequest<'_>, fds: Vec<OwnedFd>) -> Result<Vec<u8>, Errno> {
+    let VfioRequest::DmaMap {
         flags,
         offset,
         address,
@@ -242,6 +242,8 @@ fn map(device: &mut Device, request: Request<'_>, fds: Vec<OwnedFd>) -> Result<V
 }
 
 fn device_info() -> Vec<u8> {
-    let body = Body::default().u32(16).u32(DEVICE_RESETS | DEVICE_IS_PCI);
+    let body = ReplyBody::default()
+        .u32(16)
+        .u32(DEVICE_RESETS | DEVICE_IS_PCI);
     body.u32(REGIONS).u32(KINDS).finish()
 }

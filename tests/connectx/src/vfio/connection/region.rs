@@ -10,7 +10,7 @@ use crate::bar;
 use crate::device::DeviceId;
 use crate::fabric::Fabric;
 use crate::pci;
-use crate::vfio::codec::{Body, MAX_TRANSFER};
+use crate::vfio::codec::{ReplyBody, MAX_TRANSFER};
 
 /// Number of regions of a PCI device, in vfio's order: six BARs, ROM, configuration space, VGA.
 pub(super) const REGIONS: u32 = 9;
@@ -38,7 +38,11 @@ pub(super) fn info(room: u32, index: u32, mappable: bool) -> Result<Vec<u8>, Err
         offset = REGION_INFO;
     }
     let whole = REGION_INFO + capabilities.len() as u32;
-    let body = Body::default().u32(whole).u32(flags).u32(index).u32(offset);
+    let body = ReplyBody::default()
+        .u32(whole)
+        .u32(flags)
+        .u32(index)
+        .u32(offset);
     let mut info = body.u64(size).u64(0).bytes(&capabilities).finish();
     info.truncate(room as usize);
     Ok(info)
@@ -47,7 +51,7 @@ pub(super) fn info(room: u32, index: u32, mappable: bool) -> Result<Vec<u8>, Err
 /// Returns the sparse mmap capability, with the UAR pages as its only area.
 fn mappable_part() -> Vec<u8> {
     let Range { start, end } = bar::UAR_PAGES;
-    let header = Body::default().u32(SPARSE_MMAP).u32(0);
+    let header = ReplyBody::default().u32(SPARSE_MMAP).u32(0);
     let areas = header.u32(1).u32(0).u64(start).u64(end - start);
     areas.finish()
 }
@@ -84,7 +88,7 @@ pub(super) fn read(
         CONFIG => device.pci.read(offset as usize, &mut data),
         _ => bar::read(device, offset, &mut data, outbox.now),
     }
-    let body = Body::default().u64(offset).u32(region).u32(count);
+    let body = ReplyBody::default().u64(offset).u32(region).u32(count);
     Ok(body.bytes(&data).finish())
 }
 
@@ -105,7 +109,7 @@ pub(super) fn write(
         }
         _ => bar::write(device, offset, data, outbox),
     }
-    Ok(Body::default()
+    Ok(ReplyBody::default()
         .u64(offset)
         .u32(region)
         .u32(data.len() as u32)

@@ -15,25 +15,25 @@ use crate::vfio::codec::{message, MAX_TRANSFER};
 const ID: DeviceId = DeviceId(0);
 
 /// Connected machine, and the connection at the device.
-struct Machine {
+struct VfioClient {
     socket: UnixStream,
-    connection: Connection,
+    connection: VfioConnection,
     fabric: Fabric,
 }
 
-impl Machine {
+impl VfioClient {
     fn new() -> Self {
         let (socket, served) = UnixStream::pair().unwrap();
         socket.set_nonblocking(true).unwrap();
-        Machine {
+        VfioClient {
             socket,
-            connection: Connection::new(ID, served).unwrap(),
+            connection: VfioConnection::new(ID, served).unwrap(),
             fabric: Fabric::new(1),
         }
     }
 
     fn agreed() -> Self {
-        let mut machine = Machine::new();
+        let mut machine = VfioClient::new();
         machine.ask(1, &[0; 4]).unwrap();
         machine
     }
@@ -94,23 +94,27 @@ impl Machine {
     fn map(&mut self, address: u64, size: u64) -> Result<Vec<u8>, Errno> {
         let file = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, size).unwrap();
-        let body = Body::default().u32(32).u32(READABLE | WRITABLE);
+        let body = ReplyBody::default().u32(32).u32(READABLE | WRITABLE);
         let body = body.u64(0).u64(address).u64(size).finish();
         self.ask_with(2, &body, &[file.as_fd()])
     }
 }
 
 fn access(region: u32, offset: u64, count: u32) -> Vec<u8> {
-    Body::default().u64(offset).u32(region).u32(count).finish()
+    ReplyBody::default()
+        .u64(offset)
+        .u32(region)
+        .u32(count)
+        .finish()
 }
 
 #[test]
 fn config_space_and_bar_size_are_readable() {
-    let mut machine = Machine::agreed();
+    let mut machine = VfioClient::agreed();
     let reply = machine.ask(9, &access(CONFIG, 0, 4)).unwrap();
     assert_eq!(reply[16..], [0xb3, 0x15, 0x19, 0x10]);
     let info = machine
-        .ask(5, &Body::default().u32(32).u32(0).u32(BAR0).finish())
+        .ask(5, &ReplyBody::default().u32(32).u32(0).u32(BAR0).finish())
         .unwrap();
     assert_eq!(info[16..24], bar::SIZE.to_ne_bytes());
 }
@@ -118,9 +122,9 @@ fn config_space_and_bar_size_are_readable() {
 #[test]
 fn region_info_offers_mapping_of_doorbells_only() {
     const FD: usize = HEADER + 64;
-    let mut machine = Machine::agreed();
+    let mut machine = VfioClient::agreed();
     machine.fabric.map_doorbells().unwrap();
-    let ask = |room: u32| message(5, &Body::default().u32(room).u32(0).u32(BAR0).finish());
+    let ask = |room: u32| message(5, &ReplyBody::default().u32(room).u32(0).u32(BAR0).finish());
     machine.socket.write_all(&ask(64)).unwrap();
     machine.serve().unwrap();
     let (reply, fds) = machine.receive();
@@ -145,7 +149,7 @@ fn region_info_offers_mapping_of_doorbells_only() {
 
 #[test]
 fn message_in_pieces_is_answered_once_complete() {
-    let mut machine = Machine::agreed();
+    let mut machine = VfioClient::agreed();
     for byte in message(9, &access(CONFIG, 0, 2)) {
         machine.serve().unwrap();
         let waiting = machine.socket.read(&mut [0]).unwrap_err();
@@ -158,7 +162,7 @@ fn message_in_pieces_is_answered_once_complete() {
 
 #[test]
 fn messages_in_one_read_are_all_answered() {
-    let mut machine = Machine::agreed();
+    let mut machine = VfioClient::agreed();
     let one = message(9, &access(CONFIG, 0, 2));
     machine
         .socket
@@ -174,7 +178,7 @@ fn messages_in_one_read_are_all_answered() {
 
 #[test]
 fn request_before_version_is_rejected() {
-    let mut machine = Machine::new();
+    let mut machine = VfioClient::new();
     assert_eq!(machine.ask(13, &[]), Err(Errno::PROTO));
     assert_eq!(machine.ask(1, &[1, 0, 0, 0]), Err(Errno::NOTSUP));
     assert_eq!(machine.ask(13, &[]), Err(Errno::PROTO));
@@ -184,7 +188,7 @@ fn request_before_version_is_rejected() {
 
 #[test]
 fn mapped_memory_is_usable_until_unmapped() {
-    let mut machine = Machine::agreed();
+    let mut machine = VfioClient::agreed();
     machine.map(0x10_0000, 0x2000).unwrap();
     let written = machine.fabric.device(ID).dma.write(0x10_1ffe, &[1, 2]);
     assert_eq!(written, Ok(()));
@@ -192,7 +196,7 @@ fn mapped_memory_is_usable_until_unmapped() {
     assert_eq!(machine.map(0x10_1000, 0x2000), Err(Errno::INVAL));
     assert_eq!(machine.map(0x20_0000, 0), Err(Errno::INVAL));
     assert_eq!(machine.map(u64::MAX - 0xfff, 0x2000), Err(Errno::INVAL));
-    let body = Body::default()
+    let body = ReplyBody::default()
         .u32(24)
         .u32(0)
         .u64(0x10_0000)
@@ -210,7 +214,7 @@ fn mapped_memory_is_usable_until_unmapped() {
 #[test]
 fn file_belongs_to_its_own_message() {
     const NO_REPLY: u8 = 1 << 4;
-    let mut machine = Machine::agreed();
+    let mut machine = VfioClient::agreed();
     let mut before = message(9, &access(CONFIG, 0, 2));
     before[8] = NO_REPLY;
     machine.socket.write_all(&before).unwrap();
@@ -221,7 +225,7 @@ fn file_belongs_to_its_own_message() {
 
 #[test]
 fn access_beyond_region_is_rejected() {
-    let mut machine = Machine::agreed();
+    let mut machine = VfioClient::agreed();
     for (region, offset, count) in [
         (CONFIG, 4094, 4),
         (CONFIG, u64::MAX, 4),
@@ -240,7 +244,7 @@ fn access_beyond_region_is_rejected() {
 
 #[test]
 fn unknown_interrupt_is_rejected() {
-    let mut machine = Machine::agreed();
+    let mut machine = VfioClient::agreed();
     let eventfd = SET_EVENTFD | SET_TRIGGER;
     for (flags, index, start, count) in [
         (eventfd, MSIX, VECTORS as u32, 1),
@@ -249,7 +253,7 @@ fn unknown_interrupt_is_rejected() {
         (eventfd, KINDS, 0, 0),
         (0, MSIX, 0, 1),
     ] {
-        let body = Body::default()
+        let body = ReplyBody::default()
             .u32(20)
             .u32(flags)
             .u32(index)
@@ -261,7 +265,7 @@ fn unknown_interrupt_is_rejected() {
 
 #[test]
 fn machine_not_reading_replies_is_disconnected() {
-    let mut machine = Machine::agreed();
+    let mut machine = VfioClient::agreed();
     let read = message(9, &access(BAR0, 0, MAX_TRANSFER as u32));
     let gone = (0..1000).find_map(|_| {
         machine.socket.write_all(&read).unwrap();
@@ -272,10 +276,10 @@ fn machine_not_reading_replies_is_disconnected() {
 
 #[test]
 fn invalid_message_or_shutdown_ends_connection() {
-    let mut machine = Machine::agreed();
+    let mut machine = VfioClient::agreed();
     machine.socket.write_all(&[0xff; 64]).unwrap();
     assert_eq!(machine.serve().unwrap_err().kind(), ErrorKind::InvalidData);
-    let mut machine = Machine::agreed();
+    let mut machine = VfioClient::agreed();
     machine.socket.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(
         machine.serve().unwrap_err().kind(),

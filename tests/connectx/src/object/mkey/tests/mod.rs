@@ -63,7 +63,7 @@ fn look(
     access: Access,
     address: u64,
     length: u64,
-) -> Result<Vec<Piece>, Fault> {
+) -> Result<Vec<Piece>, MkeyFault> {
     translate(keys, key, user(access), address, length, &mut |_, _| ())
 }
 

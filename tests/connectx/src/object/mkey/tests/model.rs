@@ -59,12 +59,12 @@ fn check(keys: &Table<Mkey>, model: &Model, offset: usize, length: usize) {
     let beyond = (model.bytes.len() - offset) as u64 + 1;
     assert_eq!(
         look(keys, model.key, Access::LocalRead, address, beyond),
-        Err(Fault::Range)
+        Err(MkeyFault::Range)
     );
     if model.start > 0 {
         assert_eq!(
             look(keys, model.key, Access::LocalRead, model.start - 1, 1),
-            Err(Fault::Range)
+            Err(MkeyFault::Range)
         );
     }
 }

@@ -26,7 +26,7 @@ fn access_without_its_right_is_denied() {
         for (asked, access) in all.iter().enumerate() {
             let found = look(&keys, number, *access, 0, 8).map(|_| ());
             let expected = if asked == taken {
-                Err(Fault::Rights)
+                Err(MkeyFault::Rights)
             } else {
                 Ok(())
             };
@@ -47,14 +47,14 @@ fn window_grants_peer_the_local_rights_of_region() {
     assert_eq!(found.map(|pieces| bytes(&pieces)[0]), Ok(0x1020));
     assert_eq!(
         look(&keys, region, Access::RemoteWrite, 0x20, 16),
-        Err(Fault::Rights)
+        Err(MkeyFault::Rights)
     );
     if let Some(region) = keys.get_mut(region >> 8) {
         set!(region.context, mkc, lw, 0u32);
     }
     assert_eq!(
         look(&keys, window, Access::RemoteWrite, 0x100, 16),
-        Err(Fault::Rights)
+        Err(MkeyFault::Rights)
     );
     assert!(look(&keys, window, Access::RemoteRead, 0x100, 16).is_ok());
 }
@@ -71,15 +71,15 @@ fn mismatched_key_returns_specific_fault() {
     };
     let me = user(Access::LocalRead);
     assert_eq!(of(&keys, number, me), Ok(()));
-    assert_eq!(of(&keys, number ^ 1, me), Err(Fault::Key));
-    assert_eq!(of(&keys, number + 0x100, me), Err(Fault::Key));
+    assert_eq!(of(&keys, number ^ 1, me), Err(MkeyFault::Key));
+    assert_eq!(of(&keys, number + 0x100, me), Err(MkeyFault::Key));
     assert_eq!(
         of(&keys, number, User { pd: PD + 1, ..me }),
-        Err(Fault::Domain)
+        Err(MkeyFault::Domain)
     );
     assert_eq!(
         look(&keys, number, Access::LocalRead, 4090, 8),
-        Err(Fault::Absent(Absent {
+        Err(MkeyFault::Absent(Absent {
             key: number,
             address: 4096,
             length: 2
@@ -89,10 +89,10 @@ fn mismatched_key_returns_specific_fault() {
         act(&mut keys.get_mut(number >> 8).unwrap().context)
     };
     change(&mut keys, |context| set!(context, mkc, qpn, QP + 1));
-    assert_eq!(of(&keys, number, me), Err(Fault::Owner));
+    assert_eq!(of(&keys, number, me), Err(MkeyFault::Owner));
     assert_eq!(of(&keys, number, User { qp: QP + 1, ..me }), Ok(()));
     change(&mut keys, |context| set!(context, mkc, free, 1u32));
-    assert_eq!(of(&keys, number, me), Err(Fault::Free));
+    assert_eq!(of(&keys, number, me), Err(MkeyFault::Free));
 }
 
 #[test]
@@ -102,15 +102,18 @@ fn check_covers_named_key_only() {
     let number = add(&mut keys, key(2, 0x1000, 1 << 30, klm(1 << 30, 7, 0)));
     let may = |access, address, length| check(&keys, number, user(access), address, length);
     assert_eq!(may(Access::RemoteWrite, 0x1000, 1 << 30), Ok(()));
-    assert_eq!(may(Access::RemoteWrite, 0x1001, 1 << 30), Err(Fault::Range));
+    assert_eq!(
+        may(Access::RemoteWrite, 0x1001, 1 << 30),
+        Err(MkeyFault::Range)
+    );
     let other = User {
         pd: PD + 1,
         ..user(Access::RemoteRead)
     };
     let denied = check(&keys, number, other, 0x1000, 8);
-    assert_eq!(denied, Err(Fault::Domain));
+    assert_eq!(denied, Err(MkeyFault::Domain));
     assert_eq!(check(&keys, 7, other, 0, 0), Ok(()));
-    assert_eq!(check(&keys, 7, other, 0, 1), Err(Fault::Key));
+    assert_eq!(check(&keys, 7, other, 0, 1), Err(MkeyFault::Key));
 }
 
 #[test]
@@ -121,7 +124,7 @@ fn remote_access_to_null_key_is_denied() {
         Access::RemoteWrite,
         Access::RemoteAtomic,
     ] {
-        assert_eq!(look(&keys, NULL, access, 0, 8), Err(Fault::Key));
+        assert_eq!(look(&keys, NULL, access, 0, 8), Err(MkeyFault::Key));
     }
     // The owner may refer to the null key from another key.
     let number = add(&mut keys, key(2, 0, 4096, klm(4096, NULL, 0)));
@@ -135,19 +138,25 @@ fn remote_access_to_null_key_is_denied() {
 fn remote_invalidation_requires_permission_of_key() {
     let mut keys = new_keys();
     let number = add(&mut keys, key(1, 0, 4096, pages(&[0x1000])));
-    assert_eq!(invalidate(&mut keys, number, PD, QP), Err(Fault::Rights));
+    assert_eq!(
+        invalidate(&mut keys, number, PD, QP),
+        Err(MkeyFault::Rights)
+    );
     if let Some(mkey) = keys.get_mut(number >> 8) {
         set!(mkey.context, mkc, en_rinval, 1u32);
         set!(mkey.context, mkc, umr_en, 1u32);
     }
-    assert_eq!(invalidate(&mut keys, number ^ 1, PD, QP), Err(Fault::Key));
+    assert_eq!(
+        invalidate(&mut keys, number ^ 1, PD, QP),
+        Err(MkeyFault::Key)
+    );
     assert_eq!(
         invalidate(&mut keys, number, PD + 1, QP),
-        Err(Fault::Domain)
+        Err(MkeyFault::Domain)
     );
     assert_eq!(invalidate(&mut keys, number, PD, QP), Ok(()));
     assert_eq!(
         look(&keys, number, Access::LocalRead, 0, 8),
-        Err(Fault::Free)
+        Err(MkeyFault::Free)
     );
 }

@@ -12,7 +12,7 @@ fn cyclic_keys_return_depth_fault() {
     assert_eq!(number, own);
     assert_eq!(
         look(&keys, number, Access::LocalRead, 0, 8),
-        Err(Fault::Depth)
+        Err(MkeyFault::Depth)
     );
 }
 
@@ -34,7 +34,7 @@ fn physical_memic_and_null_keys_translate() {
     );
     assert_eq!(
         look(&keys, device, Access::LocalRead, 28, 8),
-        Err(Fault::Range)
+        Err(MkeyFault::Range)
     );
     assert_eq!(
         look(&keys, NULL, Access::LocalRead, 0, 8),
@@ -124,5 +124,5 @@ fn unbounded_addresses_wrap() {
         address: 0,
         length: 8,
     };
-    assert_eq!(found, Err(Fault::Absent(absent)));
+    assert_eq!(found, Err(MkeyFault::Absent(absent)));
 }

@@ -14,14 +14,14 @@ fn drained_dct_accepts_no_message_and_is_destroyed() {
     let (own, peer) = (star.mr, star.targets[0].mr);
     let number = star.targets[0].dct.number;
     assert!(star
-        .perform(0, Work::write(&peer, 0).local(&own, 0, 8))
+        .perform(0, WorkRequest::write(&peer, 0).local(&own, 0, 8))
         .is_done());
     let busy = star.rig.try_simple(1, MLX5_CMD_OP_DESTROY_DCT, number);
     assert!(busy.is_err());
     star.rig.simple(1, MLX5_CMD_OP_DRAIN_DCT, number);
     assert_eq!(star.rig.events(1), [(DRAINED, number)]);
     star.rig.simple(1, MLX5_CMD_OP_DESTROY_DCT, number);
-    let work = star.to(0, KEY, Work::write(&peer, 0).local(&own, 0, 8));
+    let work = star.to(0, KEY, WorkRequest::write(&peer, 0).local(&own, 0, 8));
     star.rig.post(&mut star.dci, &work);
     star.rig.pass(Duration::from_secs(60));
     let cqe = star.rig.expect(&mut star.cq);
@@ -34,7 +34,7 @@ fn dct_is_drained_after_message_in_progress() {
     let own = star.mr;
     let number = star.targets[0].dct.number;
     star.receive(0);
-    let work = star.to(0, KEY, Work::send().local(&own, 0, 900_000));
+    let work = star.to(0, KEY, WorkRequest::send().local(&own, 0, 900_000));
     star.rig.post(&mut star.dci, &work);
     let now = star.rig.now;
     star.rig.fabric.run(now);
@@ -51,7 +51,7 @@ fn dct_is_drained_after_timeout_of_dead_dci() {
     let mut star = star();
     let number = star.targets[0].dct.number;
     let index = star.receive(0);
-    star.begin(Work::send());
+    star.begin(WorkRequest::send());
     star.rig.device(0).dead = true;
     star.rig.simple(1, MLX5_CMD_OP_DRAIN_DCT, number);
     assert_eq!(star.rig.events(1), []);
@@ -59,13 +59,15 @@ fn dct_is_drained_after_timeout_of_dead_dci() {
     assert_eq!(star.rig.events(1), [(DRAINED, number)]);
     star.rig.simple(1, MLX5_CMD_OP_DESTROY_DCT, number);
     // Another target with the same SRQ uses the receive of the aborted message.
-    let Target { srq, cq, mr, .. } = star.targets[0];
+    let RigTarget { srq, cq, mr, .. } = star.targets[0];
     let dct = star.rig.dct(&srq, &cq, KEY, &Options::default());
-    star.targets.push(Target { dct, srq, cq, mr });
+    star.targets.push(RigTarget { dct, srq, cq, mr });
     star.rig.device(0).dead = false;
     star.renew_initiator();
     let own = star.mr;
-    assert!(star.perform(2, Work::send().local(&own, 0, 8)).is_done());
+    assert!(star
+        .perform(2, WorkRequest::send().local(&own, 0, 8))
+        .is_done());
     assert_eq!(star.rig.expect(&mut star.targets[2].cq).counter, index);
 }
 
@@ -74,7 +76,7 @@ fn dct_is_drained_after_rejected_message() {
     let mut star = star();
     let number = star.targets[0].dct.number;
     let peer = star.targets[0].mr;
-    star.begin(Work::write(&peer, 0));
+    star.begin(WorkRequest::write(&peer, 0));
     star.rig.simple(1, MLX5_CMD_OP_DESTROY_MKEY, peer.key >> 8);
     star.rig.run();
     let cqe = star.rig.expect(&mut star.cq);

@@ -17,16 +17,16 @@ const VIOLATION: u8 = 0x1d;
 /// Initiator on one machine, and targets on two others. Each target has an SRQ.
 pub(super) struct Star {
     pub(super) rig: Rig,
-    pub(super) dci: Qp,
-    pub(super) cq: Cq,
+    pub(super) dci: RigQp,
+    pub(super) cq: RigCq,
     pub(super) mr: Mr,
-    pub(super) targets: Vec<Target>,
+    pub(super) targets: Vec<RigTarget>,
 }
 
-pub(super) struct Target {
-    pub(super) dct: Dct,
-    srq: Srq,
-    cq: Cq,
+pub(super) struct RigTarget {
+    pub(super) dct: RigDct,
+    srq: RigSrq,
+    cq: RigCq,
     pub(super) mr: Mr,
 }
 
@@ -49,7 +49,7 @@ impl Star {
         let targets = [1, 2].map(|node| {
             let cq = rig.cq(node, 8);
             let srq = rig.srq(node, 6, None);
-            Target {
+            RigTarget {
                 dct: rig.dct(&srq, &cq, KEY, options),
                 srq,
                 cq,
@@ -65,13 +65,13 @@ impl Star {
         }
     }
 
-    fn to(&mut self, target: usize, key: u64, work: Work) -> Work {
+    fn to(&mut self, target: usize, key: u64, work: WorkRequest) -> WorkRequest {
         let dct = self.targets[target].dct;
         let lid = self.rig.lid(dct.node);
         work.address(key, dct.number, lid, None)
     }
 
-    fn perform(&mut self, target: usize, work: Work) -> Cqe {
+    fn perform(&mut self, target: usize, work: WorkRequest) -> Cqe {
         let work = self.to(target, KEY, work);
         self.rig.post(&mut self.dci, &work);
         self.rig.run();
@@ -79,11 +79,11 @@ impl Star {
     }
 
     pub(super) fn receive(&mut self, target: usize) -> u16 {
-        let Target { srq, mr, .. } = &mut self.targets[target];
+        let RigTarget { srq, mr, .. } = &mut self.targets[target];
         self.rig.receive_shared(srq, &[(*mr, 0, LENGTH as u32)])
     }
 
-    fn post(&mut self, target: usize, work: Work) -> u16 {
+    fn post(&mut self, target: usize, work: WorkRequest) -> u16 {
         let work = self.to(target, KEY, work);
         self.rig.post(&mut self.dci, &work)
     }
@@ -91,7 +91,7 @@ impl Star {
     /// Posts a WRITE of a stream, to an offset in the target's memory that depends on the stream's number.
     pub(super) fn write(&mut self, target: usize, stream: u16) -> u16 {
         let (own, peer) = (self.mr, self.targets[target].mr);
-        let work = Work::write(&peer, u64::from(stream) * 8).local(&own, 0, 8);
+        let work = WorkRequest::write(&peer, u64::from(stream) * 8).local(&own, 0, 8);
         self.post(target, work.stream(stream))
     }
 
@@ -103,7 +103,7 @@ impl Star {
     }
 
     /// Begins a long message to the first target, in one run of the fabric, which does not complete the message.
-    fn begin(&mut self, work: Work) {
+    fn begin(&mut self, work: WorkRequest) {
         let own = self.mr;
         let work = work.local(&own, 0, 900_000);
         let work = self.to(0, KEY, work);
@@ -129,7 +129,7 @@ fn each_operation_reaches_addressed_dct() {
         star.rig.write(0, own.address, &data);
         let index = star.receive(target);
         assert!(star
-            .perform(target, Work::send().local(&own, 0, 5000))
+            .perform(target, WorkRequest::send().local(&own, 0, 5000))
             .is_done());
         let cqe = star.rig.expect(&mut star.targets[target].cq);
         assert_eq!((cqe.kind, cqe.bytes), (MLX5_CQE_RESP_SEND, 5000));
@@ -141,13 +141,13 @@ fn each_operation_reaches_addressed_dct() {
         );
         assert_eq!(cqe.source & 0xff_ffff, star.dci.number);
         assert_eq!(star.rig.read(node, peer.address, 5000), data);
-        let work = Work::write(&peer, 8000).local(&own, 0, 5000);
+        let work = WorkRequest::write(&peer, 8000).local(&own, 0, 5000);
         assert!(star.perform(target, work).is_done());
         assert_eq!(star.rig.read(node, peer.address + 8000, 5000), data);
-        let work = Work::read(&peer, 8000).local(&own, 50_000, 5000);
+        let work = WorkRequest::read(&peer, 8000).local(&own, 50_000, 5000);
         assert!(star.perform(target, work).is_done());
         assert_eq!(star.rig.read(0, own.address + 50_000, 5000), data);
-        let work = Work::fetch_add(&peer, 80_000, 1).local(&own, 0, 8);
+        let work = WorkRequest::fetch_add(&peer, 80_000, 1).local(&own, 0, 8);
         assert!(star.perform(target, work).is_done());
         let counter = star.rig.read(node, peer.address + 80_000, 8);
         assert_eq!(counter, (round / 2 + 1).to_le_bytes());
@@ -163,7 +163,7 @@ fn dci_connects_to_one_dct_at_a_time() {
     for round in 0..10 {
         let target = round % 2;
         let peer = star.targets[target].mr;
-        let work = Work::write(&peer, round as u64 * 8).local(&own, 0, 3000);
+        let work = WorkRequest::write(&peer, round as u64 * 8).local(&own, 0, 3000);
         let work = star.to(target, KEY, work);
         last = star.rig.post_quietly(&mut star.dci, &work);
     }
@@ -181,7 +181,7 @@ fn requests_to_same_dct_share_connection() {
     let mut star = star();
     let (own, peer) = (star.mr, star.targets[0].mr);
     for _ in 0..10 {
-        let work = Work::write(&peer, 0).local(&own, 0, 8);
+        let work = WorkRequest::write(&peer, 0).local(&own, 0, 8);
         assert!(star.perform(0, work).is_done());
     }
     assert_eq!(star.rig.device(0).cost.count.connections, 1);
@@ -199,7 +199,7 @@ fn dct_serves_several_dcis() {
         initiators.push((dci, cq, star.rig.mr(node, 4096)));
     }
     for (dci, _, mr) in &mut initiators {
-        let work = Work::fetch_add(&peer, 0, 1).local(mr, 0, 8);
+        let work = WorkRequest::fetch_add(&peer, 0, 1).local(mr, 0, 8);
         let work = star.to(0, KEY, work);
         star.rig.post(dci, &work);
     }
@@ -214,7 +214,7 @@ fn dct_serves_several_dcis() {
 fn wrong_dc_key_is_rejected_and_reported() {
     let mut star = star();
     let (own, peer) = (star.mr, star.targets[0].mr);
-    let work = Work::write(&peer, 0).local(&own, 0, 8);
+    let work = WorkRequest::write(&peer, 0).local(&own, 0, 8);
     let work = star.to(0, KEY ^ 1, work);
     star.rig.post(&mut star.dci, &work);
     star.rig.run();
@@ -241,9 +241,9 @@ fn dct_rejects_operation_without_right() {
         ..Options::default()
     };
     for (allowed, request) in [
-        (false, Work::read as fn(&Mr, u64) -> Work),
-        (true, Work::write),
-        (false, |mr, at| Work::fetch_add(mr, at, 1)),
+        (false, WorkRequest::read as fn(&Mr, u64) -> WorkRequest),
+        (true, WorkRequest::write),
+        (false, |mr, at| WorkRequest::fetch_add(mr, at, 1)),
     ] {
         let mut star = Star::new(&options);
         let (own, peer) = (star.mr, star.targets[0].mr);
@@ -257,7 +257,7 @@ fn dct_rejects_operation_without_right() {
 fn send_to_dct_without_receive_is_retried() {
     let mut star = star();
     let own = star.mr;
-    let work = star.to(0, KEY, Work::send().local(&own, 0, 5000));
+    let work = star.to(0, KEY, WorkRequest::send().local(&own, 0, 5000));
     star.rig.post(&mut star.dci, &work);
     star.rig.pass(Duration::from_millis(2));
     assert_eq!(star.rig.poll(&mut star.cq), None);
@@ -273,7 +273,7 @@ fn long_message_with_wrong_dc_key_raises_one_event() {
     let (own, peer) = (star.mr, star.targets[0].mr);
     let number = star.targets[0].dct.number;
     for _ in 0..2 {
-        let work = Work::write(&peer, 0).local(&own, 0, 50_000);
+        let work = WorkRequest::write(&peer, 0).local(&own, 0, 50_000);
         let work = star.to(0, KEY ^ 1, work);
         star.rig.post(&mut star.dci, &work);
         star.rig.run();
@@ -292,11 +292,11 @@ fn dct_counts_accepted_connections() {
         counters: sets[1],
         ..Options::default()
     };
-    let Target { srq, cq, .. } = star.targets[0];
+    let RigTarget { srq, cq, .. } = star.targets[0];
     star.targets[0].dct = star.rig.dct(&srq, &cq, KEY, &options);
     let (own, peer) = (star.mr, star.targets[0].mr);
     for _ in 0..3 {
-        let work = Work::write(&peer, 0).local(&own, 0, 8);
+        let work = WorkRequest::write(&peer, 0).local(&own, 0, 8);
         assert!(star.perform(0, work).is_done());
         star.renew_initiator();
     }

@@ -16,13 +16,13 @@ fn failed_dci_reconnects_after_reset() {
         ..peer
     };
     for _ in 0..3 {
-        let cqe = star.perform(0, Work::write(&bad, 0).local(&own, 0, 8));
+        let cqe = star.perform(0, WorkRequest::write(&bad, 0).local(&own, 0, 8));
         assert!(cqe.failed_by(Syndrome::RemoteAccess));
         // The target has not failed.
         star.rig.reset(&mut star.dci);
         star.rig
             .connect_to(&star.dci.clone(), 0, 0, &Options::default());
-        let cqe = star.perform(0, Work::write(&peer, 0).local(&own, 0, 8));
+        let cqe = star.perform(0, WorkRequest::write(&peer, 0).local(&own, 0, 8));
         assert!(cqe.is_done());
     }
 }
@@ -43,7 +43,7 @@ fn delayed_packets_of_old_connection_are_ignored() {
     let plan = Plan { seed: 0, rules };
     star.rig.fabric.network.follow(plan).unwrap();
     for at in 0..4 {
-        let work = star.to(0, KEY, Work::write(&peer, at * 8).local(&own, 0, 8));
+        let work = star.to(0, KEY, WorkRequest::write(&peer, at * 8).local(&own, 0, 8));
         star.rig.post(&mut star.dci, &work);
     }
     star.rig.run();
@@ -53,7 +53,7 @@ fn delayed_packets_of_old_connection_are_ignored() {
     star.rig
         .connect_to(&star.dci.clone(), 0, 0, &Options::default());
     assert!(star
-        .perform(0, Work::write(&peer, 100).local(&own, 0, 8))
+        .perform(0, WorkRequest::write(&peer, 100).local(&own, 0, 8))
         .is_done());
     star.rig.pass(Duration::from_millis(2));
     assert_eq!(star.rig.read(1, peer.address, 32), [0; 32]);
@@ -67,9 +67,9 @@ fn dci_reconnects_after_device_reset() {
         let (own, peer) = (star.mr, star.targets[0].mr);
         star.rig.write(0, own.address, &[round + 1; 8]);
         for _ in 0..3 {
-            let work = Work::write(&peer, 0).local(&own, 0, 8);
+            let work = WorkRequest::write(&peer, 0).local(&own, 0, 8);
             assert!(star.perform(0, work).is_done());
-            let work = Work::write(&star.targets[1].mr, 0).local(&own, 0, 8);
+            let work = WorkRequest::write(&star.targets[1].mr, 0).local(&own, 0, 8);
             assert!(star.perform(1, work).is_done());
         }
         assert_eq!(star.rig.read(1, peer.address, 8), [round + 1; 8]);
@@ -90,10 +90,12 @@ fn dci_reconnects_after_device_reset() {
 fn receive_of_aborted_message_is_reused() {
     let mut star = star();
     let index = star.receive(0);
-    star.begin(Work::send());
+    star.begin(WorkRequest::send());
     star.renew_initiator();
     let own = star.mr;
-    assert!(star.perform(0, Work::send().local(&own, 0, 8)).is_done());
+    assert!(star
+        .perform(0, WorkRequest::send().local(&own, 0, 8))
+        .is_done());
     let cqe = star.rig.expect(&mut star.targets[0].cq);
     assert_eq!((cqe.counter, cqe.bytes), (index, 8));
 }

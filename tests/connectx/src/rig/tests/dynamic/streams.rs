@@ -24,7 +24,7 @@ impl Star {
             &mut own.key
         };
         *key ^= 1;
-        let work = Work::write(&peer, 0).local(&own, 0, 8);
+        let work = WorkRequest::write(&peer, 0).local(&own, 0, 8);
         self.post(0, work.stream(stream))
     }
 
@@ -74,10 +74,12 @@ fn started_requests_after_failure_are_flushed() {
     let (own, bad) = (star.mr, Mr { key: 0, ..target });
     let mut posted = Vec::new();
     for (mr, error) in [(target, None), (bad, ACCESS), (target, FLUSH)] {
-        let work = Work::write(&mr, 0).local(&own, 0, 3000).stream(1);
+        let work = WorkRequest::write(&mr, 0).local(&own, 0, 3000).stream(1);
         let work = star.to(0, KEY, work);
         posted.push((star.rig.post_quietly(&mut star.dci, &work), error));
-        let other = Work::write(&target, 0).local(&own, 0, 3000).stream(2);
+        let other = WorkRequest::write(&target, 0)
+            .local(&own, 0, 3000)
+            .stream(2);
         let other = star.to(0, KEY, other);
         posted.push((star.rig.post_quietly(&mut star.dci, &other), None));
     }
@@ -160,7 +162,7 @@ fn qp_fails_after_too_many_failed_streams() {
 #[test]
 fn malformed_wqe_fails_qp_with_streams() {
     let mut star = star(STREAMS);
-    star.post(0, Work::new(0x3f).stream(1));
+    star.post(0, WorkRequest::new(0x3f).stream(1));
     star.rig.run();
     assert!(star.is_in_error());
 }
@@ -172,7 +174,7 @@ fn stream_does_not_wait_for_dct_of_other_stream() {
         let own = star.mr;
         star.rig.write(0, own.address, &[7; 8]);
         // No receive is posted for the message.
-        let send = star.post(0, Work::send().local(&own, 0, 8).stream(1));
+        let send = star.post(0, WorkRequest::send().local(&own, 0, 8).stream(1));
         let write = star.write(1, 2);
         star.rig.pass(Duration::from_millis(2));
         let peer = star.targets[1].mr;
@@ -192,9 +194,11 @@ fn strong_ordering_applies_within_stream() {
     let (own, peer) = (star.mr, star.targets[1].mr);
     star.rig.write(0, own.address, &[7; 8]);
     // No receive is posted for the message, so no request completes.
-    star.post(0, Work::send().local(&own, 0, 8).stream(1));
+    star.post(0, WorkRequest::send().local(&own, 0, 8).stream(1));
     star.write(1, 2);
-    let work = Work::write(&peer, 0).local(&own, 0, 8).strongly_ordered();
+    let work = WorkRequest::write(&peer, 0)
+        .local(&own, 0, 8)
+        .strongly_ordered();
     star.post(1, work.stream(2));
     star.rig.pass(Duration::from_millis(2));
     assert_eq!(star.rig.read(2, peer.address, 8), [7; 8]);
@@ -208,7 +212,7 @@ fn streams_share_channels() {
         .map(|at| {
             let stream = at % 5;
             let peer = star.targets[usize::from(at % 2)].mr;
-            let work = Work::write(&peer, u64::from(stream) * 8)
+            let work = WorkRequest::write(&peer, u64::from(stream) * 8)
                 .local(&own, 0, 8)
                 .stream(stream);
             let work = star.to(usize::from(at % 2), KEY, work);
@@ -244,7 +248,7 @@ fn stream_keeps_order_on_lossy_network() {
         star.rig.write(0, own.address + at, &[round as u8; 3000]);
         let stream = (round % 3) as u16;
         let offset = u64::from(stream) * 3000;
-        let work = Work::write(&peer, offset).local(&own, at, 3000);
+        let work = WorkRequest::write(&peer, offset).local(&own, at, 3000);
         posted.push((star.post(0, work.stream(stream)), None));
     }
     star.rig.pass(Duration::from_secs(60));
