@@ -184,7 +184,7 @@ fn ring(device: &mut Device, offset: u64, value: [u8; 8], outbox: &mut Outbox) {
         doorbell::CQ => cq::arm(device, low & 0xff_ffff, high),
         within @ doorbell::SEND..doorbell::SEND_END if within % 0x100 == 0 => {
             device.cost.count.doorbells += 1;
-            engine::doorbell(device, low >> 8, (high >> 8) as u16, outbox);
+            engine::handle_doorbell(device, low >> 8, (high >> 8) as u16, outbox);
         }
         doorbell::SEND..doorbell::SEND_END => (),
         within => warn!(within, "no such doorbell"),

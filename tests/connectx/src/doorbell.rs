@@ -89,7 +89,7 @@ pub fn look(device: &mut Device, outbox: &mut Outbox) -> bool {
     }
     for &(qpn, counter) in &posted {
         device.cost.count.doorbells += 1;
-        engine::doorbell(device, qpn, counter, outbox);
+        engine::handle_doorbell(device, qpn, counter, outbox);
     }
     !armed.is_empty() || !posted.is_empty()
 }

@@ -150,7 +150,7 @@ impl Fabric {
     /// When there will be something to do, if nothing else happens.
     pub fn deadline(&self) -> Option<Duration> {
         let alive = self.devices.iter().filter(|device| !device.dead);
-        let devices = alive.filter_map(engine::deadline);
+        let devices = alive.filter_map(engine::next_deadline);
         let others = self.network.deadline().into_iter().chain(self.pace.next());
         devices.chain(others).min()
     }
@@ -203,7 +203,7 @@ impl Fabric {
         };
         let device = index(to).and_then(|index| self.devices.get_mut(index));
         if let Some(device) = device.filter(|device| device.port.up && !device.dead) {
-            engine::packet(device, packet, &mut self.outbox);
+            engine::handle_packet(device, packet, &mut self.outbox);
         }
         true
     }
@@ -212,7 +212,7 @@ impl Fabric {
     fn take_turns(&mut self) -> bool {
         let mut any = false;
         for device in self.devices.iter_mut().filter(|device| !device.dead) {
-            any |= engine::turn(device, &mut self.outbox);
+            any |= engine::run_turn(device, &mut self.outbox);
         }
         any
     }
@@ -221,7 +221,7 @@ impl Fabric {
     fn time_out(&mut self) -> bool {
         let mut any = false;
         for device in self.devices.iter_mut().filter(|device| !device.dead) {
-            any |= engine::timeout(device, &mut self.outbox);
+            any |= engine::handle_timeouts(device, &mut self.outbox);
         }
         any
     }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A channel of a send queue: work requests that are carried out in order, by packets that are numbered.
+//! Channel of a send queue: executes work requests in order, with one sequence of PSNs.
 //!
-//! A send queue has one. A DC initiator may have several, each with a connection of its own: each carries
-//! out one stream of work requests at a time, so that streams do not wait for each other's targets.
+//! A send queue has one channel. A DC initiator may have several channels, each with its own connection. A channel
+//! executes one stream of work requests at a time, so that a stream does not wait for the target of another stream.
 //!
-//! Three sequence numbers separate the packets that the peer has acknowledged, those that are sent, and those that
-//! wait to be sent, in this order.
+//! [`Sequence`] divides the packets into acknowledged, sent, and unsent packets.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,75 +17,79 @@ use crate::object::cq::Syndrome;
 /// Maximum number of packets in flight without an acknowledgement.
 const WINDOW: i32 = 2 * BURST as i32;
 
-/// State of a channel.
+/// Channel of a send queue.
 #[derive(Debug, Default)]
 pub struct Channel {
-    /// The stream.
+    /// Stream of the work requests.
     pub stream: u16,
-    /// Work requests that have begun and were not completed, in order.
+    /// Started work requests without a completion, in order.
     pub work: VecDeque<ActiveWqe>,
-    /// Number of READs and atomic operations among them.
+    /// Number of READs and atomic operations in `work`.
     pub reads: u32,
-    /// Sequence numbers, once the first work request began.
+    /// PSNs; `None` before the first work request.
     pub sequence: Option<Sequence>,
-    /// The dynamic connection in use.
+    /// Current dynamic connection, and the address of its target.
     pub connection: Option<(Address, DcConnection)>,
-    /// `true` if a work request has failed, so that those after it are flushed.
+    /// `true` if a work request has failed. Later work requests are flushed.
     pub failed: bool,
-    /// `true` if packets were sent again since the last new acknowledgement.
-    pub repeated: bool,
+    /// `true` if packets were retransmitted since the last new acknowledgement.
+    pub is_retransmitting: bool,
     /// Remaining retries after a timeout.
     pub retries: u8,
     /// Remaining retries after an RNR NAK.
-    pub not_ready: u8,
+    pub rnr_retries: u8,
     /// End of the delay after an RNR NAK, during which nothing is sent.
-    pub resume: Option<Duration>,
+    pub rnr_deadline: Option<Duration>,
     /// Time at which the wait for a response times out.
-    pub deadline: Option<Duration>,
+    pub ack_deadline: Option<Duration>,
 }
 
-/// The sequence numbers of a channel. Each is at or after the one before it.
+/// PSNs of a channel.
+///
+/// # Invariants
+///
+/// `acknowledged` ≤ `cursor` ≤ `sent` ≤ `end`.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence {
-    /// The first that is not acknowledged.
+    /// First unacknowledged PSN.
     pub acknowledged: Psn,
-    /// The next to send: at most `sent`, if some are sent again.
+    /// Next PSN to send; less than `sent` during a retransmission.
     pub cursor: Psn,
-    /// The first that was never sent.
+    /// First PSN that was never sent.
     pub sent: Psn,
-    /// The first that belongs to no work request.
+    /// First PSN after the last work request.
     pub end: Psn,
 }
 
-/// A work request that has begun.
+/// Started work request.
 #[derive(Debug)]
 pub struct ActiveWqe {
     /// Work request.
     pub wqe: SendWqe,
-    /// Its first sequence number.
+    /// First PSN.
     pub first: Psn,
-    /// Number of sequence numbers. Work that is done without packets has none.
+    /// Number of PSNs; 0 for a work request without packets.
     pub packets: u32,
-    /// Why it cannot go on. It ends so as soon as those before it have ended.
+    /// Syndrome of a failed work request. It is reported after the completion of all earlier work requests.
     pub error: Option<Syndrome>,
-    /// An answer that goes into the completion.
+    /// Response data that is placed in the CQE.
     pub inline: Vec<u8>,
 }
 
 impl Sequence {
-    /// Returns `true` if another packet may be in flight.
+    /// Returns `true` if the window allows another packet in flight.
     fn has_room(&self) -> bool {
         self.cursor.since(self.acknowledged) < WINDOW
     }
 }
 
 impl ActiveWqe {
-    /// The sequence number after its last.
+    /// Returns the PSN after the last PSN of the work request.
     pub fn end(&self) -> Psn {
         self.first.plus(self.packets)
     }
 
-    /// Bytes of its data.
+    /// Returns the length of the data in bytes.
     pub fn length(&self) -> u32 {
         self.wqe.data.length() as u32
     }
@@ -101,7 +104,7 @@ impl ActiveWqe {
 }
 
 impl Channel {
-    /// A channel for a stream.
+    /// Returns an idle channel for a stream.
     pub fn new(stream: u16) -> Self {
         Channel {
             stream,
@@ -109,25 +112,26 @@ impl Channel {
         }
     }
 
-    /// Returns `true` if nothing waits to be sent, so that another work request may begin, if only to be flushed.
-    pub fn is_clear(&self) -> bool {
+    /// Returns `true` if another work request may start: the channel has no unsent packets, or it has failed and flushes
+    /// work requests.
+    pub fn can_begin(&self) -> bool {
         let is_sent = |sequence: Sequence| sequence.cursor == sequence.end && sequence.has_room();
-        self.failed || !self.is_held() && self.sequence.is_none_or(is_sent)
+        self.failed || !self.is_paused() && self.sequence.is_none_or(is_sent)
     }
 
-    /// Returns `true` if nothing may be sent: the channel has failed, or the peer was not ready.
-    fn is_held(&self) -> bool {
-        self.failed || self.resume.is_some()
+    /// Returns `true` if no packet may be sent: the channel has failed, or an RNR delay runs.
+    fn is_paused(&self) -> bool {
+        self.failed || self.rnr_deadline.is_some()
     }
 
-    /// The sequence numbers, if there is a packet that may be sent.
-    pub fn to_send(&self) -> Option<Sequence> {
-        let sequence = self.sequence.filter(|_| !self.is_held())?;
+    /// Returns the PSNs if a packet may be sent.
+    pub fn sendable(&self) -> Option<Sequence> {
+        let sequence = self.sequence.filter(|_| !self.is_paused())?;
         (sequence.cursor != sequence.end && sequence.has_room()).then_some(sequence)
     }
 
-    /// Takes a work request, whose packets are the next.
-    pub fn push(
+    /// Appends a work request, which gets the next `packets` PSNs.
+    pub fn push_wqe(
         &mut self,
         wqe: SendWqe,
         sequence: Sequence,
@@ -149,72 +153,73 @@ impl Channel {
         });
     }
 
-    /// The index of the work request that a packet belongs to.
-    pub fn find(&self, psn: Psn) -> usize {
+    /// Returns the index of the work request of a PSN.
+    pub fn find_wqe(&self, psn: Psn) -> usize {
         self.work.partition_point(|work| work.end().since(psn) <= 0)
     }
 
-    /// Returns `true` if a work request is done.
+    /// Returns `true` if all packets of a work request are acknowledged.
     pub fn is_done(&self, work: &ActiveWqe) -> bool {
         let acknowledged = self.sequence.map(|sequence| sequence.acknowledged);
         work.error.is_none() && acknowledged.is_some_and(|psn| work.end().since(psn) <= 0)
     }
 
-    /// The index of the first work request that is not done: others after it may be, if it failed when it was
-    /// to be sent again.
-    pub fn first(&self) -> usize {
-        let undone = self.work.iter().position(|work| !self.is_done(work));
-        undone.unwrap_or(self.work.len())
+    /// Returns the index of the first unfinished work request. Later work requests may be finished if its retransmission
+    /// has failed.
+    pub fn first_unfinished(&self) -> usize {
+        let unfinished = self.work.iter().position(|work| !self.is_done(work));
+        unfinished.unwrap_or(self.work.len())
     }
 
-    /// Returns `true` if all work requests are done. Some of them may not be completed yet.
+    /// Returns `true` if all work requests are finished. Their completions may be pending.
     pub fn is_idle(&self) -> bool {
-        self.first() == self.work.len()
+        self.first_unfinished() == self.work.len()
     }
 
-    /// Returns `true` if an acknowledgement of all before `upto` covers a packet that was not acknowledged before.
-    pub fn is_new(&self, upto: Psn) -> bool {
+    /// Returns `true` if an acknowledgement of all PSNs before `upto` covers an unacknowledged packet.
+    pub fn is_new_ack(&self, upto: Psn) -> bool {
         self.sequence
             .is_some_and(|sequence| upto.since(sequence.acknowledged) > 0)
     }
 
-    /// The first answer with data that is missing although the peer has done all before `upto`.
-    pub fn missing(&self, upto: Psn) -> Option<Psn> {
-        if self.reads == 0 || !self.is_new(upto) {
+    /// Returns the PSN of the first lost response with data: the peer has executed all requests before `upto`, and the
+    /// response has not arrived.
+    pub fn lost_response(&self, upto: Psn) -> Option<Psn> {
+        if self.reads == 0 || !self.is_new_ack(upto) {
             return None;
         }
-        let mut undone = self.work.iter().skip(self.first());
-        let read = undone.find(|work| work.is_read())?;
+        let mut unfinished = self.work.iter().skip(self.first_unfinished());
+        let read = unfinished.find(|work| work.is_read())?;
         (read.first.since(upto) < 0).then_some(read.first)
     }
 
-    /// All before `to` is done.
-    pub fn progress(&mut self, to: Psn) {
+    /// Records that all PSNs before `to` are acknowledged.
+    pub fn advance_ack(&mut self, to: Psn) {
         if let Some(sequence) = &mut self.sequence {
             sequence.acknowledged = to;
             if sequence.cursor.since(to) < 0 {
                 sequence.cursor = to;
             }
         }
-        self.repeated = false;
-        self.resume = None;
-        self.deadline = None;
+        self.is_retransmitting = false;
+        self.rnr_deadline = None;
+        self.ack_deadline = None;
     }
 
-    /// Sends all packets again that are not acknowledged.
-    pub fn rewind(&mut self) {
-        self.repeated = true;
+    /// Moves the cursor back to the first unacknowledged packet.
+    pub fn rewind_cursor(&mut self) {
+        self.is_retransmitting = true;
         if let Some(sequence) = &mut self.sequence {
             sequence.cursor = sequence.acknowledged;
         }
     }
 
-    /// The first work request that is not done fails, and all after it are flushed.
+    /// Fails the first unfinished work request, and flushes all later ones.
     pub fn fail(&mut self, syndrome: Syndrome) {
-        let first = self.first();
+        let first = self.first_unfinished();
         self.failed = true;
-        self.resume = None;
-        self.deadline = None;
+        self.rnr_deadline = None;
+        self.ack_deadline = None;
         for (index, work) in self.work.iter_mut().enumerate().skip(first) {
             let is_first = index == first;
             work.error = Some(if is_first { syndrome } else { Syndrome::Flush });

@@ -27,7 +27,7 @@ use crate::object::cq::{Completion, CqeKind, Syndrome};
 use crate::object::eq::{Event, QpEvent};
 use crate::object::qp::{self, Qp, QpState, Receive, Transport};
 use crate::object::receive::ReceiveWqe;
-use crate::object::scatter::Reach;
+use crate::object::scatter::KeyMemory;
 use page_fault::PageFaultState;
 use requester::{Requester, RequesterState};
 use responder::{Responder, ResponderContext, ResponderState};
@@ -35,23 +35,23 @@ use responder::{Responder, ResponderContext, ResponderState};
 /// Maximum number of packets that a queue pair sends in one turn.
 const BURST: usize = 64;
 
-/// Minimum and maximum time between two polls of a receive queue in the error state. Receives that the driver posts
-/// there must be flushed, and no doorbell announces them.
+/// Minimum and maximum time between two polls of a receive queue in the error state. Receives that the driver posts in
+/// this state must be flushed, and receives ring no doorbell.
 const FLUSH: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// Pending work of a device's engines.
 #[derive(Debug, Default)]
 pub struct EngineState {
-    /// Queue pairs and DC targets that have more to do.
+    /// Numbers of queue pairs and DC targets with deferred work.
     ready: VecDeque<u32>,
-    /// When to look at which queue pair or DC target again.
+    /// Expiry time of each timer, and the number of its queue pair or DC target.
     timers: BTreeSet<(Duration, u32)>,
     /// Page faults in progress.
     faults: PageFaultState,
 }
 
 impl EngineState {
-    /// Lets a queue pair or DC target go on at its turn.
+    /// Schedules a turn of a queue pair or DC target.
     fn wake(&mut self, number: u32) {
         if self.ready.back() != Some(&number) {
             self.ready.push_back(number);
@@ -59,50 +59,50 @@ impl EngineState {
     }
 }
 
-/// A doorbell rang: the send queue of `qpn` has work requests up to and including the one whose control
-/// segment the doorbell carried, `counter` being its index in basic blocks.
-pub fn doorbell(device: &mut Device, qpn: u32, counter: u16, outbox: &mut Outbox) {
-    with(device, qpn, |device, qp| {
+/// Handles a doorbell of the send queue of `qpn`. `counter` is the index, in basic blocks, of the last posted work
+/// request, whose control segment the doorbell carried.
+pub fn handle_doorbell(device: &mut Device, qpn: u32, counter: u16, outbox: &mut Outbox) {
+    with_qp(device, qpn, |device, qp| {
         device.cost.context(qpn);
         let blocks = qp.send.as_ref().map_or(0, qp::SendRing::blocks);
-        qp.requester.post(counter, blocks);
-        proceed(device, qp, outbox);
+        qp.requester.record_posted(counter, blocks);
+        process_send_queue(device, qp, outbox);
     });
 }
 
-/// A packet arrived.
-pub fn packet(device: &mut Device, packet: Packet, outbox: &mut Outbox) {
+/// Handles a received packet.
+pub fn handle_packet(device: &mut Device, packet: Packet, outbox: &mut Outbox) {
     device.cost.count.packets_received += 1;
     device.cost.count.bytes_received += packet.payload.len() as u64;
     match packet.service {
-        Service::Ud { .. } => datagram::arrive(device, &packet),
+        Service::Ud { .. } => datagram::handle_datagram(device, &packet),
         Service::Dc(connection) if packet.body.is_request() => {
-            dc::request(device, connection, &packet);
+            dc::handle_request(device, connection, &packet);
         }
-        _ => with(device, packet.destination, |device, qp| {
-            connected(device, qp, &packet, outbox);
+        _ => with_qp(device, packet.destination, |device, qp| {
+            handle_connection_packet(device, qp, &packet, outbox);
         }),
     }
     outbox.recycle(packet.payload);
 }
 
-/// Lets one queue pair that has more to do go on. Returns whether there was one.
-pub fn turn(device: &mut Device, outbox: &mut Outbox) -> bool {
+/// Runs the turn of one queue pair or DC target. Returns `false` if no turn is scheduled.
+pub fn run_turn(device: &mut Device, outbox: &mut Outbox) -> bool {
     let Some(number) = device.engine.ready.pop_front() else {
         return false;
     };
     if device.objects.dcts.get(number).is_some() {
-        dc::answer(device, number, outbox);
+        dc::send_responses(device, number, outbox);
     }
-    with(device, number, |device, qp| {
-        answer(device, qp, outbox);
-        proceed(device, qp, outbox);
+    with_qp(device, number, |device, qp| {
+        send_responses(device, qp, outbox);
+        process_send_queue(device, qp, outbox);
     });
     true
 }
 
-/// Does what is due by now.
-pub fn timeout(device: &mut Device, outbox: &mut Outbox) -> bool {
+/// Handles all expired timers. Returns `true` if any timer has expired.
+pub fn handle_timeouts(device: &mut Device, outbox: &mut Outbox) -> bool {
     let mut any = false;
     while let Some(&(time, qpn)) = device.engine.timers.first() {
         if time > outbox.now {
@@ -110,60 +110,60 @@ pub fn timeout(device: &mut Device, outbox: &mut Outbox) -> bool {
         }
         device.engine.timers.pop_first();
         any = true;
-        dc::timeout(device, qpn);
-        with(device, qpn, |device, qp| {
-            if qp.requester.alarm(time) {
-                Requester::new(device, qp, outbox).timeout();
-                proceed(device, qp, outbox);
+        dc::handle_timeout(device, qpn);
+        with_qp(device, qpn, |device, qp| {
+            if qp.requester.expire_timer(time) {
+                Requester::new(device, qp, outbox).handle_timeouts();
+                process_send_queue(device, qp, outbox);
             }
         });
     }
     any
 }
 
-/// When there is something to do without a doorbell or a packet; the past if that is now.
-pub fn deadline(device: &Device) -> Option<Duration> {
+/// Returns the time of the next turn or timer: [`Duration::ZERO`], which is in the past, if a turn is scheduled.
+pub fn next_deadline(device: &Device) -> Option<Duration> {
     if !device.engine.ready.is_empty() {
         return Some(Duration::ZERO);
     }
     device.engine.timers.first().map(|(time, _)| *time)
 }
 
-/// A queue pair has entered another state by a command, and may have something to do in it.
-pub fn enter(device: &mut Device, qpn: u32) {
+/// Schedules a turn of a queue pair whose state a command has changed.
+pub fn wake_qp(device: &mut Device, qpn: u32) {
     device.engine.wake(qpn);
 }
 
-/// A queue pair gives up what it was asked to do: it enters the error state, where all is flushed.
-pub fn error(device: &mut Device, qpn: u32) {
-    with(device, qpn, fail);
+/// Moves a queue pair to the error state, which flushes its work requests.
+pub fn move_to_error(device: &mut Device, qpn: u32) {
+    with_qp(device, qpn, enter_error);
 }
 
-/// A queue pair, in the reset state now, forgets what it was doing.
-pub fn reset(qp: &mut Qp) {
+/// Clears the requester and responder of a queue pair that a command has moved to the reset state.
+pub fn reset_qp(qp: &mut Qp) {
     qp.requester = RequesterState::default();
     qp.responder = ResponderState::default();
 }
 
-/// Takes a queue pair out of its table for a while.
-fn with(device: &mut Device, qpn: u32, act: impl FnOnce(&mut Device, &mut Qp)) {
+/// Removes a queue pair from its table, calls `act` with it, and puts it back. Does nothing without this queue pair.
+fn with_qp(device: &mut Device, qpn: u32, f: impl FnOnce(&mut Device, &mut Qp)) {
     if let Some(mut qp) = device.objects.qps.take(qpn) {
-        act(device, &mut qp);
+        f(device, &mut qp);
         device.objects.qps.put_back(qpn, qp);
     }
 }
 
-/// The protection domain of receives: a shared queue has one of its own.
-fn local_domain(device: &Device, from: &Receive, own: u32) -> u32 {
+/// Returns the protection domain of receives. A shared receive queue has its own domain; `own` is that of the QP.
+fn receive_pd(device: &Device, from: &Receive, own: u32) -> u32 {
     match from {
         Receive::Shared(srqn) => device.objects.srqs.get(*srqn).map_or(own, |srq| srq.pd),
         _ => own,
     }
 }
 
-/// The memory that keys lead to.
-fn reach(device: &mut Device) -> Reach<'_> {
-    Reach {
+/// Returns access to the memory of keys.
+fn key_memory(device: &mut Device) -> KeyMemory<'_> {
+    KeyMemory {
         dma: &device.dma,
         memic: &device.objects.memic,
         keys: &device.objects.mkeys,
@@ -171,15 +171,20 @@ fn reach(device: &mut Device) -> Reach<'_> {
     }
 }
 
-/// Sends a packet.
-fn send(device: &mut Device, outbox: &mut Outbox, packet: Packet) {
+/// Counts a packet and appends it to the outbox.
+fn send_packet(device: &mut Device, outbox: &mut Outbox, packet: Packet) {
     device.cost.count.packets_sent += 1;
     device.cost.count.bytes_sent += packet.payload.len() as u64;
     outbox.send(packet);
 }
 
-/// A packet of a connection arrived.
-fn connected(device: &mut Device, qp: &mut Qp, packet: &Packet, outbox: &mut Outbox) {
+/// Handles a received packet of a connection. Drops a packet of another service or from another port.
+fn handle_connection_packet(
+    device: &mut Device,
+    qp: &mut Qp,
+    packet: &Packet,
+    outbox: &mut Outbox,
+) {
     let service = match packet.service {
         Service::Rc => Transport::Rc,
         Service::Uc => Transport::Uc,
@@ -193,44 +198,44 @@ fn connected(device: &mut Device, qp: &mut Qp, packet: &Packet, outbox: &mut Out
     }
     device.cost.context(qp.number);
     if !packet.body.is_request() {
-        Requester::new(device, qp, outbox).answered(packet);
-        proceed(device, qp, outbox);
+        Requester::new(device, qp, outbox).handle_response(packet);
+        process_send_queue(device, qp, outbox);
     } else if qp.state.responds() {
-        respond(device, qp, packet);
+        handle_request(device, qp, packet);
     }
 }
 
-/// A request of the peer arrived.
-fn respond(device: &mut Device, qp: &mut Qp, packet: &Packet) {
-    let (target, mut receive) = ResponderContext::of_qp(device, qp, packet);
+/// Handles a received request.
+fn handle_request(device: &mut Device, qp: &mut Qp, packet: &Packet) {
+    let (context, mut receive) = ResponderContext::for_qp(device, qp, packet);
     if qp.responder.is_new() && qp.state == QpState::Rtr {
         device.event(Event::Qp(QpEvent::CommunicationEstablished, qp.number));
     }
     let receive = receive.as_mut().unwrap_or(&mut qp.receive);
     let done = Responder {
         device,
-        target: &target,
+        context: &context,
         receive,
         state: &mut qp.responder,
     }
-    .request(packet);
+    .handle_request(packet);
     if let Err(responder::Failed) = done {
-        fail(device, qp);
-    } else if qp.responder.has_replies() {
+        enter_error(device, qp);
+    } else if qp.responder.has_responses() {
         device.engine.wake(qp.number);
     }
 }
 
-/// Sends answers to the peer.
-fn answer(device: &mut Device, qp: &mut Qp, outbox: &mut Outbox) {
+/// Sends queued responses to the peer.
+fn send_responses(device: &mut Device, qp: &mut Qp, outbox: &mut Outbox) {
     if !qp.state.responds() {
         return;
     }
-    match qp.responder.answer(device, outbox) {
+    match qp.responder.send_responses(device, outbox) {
         responder::Progress::Done => {}
         responder::Progress::More => device.engine.wake(qp.number),
-        responder::Progress::Refused(event) => {
-            fail(device, qp);
+        responder::Progress::FinalNak(event) => {
+            enter_error(device, qp);
             if let Some(event) = event {
                 device.event(Event::Qp(event, qp.number));
             }
@@ -238,18 +243,18 @@ fn answer(device: &mut Device, qp: &mut Qp, outbox: &mut Outbox) {
     }
 }
 
-/// Does what the send queue of a queue pair asks for, as far as possible now.
-fn proceed(device: &mut Device, qp: &mut Qp, outbox: &mut Outbox) {
+/// Executes the send queue as far as its state allows, and updates the timer of the queue pair.
+fn process_send_queue(device: &mut Device, qp: &mut Qp, outbox: &mut Outbox) {
     match qp.state {
         QpState::Error => {
-            flush(device, qp);
-            qp.requester.watch(outbox.now, FLUSH);
+            flush_qp(device, qp);
+            qp.requester.schedule_poll(outbox.now, FLUSH);
         }
-        QpState::Rts | QpState::SqDraining => Requester::new(device, qp, outbox).proceed(),
+        QpState::Rts | QpState::SqDraining => Requester::new(device, qp, outbox).run(),
         _ => {}
     }
-    let before = qp.requester.alarm_time();
-    if let Some(time) = qp.requester.set_alarm() {
+    let before = qp.requester.timer();
+    if let Some(time) = qp.requester.update_timer() {
         let timers = &mut device.engine.timers;
         if let Some(before) = before {
             timers.remove(&(before, qp.number));
@@ -258,24 +263,24 @@ fn proceed(device: &mut Device, qp: &mut Qp, outbox: &mut Outbox) {
     }
 }
 
-/// Enters the error state.
-fn fail(device: &mut Device, qp: &mut Qp) {
+/// Moves a queue pair to the error state, flushes its work requests and raises the event for its SRQ.
+fn enter_error(device: &mut Device, qp: &mut Qp) {
     let before = std::mem::replace(&mut qp.state, QpState::Error);
     if before == QpState::Error {
         return;
     }
-    flush(device, qp);
+    flush_qp(device, qp);
     if let Receive::Shared(_) = qp.receive {
         device.event(Event::Qp(QpEvent::LastWqe, qp.number));
     }
-    // To watch the receive queue.
+    // The turn starts to poll the receive queue.
     device.engine.wake(qp.number);
 }
 
-/// Completes all that is posted to a queue pair in the error state.
-fn flush(device: &mut Device, qp: &mut Qp) {
-    requester::flush(device, qp);
-    let begun = qp.responder.abandon().into_iter();
+/// Completes all work requests of a queue pair in the error state as flushed.
+fn flush_qp(device: &mut Device, qp: &mut Qp) {
+    requester::flush_send_queue(device, qp);
+    let begun = qp.responder.abort_message().into_iter();
     let posted = std::iter::from_fn(|| match &mut qp.receive {
         Receive::Own(ring) => ring.take(&device.dma).ok().flatten(),
         _ => None,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Work requests of send queues, from the bytes that a driver writes.
+//! Decoder of send WQEs.
 //!
-//! A control segment comes first. Then, by opcode and transport: an address (datagrams and DC) or the
-//! shared receive queue (XRC), remote memory, operands of an atomic operation. The rest is data: segments
-//! that name memory, or bytes in the work request itself.
+//! The first segment is the control segment. The next segments depend on opcode and transport: address (datagrams and
+//! DC) or shared receive queue (XRC), remote memory, operands of an atomic operation. The rest is data: data segments
+//! that refer to memory, or inline data.
 
 use crate::layout::wqe as format;
 use crate::layout::{be, be32, be64, word};
@@ -11,47 +11,47 @@ use crate::network::packet::{Atomic, AtomicOperation, Grh, Path, Tail};
 use crate::object::qp::Transport;
 use crate::object::scatter::{capacity, Segment};
 
-/// Bytes of the block in which send queues are counted.
+/// Size of a basic block, the unit of indices in send queues.
 pub const BLOCK: usize = 64;
-/// Bytes of the unit in which work requests are counted.
+/// Size of the unit of WQE lengths.
 const UNIT: usize = 16;
-/// The most that a work request can have, by the 6 bits of its length.
-pub const MAX: usize = 63 * UNIT;
+/// Maximum size of a WQE: its length field has 6 bits.
+pub const MAX_BYTES: usize = 63 * UNIT;
 
-/// The control segment. Its C structure is packed and aligned at once, so its offsets are not taken from
-/// the header as others are.
+/// Control segment. Its C structure is both packed and aligned, so the offsets are literals here and not taken from the
+/// header.
 #[derive(Clone, Copy, Debug)]
 pub struct ControlSegment {
     /// Opcode.
     pub opcode: u8,
     /// Modifier of the opcode.
     pub modifier: u8,
-    /// The work request's index in its queue, in blocks.
+    /// Index of the WQE in its queue, in basic blocks.
     pub index: u16,
-    /// The queue pair.
+    /// Queue pair.
     pub qpn: u32,
-    /// Length of the work request, in units of 16 bytes.
+    /// Length of the WQE, in units of 16 bytes.
     pub units: u8,
-    /// The stream, on a DCI that has streams.
+    /// Stream, for a DCI with streams.
     pub stream: u16,
-    /// Earlier work requests that must be done first.
+    /// Earlier work requests that must finish before this one starts.
     pub fence: Fence,
-    /// `true` if there is a completion on success too, not only on failure.
+    /// `true` if success is reported by a CQE. A failure always is.
     pub signalled: bool,
     /// `true` if the receiver must raise a solicited event.
     pub solicited: bool,
-    /// Immediate data, or the key to invalidate.
+    /// Immediate data, or key to invalidate.
     pub immediate: u32,
 }
 
 /// Earlier work requests for which a work request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fence {
-    /// Nothing.
+    /// No work requests.
     None,
-    /// Reads and atomic operations.
+    /// READs and atomic operations.
     Reads,
-    /// All.
+    /// All work requests.
     All,
 }
 
@@ -59,9 +59,9 @@ impl Fence {
     /// Strong ordering.
     const STRONG: u32 = 3;
 
-    /// The fence with this code. Waiting for those that change memory keys (1, and in part 4) is not needed:
-    /// these are done at once.
-    fn of(code: u32) -> Fence {
+    /// Returns the fence of a code. Codes 1 and, in part, 4 wait for work requests that change memory keys. They need no
+    /// fence here, because the device executes such work requests when they start.
+    fn from_code(code: u32) -> Fence {
         match code {
             0 | 1 => Fence::None,
             Self::STRONG => Fence::All,
@@ -81,7 +81,7 @@ impl ControlSegment {
             qpn: be32(bytes, 4) >> 8,
             units: (be32(bytes, 4) & 0x3f) as u8,
             stream: be(bytes, 9, 2) as u16,
-            fence: Fence::of(flags >> 5),
+            fence: Fence::from_code(flags >> 5),
             signalled: flags & format::MLX5_WQE_CTRL_CQ_UPDATE != 0,
             solicited: flags & format::MLX5_WQE_CTRL_SOLICITED != 0,
             immediate: be32(bytes, 12),
@@ -99,18 +99,18 @@ impl ControlSegment {
     }
 }
 
-/// A work request.
+/// Send WQE.
 #[derive(Clone, Debug)]
 pub struct SendWqe {
-    /// Its control segment.
+    /// Control segment.
     pub control: ControlSegment,
-    /// The operation.
+    /// Operation.
     pub operation: Operation,
-    /// Where to, for datagrams and DC.
+    /// Destination, for datagrams and DC.
     pub address: Option<Address>,
-    /// The shared receive queue, for XRC.
+    /// Shared receive queue of the peer, for XRC.
     pub srq: u32,
-    /// The data.
+    /// Data.
     pub data: Data,
 }
 
@@ -134,9 +134,9 @@ impl SendWqe {
 /// Operation of a work request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Makes no sense.
+    /// Malformed WQE.
     Malformed,
-    /// Nothing.
+    /// No operation.
     Nop,
     /// SEND.
     Send(Tail),
@@ -144,9 +144,9 @@ pub enum Operation {
     Write(Remote, Tail),
     /// RDMA READ.
     Read(Remote),
-    /// An atomic operation.
+    /// Atomic operation.
     Atomic(Atomic),
-    /// To change a memory key: all bytes of the work request.
+    /// UMR: all bytes of the WQE.
     Umr(Vec<u8>),
 }
 
@@ -159,12 +159,12 @@ pub struct Remote {
     pub key: u32,
 }
 
-/// The data of a work request.
+/// Data of a send WQE.
 #[derive(Clone, Debug, Default)]
 pub struct Data {
-    /// Bytes in the work request itself. They come before those of the segments.
+    /// Inline data. It precedes the data of the segments.
     pub inline: Vec<u8>,
-    /// Memory.
+    /// Data segments.
     pub segments: Vec<Segment>,
 }
 
@@ -175,30 +175,30 @@ impl Data {
     }
 }
 
-/// The address of a datagram, or of a DC target.
+/// Address of a datagram or of a DC target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// The key of the DC target; its upper half is the queue key of a datagram.
+    /// Access key of the DC target. For datagrams, the upper half is the Q_Key.
     pub key: u64,
-    /// The queue pair or DC target.
+    /// Number of the queue pair or DC target.
     pub number: u32,
     /// LID of the port.
     pub lid: u16,
     /// Service level.
     pub service_level: u8,
-    /// The path bits of the own LID.
+    /// Path bits of the source LID.
     pub path_bits: u8,
-    /// The global route header without the own GID; `None` if packets have no such header.
+    /// GRH without source GID; `None` if packets have no GRH.
     pub grh: Option<Grh>,
 }
 
 impl Address {
-    /// The queue key of a datagram. The driver sets the highest bit to ask for the queue pair's own.
+    /// Returns the Q_Key of a datagram. The highest bit selects the Q_Key of the queue pair.
     pub fn qkey(&self) -> u32 {
         (self.key >> 32) as u32
     }
 
-    /// The way there, from the port with `lid` and `gid`.
+    /// Returns the path to this address from the port with `lid` and `gid`.
     pub fn path(&self, lid: u16, gid: [u8; 16]) -> Path {
         Path {
             source: lid,
@@ -209,11 +209,11 @@ impl Address {
     }
 }
 
-/// A work request that makes no sense.
+/// Malformed WQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// Decodes a work request of a queue pair with this transport.
+/// Decodes a send WQE of a queue pair with this transport.
 pub fn decode(bytes: &[u8], transport: Transport) -> Result<SendWqe, Malformed> {
     let control = ControlSegment::decode(bytes);
     let mut rest = WqeReader(bytes.get(UNIT..).ok_or(Malformed)?);
@@ -232,34 +232,36 @@ pub fn decode(bytes: &[u8], transport: Transport) -> Result<SendWqe, Malformed> 
         });
     }
     let address = match transport {
-        Transport::Ud | Transport::Gsi | Transport::Smi | Transport::Dci => Some(rest.address()?),
+        Transport::Ud | Transport::Gsi | Transport::Smi | Transport::Dci => {
+            Some(rest.decode_address()?)
+        }
         _ => None,
     };
     let srq = match transport {
-        Transport::Xrc => be32(rest.take(UNIT)?, 0) & 0xff_ffff,
+        Transport::Xrc => be32(rest.take_bytes(UNIT)?, 0) & 0xff_ffff,
         _ => 0,
     };
     Ok(SendWqe {
         control,
-        operation: rest.operation(&control)?,
+        operation: rest.decode_operation(&control)?,
         address,
         srq,
-        data: rest.data()?,
+        data: rest.decode_data()?,
     })
 }
 
-/// The rest of a work request.
+/// Undecoded rest of a WQE.
 struct WqeReader<'a>(&'a [u8]);
 
 impl<'a> WqeReader<'a> {
-    fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
+    fn take_bytes(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
         let (taken, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn address(&mut self) -> Result<Address, Malformed> {
-        let base = self.take(UNIT)?;
+    fn decode_address(&mut self) -> Result<Address, Malformed> {
+        let base = self.take_bytes(UNIT)?;
         let number = word!(base, mlx5_wqe_av, dqp_dct) as u32;
         let mut address = Address {
             key: be64(base, 0),
@@ -270,43 +272,48 @@ impl<'a> WqeReader<'a> {
             grh: None,
         };
         if number & format::MLX5_EXTENDED_UD_AV != 0 {
-            address.grh = grh(self.take(2 * UNIT)?);
+            address.grh = decode_grh(self.take_bytes(2 * UNIT)?);
         }
         Ok(address)
     }
 
-    fn operation(&mut self, control: &ControlSegment) -> Result<Operation, Malformed> {
+    fn decode_operation(&mut self, control: &ControlSegment) -> Result<Operation, Malformed> {
         let immediate = Tail::Immediate(control.immediate);
         Ok(match u32::from(control.opcode) {
             format::MLX5_OPCODE_SEND => Operation::Send(Tail::None),
             format::MLX5_OPCODE_SEND_IMM => Operation::Send(immediate),
             format::MLX5_OPCODE_SEND_INVAL => Operation::Send(Tail::Invalidate(control.immediate)),
-            format::MLX5_OPCODE_RDMA_WRITE => Operation::Write(self.remote()?, Tail::None),
-            format::MLX5_OPCODE_RDMA_WRITE_IMM => Operation::Write(self.remote()?, immediate),
-            format::MLX5_OPCODE_RDMA_READ => Operation::Read(self.remote()?),
+            format::MLX5_OPCODE_RDMA_WRITE => Operation::Write(self.decode_remote()?, Tail::None),
+            format::MLX5_OPCODE_RDMA_WRITE_IMM => {
+                Operation::Write(self.decode_remote()?, immediate)
+            }
+            format::MLX5_OPCODE_RDMA_READ => Operation::Read(self.decode_remote()?),
             format::MLX5_OPCODE_ATOMIC_CS
             | format::MLX5_OPCODE_ATOMIC_FA
             | format::MLX5_OPCODE_ATOMIC_MASKED_CS
-            | format::MLX5_OPCODE_ATOMIC_MASKED_FA => Operation::Atomic(self.atomic(control)?),
+            | format::MLX5_OPCODE_ATOMIC_MASKED_FA => {
+                Operation::Atomic(self.decode_atomic(control)?)
+            }
             _ => return Err(Malformed),
         })
     }
 
-    fn remote(&mut self) -> Result<Remote, Malformed> {
-        let bytes = self.take(UNIT)?;
+    fn decode_remote(&mut self) -> Result<Remote, Malformed> {
+        let bytes = self.take_bytes(UNIT)?;
         Ok(Remote {
             address: word!(bytes, mlx5_wqe_raddr_seg, raddr),
             key: word!(bytes, mlx5_wqe_raddr_seg, rkey) as u32,
         })
     }
 
-    fn atomic(&mut self, control: &ControlSegment) -> Result<Atomic, Malformed> {
-        let Remote { address, key } = self.remote()?;
+    fn decode_atomic(&mut self, control: &ControlSegment) -> Result<Atomic, Malformed> {
+        let Remote { address, key } = self.decode_remote()?;
         let size = operand_size(control.modifier)?;
-        let operation = self.atomic_operation(u32::from(control.opcode), usize::from(size))?;
+        let operation =
+            self.decode_atomic_operation(u32::from(control.opcode), usize::from(size))?;
         // Operands of 4 bytes are padded to a unit.
         let pad = self.0.len() % UNIT;
-        self.take(pad)?;
+        self.take_bytes(pad)?;
         Ok(Atomic {
             address,
             key,
@@ -315,9 +322,13 @@ impl<'a> WqeReader<'a> {
         })
     }
 
-    fn atomic_operation(&mut self, opcode: u32, size: usize) -> Result<AtomicOperation, Malformed> {
+    fn decode_atomic_operation(
+        &mut self,
+        opcode: u32,
+        size: usize,
+    ) -> Result<AtomicOperation, Malformed> {
         let all = u64::MAX >> (64 - 8 * size);
-        let mut operand = || Ok(be(self.take(size)?, 0, size));
+        let mut operand = || Ok(be(self.take_bytes(size)?, 0, size));
         Ok(match opcode {
             format::MLX5_OPCODE_ATOMIC_CS => AtomicOperation::CompareSwap {
                 swap: operand()?,
@@ -343,16 +354,16 @@ impl<'a> WqeReader<'a> {
         })
     }
 
-    fn data(&mut self) -> Result<Data, Malformed> {
+    fn decode_data(&mut self) -> Result<Data, Malformed> {
         let mut data = Data::default();
         while !self.0.is_empty() {
             let count = be32(self.0, 0);
             if count & format::MLX5_INLINE_SEG == 0 {
-                data.segments.push(Segment::decode(self.take(UNIT)?));
+                data.segments.push(Segment::decode(self.take_bytes(UNIT)?));
                 continue;
             }
             let length = (count & 0x3ff) as usize;
-            let whole = self.take((4 + length).next_multiple_of(UNIT))?;
+            let whole = self.take_bytes((4 + length).next_multiple_of(UNIT))?;
             if !data.segments.is_empty() {
                 return Err(Malformed);
             }
@@ -371,8 +382,8 @@ fn operand_size(modifier: u8) -> Result<u8, Malformed> {
     }
 }
 
-/// The global route header in the second part of an address.
-fn grh(extension: &[u8]) -> Option<Grh> {
+/// Decodes the GRH in the extension of an address. Returns `None` if the address has no GRH.
+fn decode_grh(extension: &[u8]) -> Option<Grh> {
     let mut bytes = [0; 3 * UNIT];
     bytes[UNIT..].copy_from_slice(extension);
     let flags = word!(bytes, mlx5_wqe_av, grh_gid_fl) as u32;

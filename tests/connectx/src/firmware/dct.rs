@@ -64,7 +64,7 @@ fn drain(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), St
     if dct.state != DctState::Active {
         return Err(Status::BadResourceState);
     }
-    engine::dc::drain(device, number);
+    engine::dc::drain_dct(device, number);
     Ok(())
 }
 
@@ -75,7 +75,7 @@ fn destroy(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), 
         return Err(Status::BadResourceState);
     }
     device.objects.dcts.remove(number);
-    engine::page_fault::forget(device, number);
+    engine::page_fault::cancel_waits(device, number);
     Ok(())
 }
 

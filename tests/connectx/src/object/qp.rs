@@ -362,7 +362,7 @@ impl Qp {
         }
         let send = self.send.as_ref()?;
         let last = send.posted(dma).ok()?.wrapping_sub(1);
-        (!self.requester.knows(last, send.blocks())).then_some(last)
+        (!self.requester.is_posted(last, send.blocks())).then_some(last)
     }
 
     /// Decodes the context again, after it was changed.

@@ -49,7 +49,7 @@ pub fn capacity(segments: &[Segment]) -> u64 {
 }
 
 /// All memory that keys lead to, and the account of getting there.
-pub struct Reach<'a> {
+pub struct KeyMemory<'a> {
     /// The guest's memory.
     pub dma: &'a Dma,
     /// The device's memory.
@@ -60,7 +60,7 @@ pub struct Reach<'a> {
     pub cost: &'a mut Cost,
 }
 
-impl Reach<'_> {
+impl KeyMemory<'_> {
     /// Reads `bytes.len()` bytes at `address` of `key`.
     pub fn read(
         &mut self,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Admission of work requests: takes them from the ring in order, and begins them on a channel.
+//! Admission of work requests: takes WQEs from the ring in order, and starts each on a channel.
 
 use super::{Requester, Stop};
 use crate::engine::channel::{Channel, Sequence};
@@ -10,23 +10,23 @@ use crate::object::cq::Syndrome;
 use crate::object::qp::{Qp, QpState, Transport};
 
 impl Requester<'_> {
-    /// Begins the next work request. Returns `false` if there is none, or if it must wait.
-    pub(super) fn begin(&mut self) -> bool {
+    /// Starts the next work request. Returns `false` if the ring is empty, or if the work request must wait.
+    pub(super) fn begin_wqe(&mut self) -> bool {
         let state = &self.qp.requester;
-        let is_clear = state.channels.len() < self.qp.attributes.streams.channels
-            || state.channels.iter().any(Channel::is_clear);
-        if !self.is_able() || !is_clear {
+        let has_channel = state.channels.len() < self.qp.attributes.streams.channels
+            || state.channels.iter().any(Channel::can_begin);
+        if !self.is_able() || !has_channel {
             return false;
         }
-        let Some(wqe) = self.next_wqe() else {
+        let Some(wqe) = self.take_wqe() else {
             return false;
         };
-        let Some(c) = self.channel_for(&wqe) else {
+        let Some(c) = self.select_channel(&wqe) else {
             self.qp.requester.stalled = Some(wqe);
             return false;
         };
         let sequence = self.start_sequence(c);
-        let (packets, error) = match self.prepare(c, &wqe, sequence.end) {
+        let (packets, error) = match self.prepare_wqe(c, &wqe, sequence.end) {
             Ok(packets) => (packets, None),
             Err(Stop::Failed(syndrome)) => (0, Some(syndrome)),
             Err(Stop::Waiting) => {
@@ -35,14 +35,14 @@ impl Requester<'_> {
             }
         };
         self.qp.requester.order.push_back(c);
-        self.qp.requester.channels[c].push(wqe, sequence, packets, error);
-        self.settle(c);
+        self.qp.requester.channels[c].push_wqe(wqe, sequence, packets, error);
+        self.complete_or_fail(c);
         true
     }
 
     /// Returns the channel for a work request: the channel of its stream, a new channel, or an idle channel. Returns
     /// `None` if the work request must wait.
-    fn channel_for(&mut self, wqe: &SendWqe) -> Option<usize> {
+    fn select_channel(&mut self, wqe: &SendWqe) -> Option<usize> {
         let streams = self.qp.attributes.streams;
         let stream = if streams.any() { wqe.control.stream } else { 0 };
         let channels = &mut self.qp.requester.channels;
@@ -64,7 +64,7 @@ impl Requester<'_> {
             *channel = Channel::new(stream);
             channel.failed = failed;
         }
-        (channel.failed == failed && self.may_begin(c, wqe)).then_some(c)
+        (channel.failed == failed && self.can_begin(c, wqe)).then_some(c)
     }
 
     fn start_sequence(&mut self, c: usize) -> Sequence {
@@ -72,7 +72,7 @@ impl Requester<'_> {
         let channel = &mut self.qp.requester.channels[c];
         if channel.sequence.is_none() {
             channel.retries = attributes.retry_count;
-            channel.not_ready = attributes.rnr_retry;
+            channel.rnr_retries = attributes.rnr_retry;
         }
         let first = Psn::new(attributes.send_psn);
         *channel.sequence.get_or_insert(Sequence {
@@ -83,15 +83,15 @@ impl Requester<'_> {
         })
     }
 
-    /// Returns the next work request: the stalled one, or the next in the ring.
-    fn next_wqe(&mut self) -> Option<SendWqe> {
+    /// Takes the next work request: the stalled one, or the next WQE in the ring. A malformed WQE yields a placeholder.
+    fn take_wqe(&mut self) -> Option<SendWqe> {
         if let Some(wqe) = self.qp.requester.stalled.take() {
             return Some(wqe);
         }
         if self.qp.state != QpState::Rts || !self.qp.requester.has_posted() {
             return None;
         }
-        self.fetch().or_else(|| {
+        self.fetch_wqe().or_else(|| {
             let state = &mut self.qp.requester;
             let wqe = SendWqe::malformed(state.next);
             state.next = state.next.wrapping_add(1);
@@ -99,11 +99,11 @@ impl Requester<'_> {
         })
     }
 
-    /// Takes a work request from the ring. Returns `None` if it is malformed.
-    fn fetch(&mut self) -> Option<SendWqe> {
+    /// Reads and decodes the next WQE of the ring. Returns `None` if the WQE is malformed.
+    fn fetch_wqe(&mut self) -> Option<SendWqe> {
         let next = self.qp.requester.next;
         let ring = self.qp.send.as_ref()?;
-        let mut bytes = [0; wqe::MAX];
+        let mut bytes = [0; wqe::MAX_BYTES];
         ring.read(&self.device.dma, next, &mut bytes[..BLOCK])
             .ok()?;
         let control = ControlSegment::decode(&bytes);
@@ -122,8 +122,8 @@ impl Requester<'_> {
         Some(wqe)
     }
 
-    /// Returns `true` if a work request may begin before the earlier ones of its channel are done.
-    fn may_begin(&self, c: usize, wqe: &SendWqe) -> bool {
+    /// Returns `true` if a work request may start before the earlier work requests of its channel have finished.
+    fn can_begin(&self, c: usize, wqe: &SendWqe) -> bool {
         let channel = &self.qp.requester.channels[c];
         let fails = channel.work.back().is_some_and(|work| work.error.is_some());
         let is_read = matches!(wqe.operation, Operation::Read(_) | Operation::Atomic(_));
@@ -136,7 +136,7 @@ impl Requester<'_> {
             return true;
         }
         if fails
-            || !channel.is_clear()
+            || !channel.can_begin()
             || fence == Fence::All && !channel.is_idle()
             || fence == Fence::Reads && channel.reads > 0
             || is_read && channel.reads >= self.qp.attributes.max_reads
@@ -151,18 +151,18 @@ impl Requester<'_> {
             || channel.is_idle()
     }
 
-    /// Prepares a work request. Returns the number of its packets.
-    fn prepare(&mut self, c: usize, wqe: &SendWqe, first: Psn) -> Result<u32, Stop> {
+    /// Checks a work request, connects its channel, and executes it if it needs no PSNs. Returns the number of its PSNs.
+    fn prepare_wqe(&mut self, c: usize, wqe: &SendWqe, first: Psn) -> Result<u32, Stop> {
         if self.qp.requester.channels[c].failed {
             return Err(Stop::Failed(Syndrome::Flush));
         }
-        check(self.qp, wqe).map_err(Stop::Failed)?;
+        check_wqe(self.qp, wqe).map_err(Stop::Failed)?;
         if let (Transport::Dci, Some(address)) = (self.qp.transport, wqe.address) {
             let channel = &mut self.qp.requester.channels[c];
             let connected = channel.connection.map(|(address, _)| address);
             if connected != Some(address) {
                 let number = self.qp.number;
-                let connection = dc::connect(self.device, number, c as u16, &address, first);
+                let connection = dc::new_connection(self.device, number, c as u16, &address, first);
                 channel.connection = Some((address, connection));
             }
         }
@@ -172,7 +172,7 @@ impl Requester<'_> {
                 .map(|()| 0)
                 .map_err(Stop::Failed),
             _ if is_datagram(self.qp.transport) => {
-                datagram::send(self.device, self.qp, wqe, self.outbox).map(|()| 0)
+                datagram::send_datagram(self.device, self.qp, wqe, self.outbox).map(|()| 0)
             }
             Operation::Atomic(_) => Ok(1),
             _ => {
@@ -186,8 +186,8 @@ impl Requester<'_> {
     }
 }
 
-/// Checks that the transport allows a work request, and that its length is valid.
-fn check(qp: &Qp, wqe: &SendWqe) -> Result<(), Syndrome> {
+/// Checks that the transport supports the operation, and that the length is valid.
+fn check_wqe(qp: &Qp, wqe: &SendWqe) -> Result<(), Syndrome> {
     let transport = qp.transport;
     let allowed = match &wqe.operation {
         Operation::Malformed => false,

@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Completion of work requests in order, and their failure.
+//! Completion of work requests in order, and failure of channels.
 
 use super::Requester;
 use crate::device::Device;
-use crate::engine::fail;
+use crate::engine::enter_error;
 use crate::engine::wqe::{ControlSegment, BLOCK};
 use crate::object::cq::{Completion, CqeKind, Syndrome};
 use crate::object::qp::Qp;
 
 impl Requester<'_> {
-    /// Completes finished work requests, or fails the channel if its first unfinished one has an error.
-    pub(super) fn settle(&mut self, c: usize) {
+    /// Completes finished work requests. If the first unfinished work request of the channel has an error, fails the
+    /// channel instead.
+    pub(super) fn complete_or_fail(&mut self, c: usize) {
         let channel = &self.qp.requester.channels[c];
-        let first = channel.work.get(channel.first());
+        let first = channel.work.get(channel.first_unfinished());
         match first.and_then(|work| work.error) {
-            Some(syndrome) if !channel.failed => self.fail_first(c, syndrome),
-            _ => self.retire(),
+            Some(syndrome) if !channel.failed => self.fail_channel(c, syndrome),
+            _ => self.complete_finished(),
         }
     }
 
     /// Completes the finished work requests, in order, up to the first unfinished one.
-    fn retire(&mut self) {
-        while let Some(work) = self.qp.requester.take_ended() {
+    fn complete_finished(&mut self) {
+        while let Some(work) = self.qp.requester.take_finished() {
             let control = work.wqe.control;
             if let Some(syndrome) = work.error {
                 complete_in_error(self.device, self.qp, &control, syndrome);
@@ -29,7 +30,7 @@ impl Requester<'_> {
                 let completion = Completion {
                     byte_count: work.length(),
                     inline: work.inline,
-                    ..completion(self.qp, &control)
+                    ..new_completion(self.qp, &control)
                 };
                 self.device.complete(self.qp.attributes.send_cq, completion);
             }
@@ -38,21 +39,21 @@ impl Requester<'_> {
 
     /// Fails the first unfinished work request of a channel, and its stream. Also fails the queue pair if too many
     /// streams have failed, or if the error is not specific to a stream.
-    pub(super) fn fail_first(&mut self, c: usize, syndrome: Syndrome) {
+    pub(super) fn fail_channel(&mut self, c: usize, syndrome: Syndrome) {
         let state = &mut self.qp.requester;
         let channel = &mut state.channels[c];
         channel.fail(syndrome);
         state.errors.insert(channel.stream);
         let too_many = state.errors.len() >= self.qp.attributes.streams.errors;
-        self.retire();
+        self.complete_finished();
         if too_many || syndrome == Syndrome::LocalQpOperation {
-            fail(self.device, self.qp);
+            enter_error(self.device, self.qp);
         }
     }
 }
 
 /// Completes all posted work requests as flushed, for a queue pair in the error state.
-pub(in crate::engine) fn flush(device: &mut Device, qp: &mut Qp) {
+pub(in crate::engine) fn flush_send_queue(device: &mut Device, qp: &mut Qp) {
     let state = &mut qp.requester;
     let stalled = state.stalled.take().map(|wqe| (wqe.control, None));
     let mut channels = std::mem::take(&mut state.channels);
@@ -67,13 +68,13 @@ pub(in crate::engine) fn flush(device: &mut Device, qp: &mut Qp) {
     for (control, error) in begun {
         complete_in_error(device, qp, &control, error.unwrap_or(Syndrome::Flush));
     }
-    while let Some(control) = take_control(device, qp) {
+    while let Some(control) = take_control_segment(device, qp) {
         complete_in_error(device, qp, &control, Syndrome::Flush);
     }
 }
 
 /// Takes the control segment of the next work request from the ring.
-fn take_control(device: &Device, qp: &mut Qp) -> Option<ControlSegment> {
+fn take_control_segment(device: &Device, qp: &mut Qp) -> Option<ControlSegment> {
     let state = &mut qp.requester;
     let posted = state.posted.filter(|_| state.has_posted())?;
     let mut bytes = [0; BLOCK];
@@ -91,7 +92,7 @@ fn take_control(device: &Device, qp: &mut Qp) -> Option<ControlSegment> {
 }
 
 /// Returns the completion of a work request.
-fn completion(qp: &Qp, control: &ControlSegment) -> Completion {
+fn new_completion(qp: &Qp, control: &ControlSegment) -> Completion {
     Completion {
         kind: CqeKind::Request,
         qpn: qp.number,
@@ -106,7 +107,7 @@ fn complete_in_error(device: &mut Device, qp: &Qp, control: &ControlSegment, syn
     let completion = Completion {
         kind: CqeKind::RequestError,
         syndrome,
-        ..completion(qp, control)
+        ..new_completion(qp, control)
     };
     device.complete(qp.attributes.send_cq, completion);
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Sending side of a queue pair, which takes work requests from the send queue and completes them in order.
+//! Requester of a queue pair: executes the work requests of the send queue and completes them in order.
 //!
 //! # Operation
 //!
-//! A [`Channel`] executes the work requests that have begun. `admission` selects the channel of a work request,
+//! A [`Channel`] executes started work requests. `admission` selects the channel of a work request,
 //! `transmission` sends its packets, `response` handles the responses, and `completion` reports the result.
 //!
 //! # Recovery
 //!
-//! After a lost packet, transmission resumes at the first unacknowledged packet. Each packet is built from guest memory
-//! again, and a READ requests only the missing part.
+//! After a loss, transmission resumes at the first unacknowledged packet. Packets are rebuilt from guest memory. A
+//! retried READ requests only the rest of its data.
 //!
 //! A DC initiator may have streams. A failure then affects one stream: its later work requests are flushed until the
 //! driver resets the stream. The queue pair fails when too many streams have failed.
@@ -32,28 +32,28 @@ use crate::object::eq::{Event, QpEvent};
 use crate::object::mkey::MkeyFault;
 use crate::object::qp::{Qp, QpState};
 
-pub(super) use completion::flush;
-pub(super) use transmission::gather;
+pub(super) use completion::flush_send_queue;
+pub(super) use transmission::gather_payload;
 
 /// State of a send queue.
 #[derive(Debug, Default)]
 pub struct RequesterState {
-    /// The block after the last work request taken from the ring.
+    /// Index of the block after the last WQE taken from the ring.
     next: u16,
     /// Index of the last posted work request.
     posted: Option<u16>,
-    /// A work request that is taken from the ring and cannot begin yet.
+    /// Work request that is taken from the ring and cannot start yet.
     stalled: Option<SendWqe>,
     /// Channels that execute work requests. Only a queue pair with streams has several.
     channels: Vec<Channel>,
-    /// Channels of the work requests that have begun and are not completed, in order.
+    /// Channel of each started work request without a completion, in order.
     order: VecDeque<usize>,
     /// Streams that have failed.
     errors: BTreeSet<u16>,
     /// In the error state: time of the next poll for work requests.
-    watch: Option<Duration>,
+    next_poll: Option<Duration>,
     /// Time of the timer that the engine has for this queue pair.
-    alarm: Option<Duration>,
+    timer: Option<Duration>,
     /// In the error state: time between two polls for work requests.
     interval: Duration,
 }
@@ -61,16 +61,16 @@ pub struct RequesterState {
 /// Reason for which a work request does not proceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// It has failed.
+    /// The work request has failed.
     Failed(Syndrome),
-    /// Memory is absent, and a page fault is raised. The request has had no effect.
+    /// A page is absent, and a page fault is raised. The work request had no effect.
     Waiting,
 }
 
 impl Stop {
     /// Returns the effect of a fault in local memory on a work request of the queue pair `number`.
-    pub fn at(device: &mut Device, number: u32, fault: MkeyFault) -> Stop {
-        match page_fault::waits(device, number, fault) {
+    pub fn from_fault(device: &mut Device, number: u32, fault: MkeyFault) -> Stop {
+        match page_fault::request_absent(device, number, fault) {
             true => Stop::Waiting,
             false => Stop::Failed(Syndrome::LocalProtection),
         }
@@ -79,53 +79,53 @@ impl Stop {
 
 impl RequesterState {
     /// Records that work requests up to the index `counter` are posted, in a ring of `blocks` blocks.
-    pub fn post(&mut self, counter: u16, blocks: u32) {
-        if !self.knows(counter, blocks) {
+    pub fn record_posted(&mut self, counter: u16, blocks: u32) {
+        if !self.is_posted(counter, blocks) {
             self.posted = Some(counter);
         }
     }
 
     /// Returns `true` if work requests up to the index `counter` are already recorded as posted, in a ring of `blocks`
     /// blocks.
-    pub fn knows(&self, counter: u16, blocks: u32) -> bool {
+    pub fn is_posted(&self, counter: u16, blocks: u32) -> bool {
         let known = self.posted.unwrap_or(self.next.wrapping_sub(1));
         let ahead = counter.wrapping_sub(known);
         !(1..=blocks).contains(&u32::from(ahead))
     }
 
-    /// Handles the alarm of `time`. Returns `true` if this alarm is set.
-    pub fn alarm(&mut self, time: Duration) -> bool {
-        let expected = self.alarm == Some(time);
+    /// Clears the timer if it is set to `time`. Returns `false` for a stale timer.
+    pub fn expire_timer(&mut self, time: Duration) -> bool {
+        let expected = self.timer == Some(time);
         if expected {
-            self.alarm = None;
+            self.timer = None;
         }
         expected
     }
 
     /// Returns the time of the timer that the engine has for this queue pair.
-    pub fn alarm_time(&self) -> Option<Duration> {
-        self.alarm
+    pub fn timer(&self) -> Option<Duration> {
+        self.timer
     }
 
-    /// Sets the alarm to the earliest deadline. Returns the time if the alarm has changed.
-    pub fn set_alarm(&mut self) -> Option<Duration> {
+    /// Sets the timer to the earliest deadline. Returns the new time, or `None` if the timer is unchanged.
+    pub fn update_timer(&mut self) -> Option<Duration> {
         let channels = self.channels.iter();
-        let due = channels.flat_map(|channel| [channel.resume, channel.deadline]);
-        let due = due.chain([self.watch]).flatten().min()?;
-        if self.alarm.is_some_and(|alarm| alarm <= due) {
+        let due = channels.flat_map(|channel| [channel.rnr_deadline, channel.ack_deadline]);
+        let due = due.chain([self.next_poll]).flatten().min()?;
+        if self.timer.is_some_and(|timer| timer <= due) {
             return None;
         }
-        self.alarm = Some(due);
-        self.alarm
+        self.timer = Some(due);
+        self.timer
     }
 
     /// In the error state: schedules the next poll for work requests. The interval doubles from `first` to `last`.
-    pub fn watch(&mut self, now: Duration, (first, last): (Duration, Duration)) {
+    pub fn schedule_poll(&mut self, now: Duration, (first, last): (Duration, Duration)) {
         self.interval = (self.interval * 2).clamp(first, last);
-        self.watch = Some(now + self.interval);
+        self.next_poll = Some(now + self.interval);
     }
 
-    /// Returns the first sequence number of the next work request. Returns `None` before the first work request.
+    /// Returns the first PSN of the next work request. Returns `None` before the first work request.
     pub fn next_psn(&self) -> Option<u32> {
         let sequence = self.channels.first()?.sequence;
         sequence.map(|sequence| sequence.end.get())
@@ -136,8 +136,8 @@ impl RequesterState {
         self.errors.remove(&stream).then_some(())
     }
 
-    /// Takes the next work request to complete, if it is done or has failed.
-    fn take_ended(&mut self) -> Option<ActiveWqe> {
+    /// Takes the next work request to complete, if it has finished or failed.
+    fn take_finished(&mut self) -> Option<ActiveWqe> {
         let channel = self.channels.get_mut(*self.order.front()?)?;
         let work = channel.work.front()?;
         let has_failed = channel.failed && work.error.is_some();
@@ -170,10 +170,10 @@ impl<'a> Requester<'a> {
         Requester { device, qp, outbox }
     }
 
-    /// Sends packets and begins work requests, up to `BURST` steps.
-    pub fn proceed(&mut self) {
+    /// Sends packets and starts work requests, up to `BURST` in total.
+    pub fn run(&mut self) {
         let mut left = BURST;
-        while left > 0 && self.step() {
+        while left > 0 && self.send_or_begin() {
             left -= 1;
         }
         if left == 0 {
@@ -187,46 +187,46 @@ impl<'a> Requester<'a> {
     }
 
     /// Handles the expired deadlines of all channels.
-    pub fn timeout(&mut self) {
+    pub fn handle_timeouts(&mut self) {
         for c in 0..self.qp.requester.channels.len() {
-            self.channel_timeout(c);
+            self.handle_channel_timeout(c);
         }
     }
 
-    fn channel_timeout(&mut self, c: usize) {
+    fn handle_channel_timeout(&mut self, c: usize) {
         let now = self.outbox.now;
         // A failure of another channel may have failed the queue pair, which removes all channels.
         let Some(channel) = self.qp.requester.channels.get_mut(c) else {
             return;
         };
-        if channel.resume.is_some_and(|time| time <= now) {
-            channel.resume = None;
+        if channel.rnr_deadline.is_some_and(|time| time <= now) {
+            channel.rnr_deadline = None;
         }
-        if channel.deadline.is_some_and(|time| time <= now) {
-            channel.deadline = None;
+        if channel.ack_deadline.is_some_and(|time| time <= now) {
+            channel.ack_deadline = None;
             let counters = self.qp.attributes.counters;
             self.device.count(counters, |count| count.timeouts += 1);
             match channel.retries.checked_sub(1) {
                 Some(left) => {
                     channel.retries = left;
-                    channel.rewind();
+                    channel.rewind_cursor();
                 }
-                None => self.fail_first(c, Syndrome::TransportRetry),
+                None => self.fail_channel(c, Syndrome::TransportRetry),
             }
         }
     }
 
-    /// Sends a packet or begins a work request. Returns `false` if neither is possible.
-    fn step(&mut self) -> bool {
-        (0..self.qp.requester.channels.len()).any(|c| self.transmit(c)) || self.begin()
+    /// Sends a packet or starts a work request. Returns `false` if neither is possible.
+    fn send_or_begin(&mut self) -> bool {
+        (0..self.qp.requester.channels.len()).any(|c| self.send_next_packet(c)) || self.begin_wqe()
     }
 
-    /// Returns `true` if the queue pair is not in the error state and waits for no page.
+    /// Returns `true` if the queue pair is not in the error state and has no page request in flight.
     fn is_able(&self) -> bool {
         self.qp.state != QpState::Error && !page_fault::is_waiting(self.device, self.qp.number)
     }
 
-    /// Raises an event if the driver drains the send queue and the queue is idle.
+    /// Completes the drain of an idle send queue, and raises the event.
     fn check_drained(&mut self) {
         let state = &self.qp.requester;
         let idle = state.order.is_empty() && state.stalled.is_none();
@@ -241,13 +241,13 @@ impl<'a> Requester<'a> {
     fn set_deadlines(&mut self) {
         let code = self.qp.attributes.ack_timeout;
         for channel in &mut self.qp.requester.channels {
-            let under_way = channel.sequence.is_some_and(|sequence| {
+            let in_flight = channel.sequence.is_some_and(|sequence| {
                 !channel.failed && sequence.cursor.since(sequence.acknowledged) > 0
             });
-            if !under_way || code == 0 {
-                channel.deadline = None;
-            } else if channel.deadline.is_none() {
-                channel.deadline = Some(self.outbox.now + Duration::from_nanos(4096 << code));
+            if !in_flight || code == 0 {
+                channel.ack_deadline = None;
+            } else if channel.ack_deadline.is_none() {
+                channel.ack_deadline = Some(self.outbox.now + Duration::from_nanos(4096 << code));
             }
         }
     }

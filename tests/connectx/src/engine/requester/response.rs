@@ -5,29 +5,31 @@ use std::time::Duration;
 
 use super::{Requester, Stop};
 use crate::engine::channel::Channel;
-use crate::engine::reach;
+use crate::engine::key_memory;
 use crate::engine::wqe::Operation;
 use crate::network::packet::{Answer, Nak, Packet, PacketBody, Psn, Service};
 use crate::object::cq::Syndrome;
 
 /// RNR retry count that means unlimited retries.
-const FOR_EVER: u8 = 7;
+const UNLIMITED_RETRIES: u8 = 7;
 
 impl Requester<'_> {
     /// Handles a response of the peer.
-    pub fn answered(&mut self, packet: &Packet) {
-        let Some(c) = self.channel_of(packet) else {
+    pub fn handle_response(&mut self, packet: &Packet) {
+        let Some(c) = self.find_channel(packet) else {
             return;
         };
         match packet.body {
-            PacketBody::ReadResponse | PacketBody::AtomicResponse(_) => self.receive(c, packet),
-            PacketBody::Acknowledge(Answer::Ack) => {
-                self.acknowledge(c, packet.psn.plus(1));
+            PacketBody::ReadResponse | PacketBody::AtomicResponse(_) => {
+                self.handle_data_response(c, packet)
             }
-            PacketBody::Acknowledge(answer) if self.acknowledge(c, packet.psn) => match answer {
-                Answer::ReceiverNotReady(code) => self.wait(c, code),
-                Answer::Nak(Nak::Sequence) => self.lost(c),
-                Answer::Nak(nak) => self.fail_first(c, refused(nak)),
+            PacketBody::Acknowledge(Answer::Ack) => {
+                self.handle_ack(c, packet.psn.plus(1));
+            }
+            PacketBody::Acknowledge(answer) if self.handle_ack(c, packet.psn) => match answer {
+                Answer::ReceiverNotReady(code) => self.handle_rnr_nak(c, code),
+                Answer::Nak(Nak::Sequence) => self.retransmit(c),
+                Answer::Nak(nak) => self.fail_channel(c, nak_syndrome(nak)),
                 Answer::Ack => {}
             },
             _ => {}
@@ -35,7 +37,7 @@ impl Requester<'_> {
     }
 
     /// Returns the channel of a response. Returns `None` if no channel has a request in flight for it.
-    fn channel_of(&self, packet: &Packet) -> Option<usize> {
+    fn find_channel(&self, packet: &Packet) -> Option<usize> {
         let is_of = |channel: &Channel| match (packet.service, &channel.connection) {
             (Service::Dc(answered), Some((_, current))) => answered.number == current.number,
             (Service::Dc(_), None) => false,
@@ -44,90 +46,96 @@ impl Requester<'_> {
         let channels = &self.qp.requester.channels;
         let c = channels.iter().position(is_of)?;
         let sequence = channels[c].sequence.filter(|_| !channels[c].failed)?;
-        let is_waited_for =
+        let is_in_flight =
             packet.psn.since(sequence.acknowledged) >= 0 && packet.psn.since(sequence.sent) < 0;
-        is_waited_for.then_some(c)
+        is_in_flight.then_some(c)
     }
 
-    /// Handles an acknowledgement of all before `upto`. Returns `true` if no response with data before `upto` is
-    /// missing and the channel has not failed.
-    fn acknowledge(&mut self, c: usize, upto: Psn) -> bool {
+    /// Handles an acknowledgement of all PSNs before `upto`. Returns `true` if no response with data before `upto` is
+    /// lost and the channel has not failed.
+    fn handle_ack(&mut self, c: usize, upto: Psn) -> bool {
         let channel = &self.qp.requester.channels[c];
-        let missing = channel.missing(upto);
-        let reached = missing.unwrap_or(upto);
-        if channel.is_new(reached) {
-            self.progress(c, reached);
+        let lost = channel.lost_response(upto);
+        let reached = lost.unwrap_or(upto);
+        if channel.is_new_ack(reached) {
+            self.advance_ack(c, reached);
         }
-        if missing.is_some() {
-            self.lost(c);
+        if lost.is_some() {
+            self.retransmit(c);
         }
         // Completion may have failed another channel and the queue pair.
         let channel = self.qp.requester.channels.get(c);
-        missing.is_none() && channel.is_some_and(|channel| !channel.failed)
+        lost.is_none() && channel.is_some_and(|channel| !channel.failed)
     }
 
     /// Records that all packets before `to` are acknowledged.
-    fn progress(&mut self, c: usize, to: Psn) {
+    fn advance_ack(&mut self, c: usize, to: Psn) {
         let attributes = &self.qp.attributes;
         let channel = &mut self.qp.requester.channels[c];
-        channel.progress(to);
+        channel.advance_ack(to);
         channel.retries = attributes.retry_count;
-        channel.not_ready = attributes.rnr_retry;
-        self.settle(c);
+        channel.rnr_retries = attributes.rnr_retry;
+        self.complete_or_fail(c);
     }
 
-    /// Resends after a loss, unless a resend is already in progress or an RNR delay runs.
-    fn lost(&mut self, c: usize) {
+    /// Retransmits after a loss, unless a retransmission is in progress or an RNR delay runs.
+    fn retransmit(&mut self, c: usize) {
         let channel = self.qp.requester.channels.get_mut(c);
-        if let Some(channel) = channel.filter(|it| !it.repeated && it.resume.is_none()) {
-            channel.rewind();
+        if let Some(channel) =
+            channel.filter(|channel| !channel.is_retransmitting && channel.rnr_deadline.is_none())
+        {
+            channel.rewind_cursor();
         }
     }
 
-    /// Handles an RNR NAK: sends again after the delay of `code`, or fails if no retry is left.
-    fn wait(&mut self, c: usize, code: u8) {
+    /// Handles an RNR NAK: retransmits after the delay of `code`, or fails the channel if no retry is left.
+    fn handle_rnr_nak(&mut self, c: usize, code: u8) {
         let channel = &mut self.qp.requester.channels[c];
-        if channel.resume.is_some() {
+        if channel.rnr_deadline.is_some() {
             return;
         }
-        if channel.not_ready != FOR_EVER {
-            match channel.not_ready.checked_sub(1) {
-                Some(left) => channel.not_ready = left,
-                None => return self.fail_first(c, Syndrome::RnrRetry),
+        if channel.rnr_retries != UNLIMITED_RETRIES {
+            match channel.rnr_retries.checked_sub(1) {
+                Some(left) => channel.rnr_retries = left,
+                None => return self.fail_channel(c, Syndrome::RnrRetry),
             }
         }
-        channel.resume = Some(self.outbox.now + rnr_delay(code));
-        channel.deadline = None;
-        channel.rewind();
+        channel.rnr_deadline = Some(self.outbox.now + rnr_delay(code));
+        channel.ack_deadline = None;
+        channel.rewind_cursor();
     }
 
     /// Handles a response with data.
-    fn receive(&mut self, c: usize, packet: &Packet) {
+    fn handle_data_response(&mut self, c: usize, packet: &Packet) {
         let psn = packet.psn;
         let channel = &self.qp.requester.channels[c];
-        let Some(first) = channel.work.get(channel.find(psn)).map(|work| work.first) else {
+        let Some(first) = channel
+            .work
+            .get(channel.find_wqe(psn))
+            .map(|work| work.first)
+        else {
             return;
         };
-        if !self.acknowledge(c, first) {
+        if !self.handle_ack(c, first) {
             return;
         }
         let sequence = self.qp.requester.channels[c].sequence;
         if sequence.map(|sequence| sequence.acknowledged) != Some(psn) {
-            return self.lost(c);
+            return self.retransmit(c);
         }
-        match self.take_answer(c, packet) {
-            Ok(()) => self.progress(c, psn.plus(1)),
-            Err(Stop::Failed(syndrome)) => self.fail_first(c, syndrome),
-            Err(Stop::Waiting) => self.qp.requester.channels[c].rewind(),
+        match self.store_response_data(c, packet) {
+            Ok(()) => self.advance_ack(c, psn.plus(1)),
+            Err(Stop::Failed(syndrome)) => self.fail_channel(c, syndrome),
+            Err(Stop::Waiting) => self.qp.requester.channels[c].rewind_cursor(),
         }
     }
 
     /// Stores the data of a response to the first unfinished work request.
-    fn take_answer(&mut self, c: usize, packet: &Packet) -> Result<(), Stop> {
+    fn store_response_data(&mut self, c: usize, packet: &Packet) -> Result<(), Stop> {
         const BAD: Stop = Stop::Failed(Syndrome::BadResponse);
         let mtu = self.qp.attributes.mtu;
         let channel = &mut self.qp.requester.channels[c];
-        let first = channel.first();
+        let first = channel.first_unfinished();
         let work = channel.work.get_mut(first).ok_or(BAD)?;
         let skip = packet.psn.since(work.first) as u32 * mtu;
         let mut operand = [0; 8];
@@ -155,14 +163,14 @@ impl Requester<'_> {
             return Ok(());
         }
         let (pd, number) = (self.qp.attributes.pd, self.qp.number);
-        reach(self.device)
+        key_memory(self.device)
             .scatter(pd, number, &work.wqe.data.segments, u64::from(skip), data)
-            .map_err(|fault| Stop::at(self.device, number, fault))
+            .map_err(|fault| Stop::from_fault(self.device, number, fault))
     }
 }
 
-/// Returns the syndrome of a work request that received this NAK.
-fn refused(nak: Nak) -> Syndrome {
+/// Returns the completion syndrome for a NAK.
+fn nak_syndrome(nak: Nak) -> Syndrome {
     match nak {
         Nak::InvalidRequest => Syndrome::RemoteInvalidRequest,
         Nak::RemoteAccess | Nak::ConnectionKey => Syndrome::RemoteAccess,

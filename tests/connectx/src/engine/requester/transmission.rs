@@ -1,42 +1,44 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Transmission of the packets of a work request, which are built from guest memory each time they are sent.
+//! Transmission of the packets of a work request. Each transmission builds the packet from guest memory.
 
 use super::{Requester, Stop};
 use crate::device::Device;
 use crate::engine::channel::{ActiveWqe, Channel, Sequence};
 use crate::engine::wqe::{self, Operation, SendWqe};
-use crate::engine::{reach, send, BURST};
+use crate::engine::{key_memory, send_packet, BURST};
 use crate::network::packet::{Answer, Grh, Packet, PacketBody, Path, Position, Psn, Reth, Service};
 use crate::object::mkey::MkeyFault;
 use crate::object::qp::{Qp, Transport};
 
-/// Number of packets of a long message between two requests for an acknowledgement.
-const ASK: u32 = BURST as u32 / 2;
+/// Number of packets between two acknowledgement requests in a long message.
+const ACK_INTERVAL_PACKETS: u32 = BURST as u32 / 2;
 
 impl Requester<'_> {
-    /// Sends the packet at the cursor of a channel. Returns `false` if there is none, or if its data is not accessible.
-    pub(super) fn transmit(&mut self, c: usize) -> bool {
+    /// Sends the packet at the cursor of a channel. Returns `false` if no packet may be sent, or if its data is not
+    /// accessible.
+    pub(super) fn send_next_packet(&mut self, c: usize) -> bool {
         let channel = self.qp.requester.channels.get(c);
-        let sequence = channel.and_then(Channel::to_send);
+        let sequence = channel.and_then(Channel::sendable);
         let (Some(channel), Some(sequence), true) = (channel, sequence, self.is_able()) else {
             return false;
         };
         let psn = sequence.cursor;
-        let index = channel.find(psn);
+        let index = channel.find_wqe(psn);
         let Some(work) = channel.work.get(index).filter(|work| work.error.is_none()) else {
             return false;
         };
         let skip = psn.since(work.first) as u32 * self.qp.attributes.mtu;
         let end = work.end();
-        let (body, next) = body(work, psn, skip);
-        let acknowledge = next == end || psn.get() % ASK == 0;
+        let (body, next) = build_body(work, psn, skip);
+        let acknowledge = next == end || psn.get() % ACK_INTERVAL_PACKETS == 0;
         let (solicited, srq) = (work.wqe.control.solicited, work.wqe.srq);
-        let payload = match self.payload(c, index, skip) {
+        let payload = match self.build_payload(c, index, skip) {
             Ok(payload) => payload,
             Err(fault) => {
-                if let Stop::Failed(syndrome) = Stop::at(self.device, self.qp.number, fault) {
+                if let Stop::Failed(syndrome) = Stop::from_fault(self.device, self.qp.number, fault)
+                {
                     self.qp.requester.channels[c].work[index].error = Some(syndrome);
-                    self.settle(c);
+                    self.complete_or_fail(c);
                 }
                 return false;
             }
@@ -52,7 +54,7 @@ impl Requester<'_> {
             body,
             payload,
         };
-        send(self.device, self.outbox, packet);
+        send_packet(self.device, self.outbox, packet);
         let reliable = self.qp.transport != Transport::Uc;
         self.qp.requester.channels[c].sequence = Some(Sequence {
             acknowledged: if reliable {
@@ -69,20 +71,20 @@ impl Requester<'_> {
             end: sequence.end,
         });
         if !reliable {
-            self.settle(c);
+            self.complete_or_fail(c);
         }
         true
     }
 
     /// Returns the payload of a packet.
-    fn payload(&mut self, c: usize, index: usize, skip: u32) -> Result<Vec<u8>, MkeyFault> {
+    fn build_payload(&mut self, c: usize, index: usize, skip: u32) -> Result<Vec<u8>, MkeyFault> {
         let work = &self.qp.requester.channels[c].work[index];
         if work.is_read() {
             return Ok(Vec::new());
         }
         let length = (work.length() - skip).min(self.qp.attributes.mtu);
         let mut payload = self.outbox.buffer(length as usize);
-        gather(self.device, self.qp, &work.wqe, skip, &mut payload)?;
+        gather_payload(self.device, self.qp, &work.wqe, skip, &mut payload)?;
         Ok(payload)
     }
 
@@ -123,8 +125,8 @@ impl Requester<'_> {
     }
 }
 
-/// Gathers all of `payload` from a work request's data after `skip` bytes.
-pub(in crate::engine) fn gather(
+/// Fills `payload` with the data of a WQE after the first `skip` bytes.
+pub(in crate::engine) fn gather_payload(
     device: &mut Device,
     qp: &Qp,
     wqe: &SendWqe,
@@ -137,11 +139,11 @@ pub(in crate::engine) fn gather(
     let (head, rest) = payload.split_at_mut(inline.len());
     head.copy_from_slice(inline);
     let skip = u64::from(skip).saturating_sub(data.inline.len() as u64);
-    reach(device).gather(qp.attributes.pd, qp.number, &data.segments, skip, rest)
+    key_memory(device).gather(qp.attributes.pd, qp.number, &data.segments, skip, rest)
 }
 
-/// Returns the operation of a packet, and the sequence number after it.
-fn body(work: &ActiveWqe, psn: Psn, skip: u32) -> (PacketBody, Psn) {
+/// Returns the operation of a packet, and the next PSN to send.
+fn build_body(work: &ActiveWqe, psn: Psn, skip: u32) -> (PacketBody, Psn) {
     let reth = |remote: &wqe::Remote| Reth {
         address: remote.address.wrapping_add(u64::from(skip)),
         key: remote.key,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Execution of requests on the memory and the receives of the receiver.
+//! Execution of requests on the memory and the receives of the responder.
 
 use super::atomic::apply;
-use super::state::{Message, Reading, Response, Turn};
-use super::{advance, Responder};
-use crate::engine::{local_domain, page_fault, reach};
+use super::state::{Delivery, Message, ReadProgress, Response};
+use super::{advance_reth, Responder};
+use crate::engine::{key_memory, page_fault, receive_pd};
 use crate::network::packet::{Atomic, Nak, Packet, PacketBody, Position, Psn, Reth, Tail};
 use crate::object::cq::{Completion, CqeKind, Syndrome};
 use crate::object::eq::QpEvent;
@@ -12,11 +12,11 @@ use crate::object::mkey::{self, Access, MkeyFault, User};
 use crate::object::receive::{self, ReceiveWqe};
 use crate::object::scatter::capacity;
 
-/// Reason for which a request is not executed.
+/// Reason for which the responder does not execute a request.
 pub(super) enum Rejection {
-    /// No receive is posted, or memory is absent. The request has had no effect.
+    /// No receive is posted, or a page is absent. The request had no effect, and the requester must retry.
     NotReady,
-    /// The request is invalid: the connection ends with this NAK, and with the event if there is one.
+    /// The request is invalid: this NAK ends the connection. The event, if any, is raised.
     Final(Nak, Option<QpEvent>),
 }
 
@@ -28,26 +28,30 @@ impl Rejection {
 }
 
 impl Responder<'_> {
-    pub(super) fn execute(&mut self, packet: &Packet) -> Result<(), Rejection> {
-        if self.target.pd.is_none() {
+    pub(super) fn execute_request(&mut self, packet: &Packet) -> Result<(), Rejection> {
+        if self.context.pd.is_none() {
             return Err(Rejection::INVALID);
         }
         match packet.body {
-            PacketBody::Send(position, tail) => self.send(packet, position, tail),
-            PacketBody::Write(position, reth, tail) => self.write(packet, position, reth, tail),
-            _ if !self.target.reliable || self.state.unanswered() >= self.target.reads => {
+            PacketBody::Send(position, tail) => self.execute_send(packet, position, tail),
+            PacketBody::Write(position, reth, tail) => {
+                self.execute_write(packet, position, reth, tail)
+            }
+            _ if !self.context.reliable
+                || self.state.pending_data_responses() >= self.context.max_reads =>
+            {
                 Err(Rejection::INVALID)
             }
-            PacketBody::ReadRequest(reth) => self.read(packet.psn, reth),
-            PacketBody::Atomic(atomic) => self.atomic(packet.psn, atomic),
+            PacketBody::ReadRequest(reth) => self.execute_read(packet.psn, reth),
+            PacketBody::Atomic(atomic) => self.execute_atomic(packet.psn, atomic),
             _ => Err(Rejection::INVALID),
         }
     }
 
-    /// Checks that a packet begins a message if and only if no message is in progress, and that a packet which does not
-    /// end its message is full.
-    fn check_shape(&self, packet: &Packet, position: Position) -> Result<(), Rejection> {
-        let mtu = self.target.peer.mtu as usize;
+    /// Checks that a packet starts a message if and only if no message is in progress, and that all packets but the last
+    /// have the size of the MTU.
+    fn check_framing(&self, packet: &Packet, position: Position) -> Result<(), Rejection> {
+        let mtu = self.context.peer.mtu as usize;
         let fits = match position.ends() {
             true => packet.payload.len() <= mtu,
             false => packet.payload.len() == mtu,
@@ -58,33 +62,38 @@ impl Responder<'_> {
         }
     }
 
-    fn send(&mut self, packet: &Packet, position: Position, tail: Tail) -> Result<(), Rejection> {
-        self.check_shape(packet, position)?;
+    fn execute_send(
+        &mut self,
+        packet: &Packet,
+        position: Position,
+        tail: Tail,
+    ) -> Result<(), Rejection> {
+        self.check_framing(packet, position)?;
         let (wqe, before) = match self.state.message.take() {
-            None => (self.take()?, 0),
+            None => (self.take_receive()?, 0),
             Some(Message::Send(wqe, before)) => (wqe, before),
             Some(Message::Write(..)) => return Err(Rejection::INVALID),
         };
         let received = before + packet.payload.len() as u64;
-        let inline = self.fits_completion(position, packet);
+        let inline = self.fits_cqe(position, packet);
         if received > capacity(&wqe.segments) {
-            self.fail(&wqe, packet, Syndrome::LocalLength);
+            self.complete_in_error(&wqe, packet, Syndrome::LocalLength);
             return Err(Rejection::Final(Nak::InvalidRequest, None));
         }
         let stored = match inline {
             true => Ok(()),
-            false => self.scatter(&wqe, before, &packet.payload),
+            false => self.scatter_to_receive(&wqe, before, &packet.payload),
         };
         if let Err(fault) = stored {
-            return Err(self.not_stored(wqe, before, packet, fault));
+            return Err(self.reject_receive_fault(wqe, before, packet, fault));
         }
         if !position.ends() {
             self.state.message = Some(Message::Send(wqe, received));
             return Ok(());
         }
         if let Tail::Invalidate(key) = tail {
-            if self.invalidate(key).is_none() {
-                self.fail(&wqe, packet, Syndrome::LocalAccess);
+            if self.invalidate_key(key).is_none() {
+                self.complete_in_error(&wqe, packet, Syndrome::LocalAccess);
                 return Err(Rejection::Final(Nak::RemoteAccess, None));
             }
         }
@@ -102,22 +111,22 @@ impl Responder<'_> {
             } else {
                 Vec::new()
             },
-            ..self.completion(&wqe, packet)
+            ..self.new_completion(&wqe, packet)
         };
-        self.device.complete(self.target.cqn, completion);
+        self.device.complete(self.context.cqn, completion);
         Ok(())
     }
 
-    fn write(
+    fn execute_write(
         &mut self,
         packet: &Packet,
         position: Position,
         reth: Option<Reth>,
         tail: Tail,
     ) -> Result<(), Rejection> {
-        self.check_shape(packet, position)?;
+        self.check_framing(packet, position)?;
         let (left, total) = match (&self.state.message, reth) {
-            (None, Some(reth)) => (self.may_write(position, reth)?, reth.length),
+            (None, Some(reth)) => (self.check_write(position, reth)?, reth.length),
             (&Some(Message::Write(left, total)), None) => (left, total),
             _ => return Err(Rejection::INVALID),
         };
@@ -125,54 +134,57 @@ impl Responder<'_> {
         if length > left.length || position.ends() != (length == left.length) {
             return Err(Rejection::INVALID);
         }
-        let user = self.user(Access::RemoteWrite);
-        reach(self.device)
+        let user = self.key_user(Access::RemoteWrite);
+        key_memory(self.device)
             .write(left.key, user, left.address, &packet.payload)
-            .map_err(|fault| self.denied(fault))?;
+            .map_err(|fault| self.reject_key_fault(fault))?;
         if let (true, Tail::Immediate(data)) = (position.ends(), tail) {
-            let wqe = self.take()?;
+            let wqe = self.take_receive()?;
             let completion = Completion {
                 kind: CqeKind::ReceiveWriteImmediate,
                 immediate: data,
                 byte_count: total,
-                ..self.completion(&wqe, packet)
+                ..self.new_completion(&wqe, packet)
             };
-            self.device.complete(self.target.cqn, completion);
+            self.device.complete(self.context.cqn, completion);
         }
-        let rest = Message::Write(advance(left, length), total);
+        let rest = Message::Write(advance_reth(left, length), total);
         self.state.message = (!position.ends()).then_some(rest);
         Ok(())
     }
 
-    fn read(&mut self, psn: Psn, reth: Reth) -> Result<(), Rejection> {
+    fn execute_read(&mut self, psn: Psn, reth: Reth) -> Result<(), Rejection> {
         if self.state.message.is_some() {
             return Err(Rejection::INVALID);
         }
-        self.may_read(&reth)?;
-        self.reply_read(psn, reth, Turn::First);
+        self.check_read(&reth)?;
+        self.queue_read_response(psn, reth, Delivery::First);
         Ok(())
     }
 
-    fn atomic(&mut self, psn: Psn, atomic: Atomic) -> Result<(), Rejection> {
+    fn execute_atomic(&mut self, psn: Psn, atomic: Atomic) -> Result<(), Rejection> {
         if self.state.message.is_some() || atomic.address % u64::from(atomic.size) != 0 {
             return Err(Rejection::INVALID);
         }
-        if !self.target.rights.atomic {
+        if !self.context.rights.atomic {
             return Err(Rejection::ACCESS);
         }
-        let found = self.operate(&atomic).map_err(|fault| self.denied(fault))?;
+        let found = self
+            .apply_atomic(&atomic)
+            .map_err(|fault| self.reject_key_fault(fault))?;
         self.count(|count| count.atomics += 1);
-        self.state.keep(psn, found);
-        self.state.reply(Response::Atomic(psn, found, Turn::First));
+        self.state.save_atomic_result(psn, found);
+        self.state
+            .queue_response(Response::Atomic(psn, found, Delivery::First));
         Ok(())
     }
 
     /// Executes an atomic operation, in little-endian byte order. Returns the previous value.
-    fn operate(&mut self, atomic: &Atomic) -> Result<u64, MkeyFault> {
-        let user = self.user(Access::RemoteAtomic);
+    fn apply_atomic(&mut self, atomic: &Atomic) -> Result<u64, MkeyFault> {
+        let user = self.key_user(Access::RemoteAtomic);
         let size = usize::from(atomic.size);
         let mut bytes = [0; 8];
-        let mut memory = reach(self.device);
+        let mut memory = key_memory(self.device);
         memory.read(atomic.key, user, atomic.address, &mut bytes[..size])?;
         let found = u64::from_le_bytes(bytes);
         let new = apply(atomic.operation, found).to_le_bytes();
@@ -180,80 +192,81 @@ impl Responder<'_> {
         Ok(found)
     }
 
-    /// Returns the response to a request after a fault in memory that the request addresses.
-    fn denied(&mut self, fault: MkeyFault) -> Rejection {
-        match page_fault::waits(self.device, self.target.number, fault) {
+    /// Returns the rejection of a request that faults in the memory that it addresses.
+    fn reject_key_fault(&mut self, fault: MkeyFault) -> Rejection {
+        match page_fault::request_absent(self.device, self.context.number, fault) {
             true => Rejection::NotReady,
             false => Rejection::ACCESS,
         }
     }
 
-    /// Returns the response to a message after a fault in the memory of its receive. `before` bytes of the message
-    /// arrived before.
-    fn not_stored(
+    /// Returns the rejection of a SEND packet that faults in the memory of its receive. `before` is the number of message
+    /// bytes in earlier packets.
+    fn reject_receive_fault(
         &mut self,
         wqe: ReceiveWqe,
         before: u64,
         packet: &Packet,
         fault: MkeyFault,
     ) -> Rejection {
-        if page_fault::waits(self.device, self.target.number, fault) {
+        if page_fault::request_absent(self.device, self.context.number, fault) {
             match before {
-                0 => self.state.spare = Some(wqe),
+                0 => self.state.unused_receive = Some(wqe),
                 _ => self.state.message = Some(Message::Send(wqe, before)),
             }
             return Rejection::NotReady;
         }
-        self.fail(&wqe, packet, Syndrome::LocalProtection);
+        self.complete_in_error(&wqe, packet, Syndrome::LocalProtection);
         Rejection::Final(Nak::RemoteOperation, None)
     }
 
-    pub(super) fn may_read(&mut self, reth: &Reth) -> Result<(), Rejection> {
-        let user = self.user(Access::RemoteRead);
+    /// Checks that a READ is permitted.
+    pub(super) fn check_read(&mut self, reth: &Reth) -> Result<(), Rejection> {
+        let user = self.key_user(Access::RemoteRead);
         let length = u64::from(reth.length);
-        let checked = reach(self.device).check(reth.key, user, reth.address, length);
-        match self.target.rights.read && checked.is_ok() {
+        let checked = key_memory(self.device).check(reth.key, user, reth.address, length);
+        match self.context.rights.read && checked.is_ok() {
             true => Ok(()),
             false => Err(Rejection::ACCESS),
         }
     }
 
-    /// Checks that a WRITE may begin. The memory of a single packet is checked when it is written.
-    fn may_write(&mut self, position: Position, reth: Reth) -> Result<Reth, Rejection> {
-        let user = self.user(Access::RemoteWrite);
+    /// Checks that a WRITE is permitted. The memory of a WRITE of a single packet is checked by the write itself.
+    fn check_write(&mut self, position: Position, reth: Reth) -> Result<Reth, Rejection> {
+        let user = self.key_user(Access::RemoteWrite);
         let length = u64::from(reth.length);
         let allowed = position.ends()
-            || reach(self.device)
+            || key_memory(self.device)
                 .check(reth.key, user, reth.address, length)
                 .is_ok();
-        match self.target.rights.write && allowed {
+        match self.context.rights.write && allowed {
             true => Ok(reth),
             false => Err(Rejection::ACCESS),
         }
     }
 
-    pub(super) fn reply_read(&mut self, psn: Psn, reth: Reth, turn: Turn) {
-        let user = self.user(Access::RemoteRead);
-        self.state.reply(Response::Read(Reading {
+    pub(super) fn queue_read_response(&mut self, psn: Psn, reth: Reth, delivery: Delivery) {
+        let user = self.key_user(Access::RemoteRead);
+        self.state.queue_response(Response::Read(ReadProgress {
             psn,
             rest: reth,
             user,
-            turn,
-            min_rnr_nak: self.target.min_rnr_nak,
+            delivery,
+            min_rnr_nak: self.context.min_rnr_nak,
         }));
     }
 
-    fn user(&self, access: Access) -> User {
+    fn key_user(&self, access: Access) -> User {
         User {
-            pd: self.target.pd.unwrap_or(u32::MAX),
-            qp: self.target.number,
+            pd: self.context.pd.unwrap_or(u32::MAX),
+            qp: self.context.number,
             access,
         }
     }
 
-    /// Takes a receive.
-    fn take(&mut self) -> Result<ReceiveWqe, Rejection> {
-        if let Some(wqe) = self.state.spare.take() {
+    /// Takes the receive of an aborted message, or the next posted receive.
+    fn take_receive(&mut self) -> Result<ReceiveWqe, Rejection> {
+        if let Some(wqe) = self.state.unused_receive.take() {
             return Ok(wqe);
         }
         receive::take(self.device, self.receive)
@@ -261,31 +274,36 @@ impl Responder<'_> {
             .ok_or(Rejection::NotReady)
     }
 
-    /// Returns `true` if the completion holds the data of the message.
-    fn fits_completion(&self, position: Position, packet: &Packet) -> bool {
+    /// Returns `true` if the data of the message is placed in the CQE.
+    fn fits_cqe(&self, position: Position, packet: &Packet) -> bool {
         let length = packet.payload.len();
-        position == Position::Only && length > 0 && length <= usize::from(self.target.scatter)
+        position == Position::Only && length > 0 && length <= usize::from(self.context.scatter)
     }
 
-    fn scatter(&mut self, wqe: &ReceiveWqe, skip: u64, bytes: &[u8]) -> Result<(), MkeyFault> {
-        let user = self.user(Access::LocalWrite);
-        let pd = local_domain(self.device, self.receive, user.pd);
-        reach(self.device).scatter(pd, user.qp, &wqe.segments, skip, bytes)
+    fn scatter_to_receive(
+        &mut self,
+        wqe: &ReceiveWqe,
+        skip: u64,
+        bytes: &[u8],
+    ) -> Result<(), MkeyFault> {
+        let user = self.key_user(Access::LocalWrite);
+        let pd = receive_pd(self.device, self.receive, user.pd);
+        key_memory(self.device).scatter(pd, user.qp, &wqe.segments, skip, bytes)
     }
 
     /// Invalidates a memory key for a SEND with invalidate.
-    fn invalidate(&mut self, key: u32) -> Option<()> {
+    fn invalidate_key(&mut self, key: u32) -> Option<()> {
         let keys = &mut self.device.objects.mkeys;
-        mkey::invalidate(keys, key, self.target.pd?, self.target.number).ok()
+        mkey::invalidate(keys, key, self.context.pd?, self.context.number).ok()
     }
 
     /// Returns the completion of a receive, without kind and data.
-    fn completion(&self, wqe: &ReceiveWqe, packet: &Packet) -> Completion {
+    fn new_completion(&self, wqe: &ReceiveWqe, packet: &Packet) -> Completion {
         Completion {
-            qpn: self.target.number,
-            user_index: self.target.user_index,
+            qpn: self.context.number,
+            user_index: self.context.user_index,
             wqe_counter: wqe.index,
-            source_qpn: self.target.source,
+            source_qpn: self.context.source,
             source_lid: packet.path.source,
             service_level: packet.path.service_level,
             solicited: packet.solicited,
@@ -293,13 +311,13 @@ impl Responder<'_> {
         }
     }
 
-    fn fail(&mut self, wqe: &ReceiveWqe, packet: &Packet, syndrome: Syndrome) {
+    fn complete_in_error(&mut self, wqe: &ReceiveWqe, packet: &Packet, syndrome: Syndrome) {
         self.state.failed = true;
         let completion = Completion {
             kind: CqeKind::ReceiveError,
             syndrome,
-            ..self.completion(wqe, packet)
+            ..self.new_completion(wqe, packet)
         };
-        self.device.complete(self.target.cqn, completion);
+        self.device.complete(self.context.cqn, completion);
     }
 }

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Receiving side of a connection, which executes the requests of a peer and responds.
+//! Responder of a connection: executes the requests of the peer and sends responses.
 //!
-//! Requests are executed in the order of their sequence numbers, each once. A duplicate request gets another response:
-//! a READ is executed again, and the result of an atomic operation is kept for this. Responses wait in a queue, and
-//! are sent in order in the turn of the queue pair.
+//! # Operation
+//!
+//! The responder executes requests in PSN order, each once. Responses are queued, and sent in order in the turn of the
+//! queue pair.
+//!
+//! # Recovery
+//!
+//! A gap in the PSNs causes one sequence NAK. The response to a duplicate request is repeated: a READ is executed again,
+//! and results of atomic operations are saved.
 
 mod atomic;
 mod execution;
@@ -15,112 +21,117 @@ use crate::device::Device;
 use crate::network::packet::{Answer, Nak, Packet, PacketBody, Psn, Reth};
 use crate::object::qp::Receive;
 use execution::Rejection;
-use state::{Response, Turn};
+use state::{Delivery, Response};
 
 pub use state::{Progress, ResponderState};
 pub use target::{Peer, ResponderContext};
 
-/// The receiver failed, and sends no NAK.
+/// The responder of an unreliable connection has failed. It sends no NAK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed;
 
-/// Receiver of requests, with the state of one connection.
+/// Responder of one connection.
 #[derive(Debug)]
 pub struct Responder<'a> {
-    /// The device.
+    /// Device.
     pub device: &'a mut Device,
-    /// The receiver.
-    pub target: &'a ResponderContext,
+    /// Attributes of the queue pair or DC target.
+    pub context: &'a ResponderContext,
     /// Receive queue.
     pub receive: &'a mut Receive,
-    /// Receive state of the connection.
+    /// State of the connection.
     pub state: &'a mut ResponderState,
 }
 
 impl Responder<'_> {
-    /// Handles a request.
-    pub fn request(&mut self, packet: &Packet) -> Result<(), Failed> {
+    /// Handles a received request.
+    pub fn handle_request(&mut self, packet: &Packet) -> Result<(), Failed> {
         if self.state.failed {
             return Ok(());
         }
-        self.state.peer = Some(self.target.peer);
-        let expected = *self.state.expected.get_or_insert(self.target.first);
+        self.state.peer = Some(self.context.peer);
+        let expected = *self.state.expected.get_or_insert(self.context.first);
         let distance = packet.psn.since(expected);
-        if !self.target.reliable {
-            return self.unreliable(packet, distance);
+        if !self.context.reliable {
+            return self.handle_unreliable(packet, distance);
         }
         match distance {
-            0 => self.in_sequence(packet),
-            1.. => self.missing(expected),
-            _ => self.again(packet, expected),
+            0 => self.handle_expected(packet),
+            1.. => self.nak_sequence_gap(expected),
+            _ => self.repeat_response(packet, expected),
         }
         Ok(())
     }
 
-    /// Executes the expected packet.
-    fn in_sequence(&mut self, packet: &Packet) {
+    /// Executes a packet with the expected PSN.
+    fn handle_expected(&mut self, packet: &Packet) {
         let psn = packet.psn;
-        match self.execute(packet) {
+        match self.execute_request(packet) {
             Ok(()) => {
-                self.state.refused = false;
-                self.state.expected = Some(psn.plus(self.packets(&packet.body)));
-                if packet.acknowledge && !is_answered(&packet.body) {
-                    self.state.reply(Response::Ack(psn));
+                self.state.nak_sent = false;
+                self.state.expected = Some(psn.plus(self.psn_count(&packet.body)));
+                if packet.acknowledge && !has_data_response(&packet.body) {
+                    self.state.queue_response(Response::Ack(psn));
                 }
             }
             Err(Rejection::NotReady) => {
                 self.count(|count| count.receiver_not_ready += 1);
-                self.state.refused = true;
-                let answer = Answer::ReceiverNotReady(self.target.min_rnr_nak);
-                self.state.reply(Response::TryAgain(psn, answer));
+                self.state.nak_sent = true;
+                let answer = Answer::ReceiverNotReady(self.context.min_rnr_nak);
+                self.state
+                    .queue_response(Response::RetryableNak(psn, answer));
             }
             Err(Rejection::Final(nak, event)) => {
                 self.state.failed = true;
-                self.state.reply(Response::Refuse(psn, nak, event));
+                self.state
+                    .queue_response(Response::FinalNak(psn, nak, event));
             }
         }
     }
 
-    /// Handles a gap: requests the packet `expected` again, once.
-    fn missing(&mut self, expected: Psn) {
-        if !self.state.refused {
+    /// Handles a gap in the PSNs: sends one sequence NAK for `expected`.
+    fn nak_sequence_gap(&mut self, expected: Psn) {
+        if !self.state.nak_sent {
             self.count(|count| count.out_of_sequence += 1);
-            self.state.refused = true;
+            self.state.nak_sent = true;
             let answer = Answer::Nak(Nak::Sequence);
-            self.state.reply(Response::TryAgain(expected, answer));
+            self.state
+                .queue_response(Response::RetryableNak(expected, answer));
         }
     }
 
-    /// Handles a duplicate, whose response is late or lost.
-    fn again(&mut self, packet: &Packet, expected: Psn) {
+    /// Handles a duplicate request, whose response was delayed or lost.
+    fn repeat_response(&mut self, packet: &Packet, expected: Psn) {
         self.count(|count| count.duplicates += 1);
         match packet.body {
             PacketBody::ReadRequest(reth) => {
-                let end = packet.psn.plus(self.packets(&packet.body));
-                if end.since(expected) <= 0 && self.may_read(&reth).is_ok() {
-                    self.reply_read(packet.psn, reth, Turn::Again);
+                let end = packet.psn.plus(self.psn_count(&packet.body));
+                if end.since(expected) <= 0 && self.check_read(&reth).is_ok() {
+                    self.queue_read_response(packet.psn, reth, Delivery::Duplicate);
                 }
             }
             PacketBody::Atomic(_) => {
-                if let Some(found) = self.state.found(packet.psn) {
-                    let answer = Response::Atomic(packet.psn, found, Turn::Again);
-                    self.state.reply(answer);
+                if let Some(found) = self.state.atomic_result(packet.psn) {
+                    let answer = Response::Atomic(packet.psn, found, Delivery::Duplicate);
+                    self.state.queue_response(answer);
                 }
             }
-            _ if packet.acknowledge => self.state.reply(Response::Ack(expected.previous())),
+            _ if packet.acknowledge => self
+                .state
+                .queue_response(Response::Ack(expected.previous())),
             _ => {}
         }
     }
 
-    /// Handles a packet of a connection without responses. A lost packet discards its message.
-    fn unreliable(&mut self, packet: &Packet, distance: i32) -> Result<(), Failed> {
+    /// Handles a packet of an unreliable connection. A lost packet aborts its message.
+    fn handle_unreliable(&mut self, packet: &Packet, distance: i32) -> Result<(), Failed> {
         if distance != 0 {
             self.count(|count| count.out_of_sequence += 1);
-            self.state.spare = self.state.abandon();
+            self.state.unused_receive = self.state.abort_message();
         }
         self.state.expected = Some(packet.psn.plus(1));
-        if self.execute(packet).is_err() {
-            self.state.spare = self.state.abandon();
+        if self.execute_request(packet).is_err() {
+            self.state.unused_receive = self.state.abort_message();
         }
         match self.state.failed {
             true => Err(Failed),
@@ -129,25 +140,25 @@ impl Responder<'_> {
     }
 
     fn count(&mut self, count: impl Fn(&mut DeviceCounters)) {
-        self.device.count(self.target.counters, count);
+        self.device.count(self.context.counters, count);
     }
 
-    /// Returns the number of sequence numbers that a request takes.
-    fn packets(&self, body: &PacketBody) -> u32 {
+    /// Returns the number of PSNs that a request occupies.
+    fn psn_count(&self, body: &PacketBody) -> u32 {
         match body {
-            PacketBody::ReadRequest(reth) => reth.length.div_ceil(self.target.peer.mtu).max(1),
+            PacketBody::ReadRequest(reth) => reth.length.div_ceil(self.context.peer.mtu).max(1),
             _ => 1,
         }
     }
 }
 
-/// Returns `true` if the response to a request has data, which replaces an acknowledgement.
-fn is_answered(body: &PacketBody) -> bool {
+/// Returns `true` if the response to a request has data. It replaces the acknowledgement.
+fn has_data_response(body: &PacketBody) -> bool {
     matches!(body, PacketBody::ReadRequest(_) | PacketBody::Atomic(_))
 }
 
-/// Returns the rest of remote memory after `length` bytes.
-fn advance(reth: Reth, length: u32) -> Reth {
+/// Returns the part of `reth` after the first `length` bytes.
+fn advance_reth(reth: Reth, length: u32) -> Reth {
     Reth {
         address: reth.address.wrapping_add(u64::from(length)),
         length: reth.length - length,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Receiver of a request, and its sender, to which the responses go.
+//! The two ends of a connection, as the responder needs them: its own attributes, and the requester.
 
 use crate::device::Device;
 use crate::network::packet::{Grh, Packet, PacketBody, Path, Psn, Service};
 use crate::object::qp::{Qp, Receive, Rights};
 
-/// Sender of requests, which receives the responses.
+/// Requester, the destination of responses.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
     path: Path,
@@ -15,8 +15,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Returns the sender of `packet`, whose queue pair is `number`.
-    pub fn of(packet: &Packet, number: u32, mtu: u32) -> Self {
+    /// Returns the requester that has sent `packet`. `number` is its queue pair.
+    pub fn from_packet(packet: &Packet, number: u32, mtu: u32) -> Self {
         let Path {
             source,
             destination,
@@ -41,8 +41,8 @@ impl Peer {
         }
     }
 
-    /// Returns a response to this sender.
-    pub fn packet(&self, psn: Psn, body: PacketBody) -> Packet {
+    /// Returns a response packet without payload.
+    pub fn response_packet(&self, psn: Psn, body: PacketBody) -> Packet {
         Packet {
             path: self.path,
             service: self.service,
@@ -56,42 +56,42 @@ impl Peer {
     }
 }
 
-/// Receiver: a queue pair or a DC target.
+/// Attributes of a queue pair or DC target for the execution of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct ResponderContext {
     /// Number of the queue pair or DC target.
     pub number: u32,
     /// `true` if requests are acknowledged.
     pub reliable: bool,
-    /// The sequence number of the first packet.
+    /// PSN of the first packet.
     pub first: Psn,
     /// Protection domain; `None` if the SRQ of the packet does not exist.
     pub pd: Option<u32>,
     /// Completion queue.
     pub cqn: u32,
-    /// User index of the receiver in completions.
+    /// User index in completions.
     pub user_index: u32,
-    /// The set of Q counters that count for the receiver.
+    /// Set of Q counters.
     pub counters: u32,
-    /// Maximum number of READs and atomic operations of the sender that wait for their responses.
-    pub reads: usize,
-    /// Access rights of the sender.
+    /// Maximum number of READs and atomic operations of the peer in flight.
+    pub max_reads: usize,
+    /// Access rights of the peer.
     pub rights: Rights,
-    /// RNR timer code for the sender if no receive is posted.
+    /// RNR timer code in NAKs if no receive is posted.
     pub min_rnr_nak: u8,
-    /// Maximum number of bytes of a message whose data its completion holds.
+    /// Maximum size of a message whose data is placed in the CQE.
     pub scatter: u8,
-    /// Source queue pair in completions; for DC only.
+    /// Source QPN in completions; for DC only.
     pub source: u32,
-    /// The sender.
+    /// Requester.
     pub peer: Peer,
 }
 
 impl ResponderContext {
-    /// Returns a queue pair as the receiver of a packet, for XRC with the SRQ of the packet.
-    pub fn of_qp(device: &Device, qp: &Qp, packet: &Packet) -> (Self, Option<Receive>) {
+    /// Returns the context of a queue pair for a packet, and for XRC the SRQ of the packet.
+    pub fn for_qp(device: &Device, qp: &Qp, packet: &Packet) -> (Self, Option<Receive>) {
         let attributes = &qp.attributes;
-        let target = ResponderContext {
+        let context = ResponderContext {
             number: qp.number,
             reliable: packet.service != Service::Uc,
             first: Psn::new(attributes.receive_psn),
@@ -99,26 +99,32 @@ impl ResponderContext {
             cqn: attributes.receive_cq,
             user_index: attributes.user_index,
             counters: attributes.counters,
-            reads: attributes.max_peer_reads as usize,
+            max_reads: attributes.max_peer_reads as usize,
             rights: attributes.rights,
             min_rnr_nak: attributes.min_rnr_nak,
             scatter: attributes.responder_scatter,
             source: 0,
-            peer: Peer::of(packet, attributes.remote_qpn, attributes.mtu),
+            peer: Peer::from_packet(packet, attributes.remote_qpn, attributes.mtu),
         };
         let Service::Xrc { srq: number } = packet.service else {
-            return (target, None);
+            return (context, None);
         };
         let srq = device.objects.srqs.get(number);
         let Some(srq) = srq.filter(|srq| srq.xrcd == attributes.xrcd) else {
-            return (ResponderContext { pd: None, ..target }, Some(Receive::None));
+            return (
+                ResponderContext {
+                    pd: None,
+                    ..context
+                },
+                Some(Receive::None),
+            );
         };
-        let target = ResponderContext {
+        let context = ResponderContext {
             pd: Some(srq.pd),
             cqn: srq.cqn,
             user_index: srq.user_index,
-            ..target
+            ..context
         };
-        (target, Some(Receive::Shared(number)))
+        (context, Some(Receive::Shared(number)))
     }
 }

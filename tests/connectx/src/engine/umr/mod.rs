@@ -10,7 +10,7 @@ use crate::layout::{be, be64, get, get64, set, size};
 use crate::object::cq::Syndrome;
 use crate::object::mkey::{Access, Mkey, Mode, User, OCTOWORD};
 use crate::object::qp::{Qp, Transport};
-use crate::object::scatter::{Reach, Segment};
+use crate::object::scatter::{KeyMemory, Segment};
 
 /// Changes of a request, as bits of its mask.
 mod mask {
@@ -190,13 +190,13 @@ fn entries(device: &mut Device, qp: &Qp, request: &UmrRequest<'_>) -> Result<Vec
             qp: qp.number,
             access: Access::LocalRead,
         };
-        let mut reach = Reach {
+        let mut memory = KeyMemory {
             dma: &device.dma,
             memic: &device.objects.memic,
             keys: &device.objects.mkeys,
             cost: &mut device.cost,
         };
-        let read = reach.read(segment.key, user, segment.address, &mut entries);
+        let read = memory.read(segment.key, user, segment.address, &mut entries);
         read.map_err(|_| Syndrome::LocalProtection)?;
     }
     Ok(entries)

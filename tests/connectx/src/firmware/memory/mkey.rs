@@ -149,6 +149,6 @@ fn resume(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), S
         .ok_or(Status::BadInputLength)?;
     let high = u64::from(get!(info, mem_page_fault_info, fault_token_47_32));
     let token = (high << 32) | u64::from(get!(info, mem_page_fault_info, fault_token_31_0));
-    let is_there = get!(info, mem_page_fault_info, error) == 0;
-    page_fault::resume(device, token, is_there).ok_or(Status::BadParameter)
+    let is_present = get!(info, mem_page_fault_info, error) == 0;
+    page_fault::complete_request(device, token, is_present).ok_or(Status::BadParameter)
 }

@@ -176,14 +176,14 @@ fn destroy(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), 
     let number = get!(input, destroy_qp_in, qpn);
     let removed = device.objects.qps.remove(number);
     removed.ok_or(Status::BadResource)?;
-    page_fault::forget(device, number);
+    page_fault::cancel_waits(device, number);
     Ok(())
 }
 
 fn to_error(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), Status> {
     let number = get!(input, qp_2err_in, qpn);
     device.objects.qps.get(number).ok_or(Status::BadResource)?;
-    engine::error(device, number);
+    engine::move_to_error(device, number);
     Ok(())
 }
 
@@ -199,8 +199,8 @@ fn to_reset(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(),
     if let Receive::Own(ring) = &mut qp.receive {
         ring.reset();
     }
-    engine::reset(qp);
-    page_fault::forget(device, number);
+    engine::reset_qp(qp);
+    page_fault::cancel_waits(device, number);
     Ok(())
 }
 

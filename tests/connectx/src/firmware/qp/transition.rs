@@ -248,7 +248,7 @@ pub(super) fn modify(device: &mut Device, input: &[u8], _output: &mut [u8]) -> R
     qp.refresh();
     qp.state = transition.to;
     if transition.from != transition.to {
-        engine::enter(device, number);
+        engine::wake_qp(device, number);
     }
     Ok(())
 }
