@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! BAR 0: the initialisation segment, by which driver and firmware find each other, UAR pages with
-//! doorbells, and the device's own memory. The MSI-X table is there too, but the machine keeps it. UAR pages
-//! may be mapped instead ([`crate::doorbell`]); then nothing that is written there comes here.
+//! BAR 0: initialisation segment with the registers of the command interface, UAR pages with doorbells, and device
+//! memory. The virtual machine emulates the MSI-X table. If UAR pages are mapped ([`crate::doorbell`]), writes to them
+//! do not trap.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -15,22 +15,22 @@ use crate::layout::be32;
 use crate::network::Outbox;
 use crate::object::{cq, eq, memic};
 
-/// Bytes of BAR 0.
+/// Size of BAR 0 in bytes.
 pub const SIZE: u64 = 32 << 20;
 
-/// The page of BAR 0 that is the first UAR that a driver can get.
+/// First page of BAR 0 with a UAR that a driver can allocate.
 pub const FIRST_UAR: u32 = 0x101;
 
-/// Where in BAR 0 there are UARs that a driver can get.
+/// Range of BAR 0 with UARs that a driver can allocate.
 pub const UAR_PAGES: Range<u64> = (FIRST_UAR as u64) << 12..memic::BAR_OFFSET;
 
 /// Number of UARs that a driver can allocate.
 pub const UARS: u32 = (memic::BAR_OFFSET >> 12) as u32 - FIRST_UAR;
 
-/// Frequency of the device's clock, in kHz.
+/// Frequency of the device clock in kHz.
 pub const FREQUENCY_KHZ: u32 = 156_250;
 
-/// The firmware's version: major, minor, sub-minor.
+/// Firmware version: major, minor, sub-minor.
 const VERSION: [u32; 3] = [16, 35, 4030];
 const COMMAND_INTERFACE: u32 = 5;
 
@@ -52,7 +52,7 @@ mod doorbell {
     pub(super) const CQ: u64 = 0x20;
     pub(super) const EQ_ARM: u64 = 0x40;
     pub(super) const EQ: u64 = 0x48;
-    /// Eight registers of 256 bytes each, for work requests; each queue pair has two, which take turns.
+    /// Eight registers of 256 bytes for send queues. Each queue pair alternates between two registers.
     pub(super) const SEND: u64 = 0x800;
     pub(super) const SEND_END: u64 = 0x1000;
 }
@@ -60,22 +60,22 @@ mod doorbell {
 /// State of BAR 0.
 #[derive(Debug, Default)]
 pub struct BarState {
-    /// Where the command queue is.
+    /// Address of the command queue.
     pub queue: u64,
     /// Interface mode that the driver has set: 0 full, 1 disabled.
     interface: u32,
-    /// The first half of a doorbell that is written in two, and where.
+    /// First half of a doorbell that is written in two halves, and its offset.
     half: Option<(u64, [u8; 4])>,
-    /// `true` if a doorbell was trapped that should have been mapped.
+    /// `true` if a doorbell has trapped although doorbells are mapped.
     trapped: bool,
 }
 
-/// The device's clock.
+/// Returns the device clock at `now`.
 pub fn ticks(now: Duration) -> u64 {
     (now.as_nanos() * u128::from(FREQUENCY_KHZ) / 1_000_000) as u64
 }
 
-/// Reads registers, all of which are big-endian. A dead device reads as ones, as on PCIe.
+/// Reads big-endian registers. A failed device reads as all ones, as on PCIe.
 pub fn read(device: &Device, offset: u64, data: &mut [u8], now: Duration) {
     if offset >= memic::BAR_OFFSET && !device.dead {
         let _unmapped = device.objects.memic.read(offset - memic::BAR_OFFSET, data);
@@ -108,7 +108,7 @@ fn register(device: &Device, offset: u64, now: Duration) -> u32 {
     }
 }
 
-/// Writes registers or rings doorbells.
+/// Writes registers or handles doorbells.
 pub fn write(device: &mut Device, offset: u64, data: &[u8], outbox: &mut Outbox) {
     if device.dead {
         return;
@@ -124,17 +124,20 @@ pub fn write(device: &mut Device, offset: u64, data: &[u8], outbox: &mut Outbox)
         return;
     }
     if device.doorbells.is_some() && UAR_PAGES.contains(&offset) {
-        return note_trap(&mut device.bar);
+        return report_trap(&mut device.bar);
     }
     match *data {
-        [a, b, c, d, e, f, g, h, ..] => ring(device, offset, [a, b, c, d, e, f, g, h], outbox),
-        [a, b, c, d] => ring_half(device, offset, [a, b, c, d], outbox),
+        [a, b, c, d, e, f, g, h, ..] => {
+            handle_doorbell(device, offset, [a, b, c, d, e, f, g, h], outbox)
+        }
+        [a, b, c, d] => handle_half_doorbell(device, offset, [a, b, c, d], outbox),
         _ => debug!(offset, "a write that is too short for a doorbell"),
     }
 }
 
-/// A machine that could map its doorbells may be trapped nevertheless. Doorbell records say the same.
-fn note_trap(state: &mut BarState) {
+/// Logs the first trapped doorbell of a device with mapped doorbells. The doorbell record has the
+/// same counter.
+fn report_trap(state: &mut BarState) {
     if !std::mem::replace(&mut state.trapped, true) {
         warn!("doorbells are offered to be mapped, and trapped");
     }
@@ -155,7 +158,7 @@ fn set_register(device: &mut Device, offset: u64, value: u32) {
 }
 
 /// An EQ doorbell has 32 bits. Other doorbells have 64 bits, which may be written in two halves.
-fn ring_half(device: &mut Device, offset: u64, half: [u8; 4], outbox: &mut Outbox) {
+fn handle_half_doorbell(device: &mut Device, offset: u64, half: [u8; 4], outbox: &mut Outbox) {
     let within = offset & 0xfff;
     if let doorbell::EQ_ARM | doorbell::EQ = within {
         let value = u32::from_be_bytes(half);
@@ -170,7 +173,7 @@ fn ring_half(device: &mut Device, offset: u64, half: [u8; 4], outbox: &mut Outbo
         Some((first, high)) if first + 4 == offset => {
             let [a, b, c, d] = high;
             let [e, f, g, h] = half;
-            ring(device, first, [a, b, c, d, e, f, g, h], outbox);
+            handle_doorbell(device, first, [a, b, c, d, e, f, g, h], outbox);
         }
         _ => device.bar.half = Some((offset, half)),
     }
@@ -178,7 +181,7 @@ fn ring_half(device: &mut Device, offset: u64, half: [u8; 4], outbox: &mut Outbo
 
 /// Handles a doorbell of 64 bits. A driver that writes a whole work request to a register of the BlueFlame kind rings
 /// with the first 64 bits.
-fn ring(device: &mut Device, offset: u64, value: [u8; 8], outbox: &mut Outbox) {
+fn handle_doorbell(device: &mut Device, offset: u64, value: [u8; 8], outbox: &mut Outbox) {
     let (high, low) = (be32(&value, 0), be32(&value, 4));
     match offset & 0xfff {
         doorbell::CQ => cq::arm(device, low & 0xff_ffff, high),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A cache as hardware has on its chip, of which only hits and misses matter: it holds no data.
+//! Model of an on-chip cache of the RNIC. It counts hits and misses, and holds no data.
 
 use std::collections::HashMap;
 
@@ -7,32 +7,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::random::Random;
 
-/// Marks the end of the list of slots by use.
+/// End marker of the list of slots in order of use.
 const NONE: usize = usize::MAX;
 
 /// Configuration of a cache.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheConfig {
-    /// Number of entries; with 0, each look-up is a miss.
+    /// Number of entries; with 0 entries, each look-up is a miss.
     pub entries: usize,
-    /// Which entry has to go when it is full.
+    /// Replacement policy.
     #[serde(default)]
     pub replacement: Replacement,
 }
 
-/// Which entry of a full cache makes room.
+/// Replacement policy of a full cache.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Replacement {
-    /// The one that was not used for longest.
+    /// Evicts the least recently used entry.
     #[default]
     Lru,
-    /// Any.
+    /// Evicts a random entry.
     Random,
 }
 
-/// A cache, and how it did.
+/// Cache with its statistics.
 #[derive(Clone, Debug)]
 pub struct Cache {
     config: CacheConfig,
@@ -51,13 +51,13 @@ pub struct Report {
     /// Configuration of the cache.
     #[serde(flatten)]
     pub config: CacheConfig,
-    /// Look-ups that found their entry.
+    /// Number of look-ups with a hit.
     pub hits: u64,
-    /// Look-ups that did not.
+    /// Number of look-ups with a miss.
     pub misses: u64,
 }
 
-/// An entry, in a list by use.
+/// Entry in the list of slots in order of use.
 #[derive(Clone, Debug)]
 struct CacheSlot {
     key: u64,
@@ -66,7 +66,7 @@ struct CacheSlot {
 }
 
 impl Cache {
-    /// An empty cache.
+    /// Returns an empty cache.
     pub fn new(config: CacheConfig) -> Self {
         Cache {
             config,
@@ -80,7 +80,7 @@ impl Cache {
         }
     }
 
-    /// Looks `key` up, and brings it in if it is not there. Returns whether it was.
+    /// Looks `key` up, and inserts it after a miss. Returns `true` for a hit.
     pub fn look_up(&mut self, key: u64) -> bool {
         let place = self.places.get(&key).copied();
         match place {
@@ -89,7 +89,7 @@ impl Cache {
                 self.unlink(slot);
                 self.link(slot);
             }
-            None => self.bring_in(key),
+            None => self.insert(key),
         }
         match place {
             Some(_) => self.hits += 1,
@@ -107,7 +107,7 @@ impl Cache {
         }
     }
 
-    fn bring_in(&mut self, key: u64) {
+    fn insert(&mut self, key: u64) {
         if self.config.entries == 0 {
             return;
         }

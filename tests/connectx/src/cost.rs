@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What a device's work would cost in hardware: how often it uses the bus, the network and its caches.
+//! Cost of the work of a device in hardware: its use of bus, network and caches.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,19 +7,19 @@ use crate::cache::{Cache, CacheConfig, Replacement, Report};
 use crate::interrupts::Interrupts;
 use crate::memory::Dma;
 
-/// A translation cache that holds 64 MiB in pages of 4 KiB.
+/// Translation cache for 64 MiB in pages of 4 KiB.
 const TRANSLATIONS: CacheConfig = CacheConfig {
     entries: 16 << 10,
     replacement: Replacement::Lru,
 };
 
-/// A cache for the contexts of active queue pairs.
+/// Cache of the contexts of active queue pairs.
 const CONTEXTS: CacheConfig = CacheConfig {
     entries: 1 << 10,
     replacement: Replacement::Lru,
 };
 
-/// The account of a device, from its start.
+/// Cost counters of a device since the last reset of the account.
 #[derive(Clone, Debug)]
 pub struct Cost {
     /// Plain counters.
@@ -35,13 +35,13 @@ pub struct DeviceCounters {
     pub doorbells: u64,
     /// Work requests taken from send queues.
     pub wqes: u64,
-    /// Their bytes.
+    /// Bytes of these work requests.
     pub wqe_bytes: u64,
     /// Packets sent.
     pub packets_sent: u64,
     /// Bytes of data in them.
     pub bytes_sent: u64,
-    /// Packets of its own that the network lost by chance.
+    /// Packets sent by the device that the network dropped by its fault plan.
     pub packets_lost: u64,
     /// Packets received.
     pub packets_received: u64,
@@ -51,33 +51,33 @@ pub struct DeviceCounters {
     pub cqes: u64,
     /// Events written.
     pub eqes: u64,
-    /// Dynamic connections made, as an initiator.
+    /// Dynamic connections created as an initiator.
     pub connections: u64,
-    /// Dynamic connections that came, as a target.
+    /// Dynamic connections accepted as a target.
     pub connections_accepted: u64,
-    /// Atomic operations done in the memory here.
+    /// Atomic operations executed as a responder.
     pub atomics: u64,
-    /// Packets missing at the responder, as it noticed.
+    /// Gaps in the PSNs detected by the responder.
     pub out_of_sequence: u64,
-    /// Requests that came again.
+    /// Duplicate requests received.
     pub duplicates: u64,
-    /// Times that a requester received no response within its timeout.
+    /// Timeouts of the requester without a response.
     pub timeouts: u64,
-    /// Times that a responder had no buffer for a message.
+    /// Requests for which the responder had no receive, or an absent page.
     pub receiver_not_ready: u64,
 }
 
-/// The account, to be shown.
+/// Snapshot of the costs of a device.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Statement {
     /// Plain counters.
     #[serde(flatten)]
     pub count: DeviceCounters,
-    /// Reads of the machine's memory.
+    /// DMA reads.
     pub dma_reads: u64,
     /// Bytes read.
     pub dma_read_bytes: u64,
-    /// Writes of the machine's memory.
+    /// DMA writes.
     pub dma_writes: u64,
     /// Bytes written.
     pub dma_write_bytes: u64,
@@ -96,7 +96,7 @@ impl Default for Cost {
 }
 
 impl Cost {
-    /// An account of a device with such caches.
+    /// Returns zeroed counters and empty caches.
     pub fn new(translations: CacheConfig, contexts: CacheConfig) -> Self {
         Cost {
             count: DeviceCounters::default(),
@@ -105,17 +105,17 @@ impl Cost {
         }
     }
 
-    /// An entry of the translation table of a memory key was looked up.
-    pub fn looked_up(&mut self, key: u32, entry: u64) {
+    /// Records a look-up of an entry of the translation table of a memory key.
+    pub fn record_translation(&mut self, key: u32, entry: u64) {
         self.translations.look_up((u64::from(key) << 40) ^ entry);
     }
 
-    /// The context of a queue pair (or DCT) was needed.
-    pub fn context(&mut self, number: u32) {
+    /// Records a look-up of the context of a queue pair or DC target.
+    pub fn record_context(&mut self, number: u32) {
         self.contexts.look_up(u64::from(number));
     }
 
-    /// The account with what others have counted.
+    /// Returns a snapshot with the counters of DMA and interrupts.
     pub fn statement(&self, dma: &Dma, interrupts: &Interrupts) -> Statement {
         let traffic = dma.traffic();
         Statement {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! One RNIC: all its parts. Functions take the parts that they need; what needs most of them takes the
-//! device.
+//! RNIC with all its components. Functions that need few components borrow only these.
 
 use std::fs::File;
 use std::time::Duration;
@@ -18,40 +17,41 @@ use crate::object::eq::Event;
 use crate::object::{cq, eq, Objects};
 use crate::pci::PciConfig;
 
-/// The number of a device in its fabric, from 0.
+/// Index of a device in its fabric, from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId(pub usize);
 
-/// An RNIC.
+/// RNIC.
 #[derive(Debug)]
 pub struct Device {
-    /// Which of the fabric's it is.
+    /// Index in the fabric.
     pub id: DeviceId,
-    /// Its configuration space.
+    /// PCI configuration space.
     pub pci: PciConfig,
     /// State of BAR 0.
     pub bar: BarState,
-    /// File that the machine maps in place of UAR pages; `None` if writes there are trapped.
+    /// File that the virtual machine maps in place of UAR pages; `None` if writes to UAR pages trap.
     pub doorbells: Option<File>,
     /// `true` if the device has no dynamically connected transport.
     pub without_dc: bool,
-    /// Targets of DC that it will refuse to make.
+    /// Number of further creations of DC targets to reject.
     pub refused_targets: u32,
-    /// The machine's memory.
+    /// Guest memory.
     pub dma: Dma,
-    /// Its MSI-X vectors.
+    /// MSI-X vectors.
     pub interrupts: Interrupts,
     /// State of the firmware between commands.
     pub firmware: FirmwareState,
-    /// All that the driver created.
+    /// Objects created by the driver.
     pub objects: Objects,
-    /// Its place in the network.
+    /// Port in the network.
     pub port: Port,
     /// Pending work of the engines.
     pub engine: EngineState,
-    /// Dynamic connections made so far, also before resets: targets elsewhere know their numbers.
+    /// Number of dynamic connections created so far. A reset does not clear it, because targets on other devices keep
+    /// connection numbers.
     pub connections: u64,
-    /// The time, since the fabric began.
+    /// Time since the start of the fabric.
     pub now: Duration,
     /// `true` if the device has failed: registers read as ones, and doorbells have no effect.
     pub dead: bool,
@@ -60,7 +60,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device as after power-on.
+    /// Returns a device in the state after power-on.
     pub fn new(id: DeviceId, port: Port) -> Self {
         Device {
             id,
@@ -82,8 +82,8 @@ impl Device {
         }
     }
 
-    /// A function-level reset: all that the driver made is gone. Memory stays mapped, because that is
-    /// the machine's doing, and costs stay counted.
+    /// Function-level reset: destroys all objects of the driver. DMA mappings, which belong to the virtual machine, and
+    /// costs remain.
     pub fn reset(&mut self) {
         self.bar = BarState::default();
         self.firmware = FirmwareState::default();
@@ -92,7 +92,7 @@ impl Device {
         self.interrupts.reset();
     }
 
-    /// Resets all costs, and uses caches of these configurations from now on.
+    /// Resets all costs, and replaces the caches by empty caches of these configurations.
     pub fn begin_account(&mut self, translations: CacheConfig, contexts: CacheConfig) {
         self.cost = Cost::new(translations, contexts);
         self.dma.begin_account();
@@ -104,7 +104,7 @@ impl Device {
         cq::complete(self, cqn, &completion);
     }
 
-    /// Counts something: in the account, and in a set of Q counters.
+    /// Updates a counter of the device and of a set of Q counters.
     pub fn count(&mut self, set: u32, count: impl Fn(&mut DeviceCounters)) {
         count(&mut self.cost.count);
         if let Some(counters) = self.objects.plain.counters.get_mut(set) {

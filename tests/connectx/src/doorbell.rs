@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Mapped doorbells: machines write to memory, and no write traps to the device.
+//! Mapped doorbells: drivers write doorbells to memory, without a trap to the device.
 //!
-//! Queues share the registers of a UAR page, and memory keeps only the last write. So the device never reads these
-//! pages. It polls the doorbell records instead: each queue has its own in the machine's memory, and drivers write it
-//! before they ring. The device polls while there are queues: continuously while doorbell records change, and at
+//! Queues share the registers of a UAR page, and memory keeps only the last write. The device therefore never reads these
+//! pages. It polls the doorbell records instead: each queue has a record in guest memory, and drivers write it
+//! before the doorbell. The device polls while queues exist: continuously while doorbell records change, and at
 //! growing intervals when none does.
 //!
-//! Event queues have no doorbell records. What a driver takes from them, and whether it arms them, is not
-//! known: every event interrupts, and no event queue is ever full.
+//! Event queues have no doorbell records, so the device has neither their consumer counters nor arm requests. Each event
+//! raises an interrupt, and an event queue is never full.
 
 use std::fs::File;
 use std::io;
@@ -23,56 +23,56 @@ use crate::network::Outbox;
 use crate::object::cq;
 
 /// Minimum and maximum time between two polls of the doorbell records.
-const SOON: Duration = Duration::from_micros(1);
-const LATE: Duration = Duration::from_millis(1);
+const MIN_INTERVAL: Duration = Duration::from_micros(1);
+const MAX_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A silence of some time may last this part of it longer before it is noticed that it ended.
-const PART: u32 = 4;
+/// The interval between two polls is the time since the last change divided by this number.
+const BACKOFF_DIVISOR: u32 = 4;
 
-/// When to look at doorbell records.
+/// Schedule of polls of the doorbell records.
 #[derive(Debug, Default)]
-pub struct Pace {
-    heard: Duration,
+pub struct PollSchedule {
+    last_change: Duration,
     next: Option<Duration>,
 }
 
-impl Pace {
-    /// It was looked now, and something rang or not.
-    pub fn looked(&mut self, now: Duration, rang: bool) {
+impl PollSchedule {
+    /// Records a poll at `now`. `rang` is `true` if a doorbell record has changed.
+    pub fn record_poll(&mut self, now: Duration, rang: bool) {
         if rang {
-            self.heard = now;
+            self.last_change = now;
         }
-        let silence = now.saturating_sub(self.heard);
-        self.next = Some(now + (silence / PART).clamp(SOON, LATE));
+        let idle = now.saturating_sub(self.last_change);
+        self.next = Some(now + (idle / BACKOFF_DIVISOR).clamp(MIN_INTERVAL, MAX_INTERVAL));
     }
 
-    /// There is nothing to look at.
-    pub fn rest(&mut self) {
+    /// Stops polling.
+    pub fn stop(&mut self) {
         self.next = None;
     }
 
-    /// When to look again, if there is anything to look at.
-    pub fn next(&self) -> Option<Duration> {
+    /// Returns the time of the next poll. Returns `None` if polling is stopped.
+    pub fn next_poll(&self) -> Option<Duration> {
         self.next
     }
 }
 
 /// Returns the file that machines map in place of the UAR pages of BAR 0. Offsets in the file are those in the BAR.
-pub fn pages() -> io::Result<File> {
+pub fn create_pages() -> io::Result<File> {
     let file = memfd_create("connectx-doorbells", MemfdFlags::CLOEXEC)?;
     ftruncate(&file, bar::SIZE)?;
     Ok(file.into())
 }
 
 /// Returns `true` if the doorbell records of this device must be polled.
-pub fn is_watched(device: &Device) -> bool {
+pub fn needs_polling(device: &Device) -> bool {
     let objects = &device.objects;
     let has_queues = !objects.qps.is_empty() || !objects.cqs.is_empty();
     device.doorbells.is_some() && !device.dead && has_queues
 }
 
-/// Does what the doorbell records ask for that did not before. Returns whether any did.
-pub fn look(device: &mut Device, outbox: &mut Outbox) -> bool {
+/// Handles all changed doorbell records. Returns `true` if any record has changed.
+pub fn poll_records(device: &mut Device, outbox: &mut Outbox) -> bool {
     let (objects, dma) = (&mut device.objects, &device.dma);
     let cqs = objects.cqs.iter_mut();
     let armed: Vec<_> = cqs

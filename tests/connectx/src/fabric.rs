@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Devices and the network between them.
 //!
-//! All devices run in one thread: an access by a machine takes effect at once, and [`Fabric::run`] continues from
-//! there. The caller sets the time, so a test can let hours pass.
+//! All devices run in one thread. An access by a virtual machine takes effect at once, and [`Fabric::run`] does the
+//! remaining work. The caller sets the time, so a test can advance it by any amount.
 
 use std::io;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::cost::Statement;
 use crate::device::{Device, DeviceId};
-use crate::doorbell::{self, Pace};
+use crate::doorbell::{self, PollSchedule};
 use crate::engine;
 use crate::network::packet::Packet;
 use crate::network::{Network, NetworkCounters, Outbox};
 use crate::object::eq::Event;
 
-/// Maximum number of packets and turns that [`Fabric::run`] handles before it returns to serve machines.
+/// Maximum number of packets and turns that [`Fabric::run`] handles before it returns to serve virtual machines.
 const WORK: usize = 512;
 
 /// The first LID of multicast groups.
@@ -26,19 +26,19 @@ const MULTICAST: u16 = 0xc000;
 /// The upper half of a port's GID: link-local.
 const SUBNET: u64 = 0xfe80 << 48;
 
-/// A port of the network.
+/// Port of the network.
 #[derive(Clone, Debug)]
 pub struct Port {
-    /// Its local identifier.
+    /// LID.
     pub lid: u16,
-    /// Its GUID, the lower half of its GID.
+    /// GUID, the lower half of the GID.
     pub guid: u64,
     /// `true` if the port is up.
     pub up: bool,
 }
 
 impl Port {
-    /// Its GID.
+    /// Returns the GID.
     pub fn gid(&self) -> [u8; 16] {
         ((u128::from(SUBNET) << 64) | u128::from(self.guid)).to_be_bytes()
     }
@@ -60,30 +60,30 @@ pub struct Fabric {
     pub network: Network,
     devices: Vec<Device>,
     outbox: Outbox,
-    pace: Pace,
+    polls: PollSchedule,
 }
 
 impl Fabric {
-    /// So many devices, on one network.
+    /// Returns `devices` devices on one network.
     pub fn new(count: usize) -> Self {
         let device = |index| Device::new(DeviceId(index), port(index));
         Fabric {
             network: Network::default(),
             devices: (0..count).map(device).collect(),
             outbox: Outbox::default(),
-            pace: Pace::default(),
+            polls: PollSchedule::default(),
         }
     }
 
-    /// Lets machines that have still to come map their doorbells, which then have to be looked for.
+    /// Enables mapped doorbells for virtual machines that connect later. Their doorbell records are polled.
     pub fn map_doorbells(&mut self) -> io::Result<()> {
         self.devices.iter_mut().try_for_each(|device| {
-            device.doorbells = Some(doorbell::pages()?);
+            device.doorbells = Some(doorbell::create_pages()?);
             Ok(())
         })
     }
 
-    /// All devices.
+    /// Returns all devices.
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
@@ -103,16 +103,16 @@ impl Fabric {
     ///
     /// # Panics
     ///
-    /// If there is no such device.
+    /// If the device does not exist.
     pub fn device(&mut self, id: DeviceId) -> &mut Device {
         &mut self.devices[id.0]
     }
 
-    /// A device, and where its packets go, for what the machine does to it.
+    /// Returns a device and the outbox, for an access by its virtual machine.
     ///
     /// # Panics
     ///
-    /// If there is no such device.
+    /// If the device does not exist.
     pub fn parts(&mut self, id: DeviceId) -> (&mut Device, &mut Outbox) {
         (&mut self.devices[id.0], &mut self.outbox)
     }
@@ -121,7 +121,7 @@ impl Fabric {
     ///
     /// # Panics
     ///
-    /// If there is no such device.
+    /// If the device does not exist.
     pub fn set_port(&mut self, id: DeviceId, up: bool) {
         let device = &mut self.devices[id.0];
         if std::mem::replace(&mut device.port.up, up) != up && !device.dead {
@@ -129,65 +129,69 @@ impl Fabric {
         }
     }
 
-    /// Delivers packets and lets queue pairs go on until there is nothing to do, or a good deal is done:
-    /// then [`Fabric::deadline`] is past. `now` is the time since the fabric began.
+    /// Delivers packets and runs turns and timers until no work is left, or until `WORK` steps are done:
+    /// [`Fabric::deadline`] is then in the past. `now` is the time since the start of the fabric.
     pub fn run(&mut self, now: Duration) {
         self.outbox.now = now;
         for device in &mut self.devices {
             device.now = now;
         }
-        self.look();
+        self.poll_doorbells();
         for _ in 0..WORK {
-            self.collect();
-            // Time is up only for what is not on its way: a slow host is not a slow network.
-            if !self.deliver() && !self.take_turns() && !self.time_out() {
+            self.forward_packets();
+            // Timers expire only if no packet is deliverable, so that a slow host causes no timeouts.
+            if !self.deliver_packet() && !self.run_turns() && !self.handle_timeouts() {
                 break;
             }
         }
-        self.collect();
+        self.forward_packets();
     }
 
-    /// When there will be something to do, if nothing else happens.
+    /// Returns the time of the next packet, timer or poll.
     pub fn deadline(&self) -> Option<Duration> {
         let alive = self.devices.iter().filter(|device| !device.dead);
         let devices = alive.filter_map(engine::next_deadline);
-        let others = self.network.deadline().into_iter().chain(self.pace.next());
+        let others = self
+            .network
+            .deadline()
+            .into_iter()
+            .chain(self.polls.next_poll());
         devices.chain(others).min()
     }
 
     /// Polls the doorbell records of devices whose doorbells do not trap.
-    fn look(&mut self) {
+    fn poll_doorbells(&mut self) {
         let (mut any, mut rang) = (false, false);
         for device in self
             .devices
             .iter_mut()
-            .filter(|device| doorbell::is_watched(device))
+            .filter(|device| doorbell::needs_polling(device))
         {
             any = true;
-            rang |= doorbell::look(device, &mut self.outbox);
+            rang |= doorbell::poll_records(device, &mut self.outbox);
         }
         match any {
-            true => self.pace.looked(self.outbox.now, rang),
-            false => self.pace.rest(),
+            true => self.polls.record_poll(self.outbox.now, rang),
+            false => self.polls.stop(),
         }
     }
 
-    /// Moves what devices have sent into the network: a multicast packet to each port. What leaves by a port
-    /// that is down is lost.
-    fn collect(&mut self) {
+    /// Moves packets from the outbox into the network, a multicast packet to each port. Packets of a port that is down are
+    /// dropped.
+    fn forward_packets(&mut self) {
         while let Some(packet) = self.outbox.take() {
             let to = packet.path.destination;
             if to < MULTICAST {
-                self.send(to, packet);
+                self.send_to_port(to, packet);
                 continue;
             }
             for port in 0..self.devices.len() {
-                self.send(self.devices[port].port.lid, packet.clone());
+                self.send_to_port(self.devices[port].port.lid, packet.clone());
             }
         }
     }
 
-    fn send(&mut self, to: u16, packet: Packet) {
+    fn send_to_port(&mut self, to: u16, packet: Packet) {
         let sender = index(packet.path.source).and_then(|index| self.devices.get_mut(index));
         let Some(sender) = sender.filter(|device| device.port.up && !device.dead) else {
             return;
@@ -196,8 +200,8 @@ impl Fabric {
         sender.cost.count.packets_lost += u64::from(!kept);
     }
 
-    /// Delivers one packet. Returns whether there was one.
-    fn deliver(&mut self) -> bool {
+    /// Delivers one packet. Returns `false` if no packet has arrived.
+    fn deliver_packet(&mut self) -> bool {
         let Some((to, packet)) = self.network.deliver(self.outbox.now) else {
             return false;
         };
@@ -208,8 +212,8 @@ impl Fabric {
         true
     }
 
-    /// Lets one queue pair of each device go on. Returns whether there was any.
-    fn take_turns(&mut self) -> bool {
+    /// Runs one turn of each device. Returns `true` if any turn was scheduled.
+    fn run_turns(&mut self) -> bool {
         let mut any = false;
         for device in self.devices.iter_mut().filter(|device| !device.dead) {
             any |= engine::run_turn(device, &mut self.outbox);
@@ -217,8 +221,8 @@ impl Fabric {
         any
     }
 
-    /// Lets all do what is due by now. Returns whether anything was.
-    fn time_out(&mut self) -> bool {
+    /// Handles the expired timers of all devices. Returns `true` if any timer has expired.
+    fn handle_timeouts(&mut self) -> bool {
         let mut any = false;
         for device in self.devices.iter_mut().filter(|device| !device.dead) {
             any |= engine::handle_timeouts(device, &mut self.outbox);
@@ -227,7 +231,7 @@ impl Fabric {
     }
 }
 
-/// The port of a device.
+/// Returns the port of the device `index`.
 fn port(index: usize) -> Port {
     Port {
         lid: index as u16 + 1,
@@ -236,7 +240,7 @@ fn port(index: usize) -> Port {
     }
 }
 
-/// The device whose port has this LID.
+/// Returns the index of the device whose port has this LID.
 fn index(lid: u16) -> Option<usize> {
     usize::from(lid).checked_sub(1)
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Interrupts: MSI-X vectors, each an eventfd of the virtual machine.
 //!
-//! The table of MSI-X, with its masks, is the machine's business: QEMU keeps it, and what comes for a
-//! vector that its guest has masked. What comes while a vector has no eventfd is pending here.
+//! QEMU emulates the MSI-X table with its masks, and keeps interrupts of masked vectors pending. The device keeps
+//! interrupts of vectors without an eventfd pending.
 
 use std::os::fd::OwnedFd;
 
@@ -12,7 +12,7 @@ use tracing::trace;
 /// Number of vectors of a device.
 pub const VECTORS: usize = 32;
 
-/// The vectors of a device.
+/// Interrupt vectors of a device.
 #[derive(Debug, Default)]
 pub struct Interrupts {
     eventfds: [Option<OwnedFd>; VECTORS],
@@ -21,14 +21,14 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// Raises a vector; one that does not exist is ignored.
+    /// Raises a vector. A vector that does not exist is ignored.
     pub fn raise(&mut self, vector: usize) {
         let Some(eventfd) = self.eventfds.get(vector) else {
             return;
         };
         self.raised += 1;
         trace!(vector, "interrupt");
-        // A write to an eventfd fails only if its counter is at the maximum: then one more event changes nothing.
+        // A write to an eventfd fails only if its counter is at the maximum. The interrupt is then already pending.
         let told = eventfd
             .as_ref()
             .is_some_and(|fd| rustix::io::write(fd, &1u64.to_ne_bytes()).is_ok());
@@ -47,12 +47,12 @@ impl Interrupts {
         self.raised
     }
 
-    /// Raises a vector by this eventfd from now on, or by none.
+    /// Sets or removes the eventfd of a vector.
     pub fn connect(&mut self, vector: usize, eventfd: Option<OwnedFd>) {
         let Some(slot) = self.eventfds.get_mut(vector) else {
             return;
         };
-        // The device must not wait for its machine.
+        // A write must not block the device.
         *slot = eventfd.filter(|fd| {
             let flags = fcntl_getfl(fd);
             flags
@@ -65,13 +65,13 @@ impl Interrupts {
         }
     }
 
-    /// Takes all eventfds away.
+    /// Removes all eventfds.
     pub fn disconnect(&mut self) {
         self.eventfds = Default::default();
         self.pending = 0;
     }
 
-    /// As after a reset of the function: nothing is pending. The eventfds are the machine's, and stay.
+    /// Function-level reset: clears pending interrupts. Eventfds belong to the virtual machine, and remain.
     pub fn reset(&mut self) {
         self.pending = 0;
     }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A software ConnectX: an RNIC that the stock mlx5 driver drives over vfio-user, and the network between
-//! several of them.
+//! Software ConnectX: RNICs for the stock mlx5 driver over vfio-user, and the network between them.
 //!
-//! A virtual machine speaks to its device through [`vfio`], and sees [`pci`] and [`bar`]. Commands come in
-//! through [`firmware`] and make objects ([`object`]); doorbells make [`engine`] carry out the work
-//! requests in guest memory, whose packets [`network`] delivers. A [`fabric::Fabric`] has all devices and
-//! runs them in one thread, each event to its end, so that a run can be repeated.
+//! A virtual machine accesses its device by [`vfio`]: configuration space ([`pci`]) and BAR 0 ([`bar`]). [`firmware`]
+//! executes commands, which create objects ([`object`]). [`engine`] executes the work requests in guest memory after
+//! doorbells. [`network`] delivers packets. [`fabric::Fabric`] runs all devices in one thread, and handles each event
+//! completely before the next, so that runs are reproducible.
 
 #![forbid(unsafe_code)]
 

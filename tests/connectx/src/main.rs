@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The program `connectx`: a fabric of RNICs, each of which waits on a socket for a virtual machine.
+//! Program `connectx`: a fabric of RNICs. Each RNIC serves a virtual machine by a socket.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -69,7 +69,7 @@ fn main() -> Result<()> {
         let plan = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
         let plan = serde_json::from_slice(&plan);
         let plan = plan.with_context(|| format!("understanding {}", path.display()))?;
-        fabric.network.follow(plan)?;
+        fabric.network.set_plan(plan)?;
     }
     let server = Server {
         endpoints: endpoints(&args.devices)?,
@@ -100,7 +100,7 @@ fn control(path: &Path) -> Result<ControlSocket> {
     ControlSocket::new(path).with_context(|| format!("listening at {}", path.display()))
 }
 
-/// All that the program has to do with.
+/// State of the program.
 struct Server {
     fabric: Fabric,
     endpoints: Vec<Endpoint>,
@@ -111,7 +111,7 @@ struct Server {
 }
 
 impl Server {
-    /// Serves for ever: machines and requests as they come, packets and timers in between.
+    /// Main loop: serves virtual machines and requests, delivers packets and handles timers.
     fn run(mut self) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -136,8 +136,8 @@ impl Server {
         }
     }
 
-    /// Waits until a machine or a request comes, at most so long. Returns of which there is something: the
-    /// endpoints first, then whatever control waits for.
+    /// Waits at most `limit` for input. Returns one flag per file descriptor: endpoints first, then those of the control
+    /// socket.
     fn wait(&self, limit: Option<Duration>) -> Result<Vec<bool>> {
         let machines = self.endpoints.iter().map(Endpoint::interest);
         let requests = self.control.iter().flat_map(ControlSocket::interests);
@@ -153,7 +153,7 @@ impl Server {
         Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect())
     }
 
-    /// Writes the costs to a new file and renames it, so that a reader never finds a part of it.
+    /// Writes the costs to a new file and renames it, so that a reader never reads a partial file.
     fn write_stats(&mut self, now: Duration) -> Result<()> {
         let Some(path) = &self.stats else {
             return Ok(());
@@ -170,7 +170,7 @@ impl Server {
     }
 }
 
-/// A time to wait, or none if it is less than the shortest.
+/// Converts a time to wait. Times below the minimum become 0.
 fn timespec(limit: Duration, shortest: Duration) -> Timespec {
     let limit = if limit < shortest {
         Duration::ZERO

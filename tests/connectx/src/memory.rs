@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The memory of a machine as its device sees it: what the virtual machine has mapped, by DMA address.
+//! Guest memory that the virtual machine has mapped for DMA, by DMA address.
 //!
-//! Maps come and go while the device runs. Each access is looked up and counted; one that is not wholly
-//! mapped is a fault and, as on PCIe, may have been done in part.
+//! Mappings may change while the device runs. Each access is looked up and counted. An access to memory that is not
+//! wholly mapped faults and, as on PCIe, may be partially executed.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -12,22 +12,22 @@ use std::sync::atomic::{fence, Ordering};
 use thiserror::Error;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
-/// An access to memory that is not mapped, or not for writing.
+/// Access to memory that is not mapped, or not mapped for writes.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("no memory is mapped at {0:#x}")]
 pub struct DmaFault(
-    /// The DMA address.
+    /// DMA address.
     pub u64,
 );
 
 /// Number of DMA accesses of the device, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
     /// Bytes read.
     pub read_bytes: u64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
     /// Bytes written.
     pub written_bytes: u64,
@@ -70,19 +70,19 @@ impl Dma {
         Ok(())
     }
 
-    /// Takes away all maps that lie within `size` bytes from `address`.
+    /// Removes all mappings within `size` bytes from `address`.
     pub fn unmap(&mut self, address: u64, size: u64) {
         let end = address.saturating_add(size);
         self.maps
             .retain(|start, map| *start < address || start + map.region.size() as u64 > end);
     }
 
-    /// Takes away all maps.
+    /// Removes all mappings.
     pub fn unmap_all(&mut self) {
         self.maps.clear();
     }
 
-    /// Forgets what was read and written so far.
+    /// Resets the numbers of accesses.
     pub fn begin_account(&mut self) {
         self.traffic.take();
     }
@@ -101,7 +101,7 @@ impl Dma {
         self.peek(address, bytes)
     }
 
-    /// Reads as [`Dma::read`] does, uncounted: what real hardware would know without the bus.
+    /// Reads as [`Dma::read`] does, without counting: real hardware would need no bus access.
     pub fn peek(&self, address: u64, bytes: &mut [u8]) -> Result<(), DmaFault> {
         let mut done = 0;
         while done < bytes.len() {
@@ -116,7 +116,7 @@ impl Dma {
         Ok(())
     }
 
-    /// Writes all of `bytes` to memory at `address`. Writes reach memory in the order in which they are made.
+    /// Writes all of `bytes` to memory at `address`. Writes reach memory in program order.
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DmaFault> {
         let mut traffic = self.traffic.get();
         traffic.writes += 1;
@@ -139,7 +139,7 @@ impl Dma {
         Ok(())
     }
 
-    /// Reads a big-endian 32-bit word, uncounted.
+    /// Reads a big-endian 32-bit word without counting.
     pub fn peek_be32(&self, address: u64) -> Result<u32, DmaFault> {
         let mut bytes = [0; 4];
         self.peek(address, &mut bytes)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Configuration space: a ConnectX-5 Ex with an InfiniBand port.
+//! PCI configuration space of a ConnectX-5 Ex with an InfiniBand port.
 
-/// Bytes of configuration space.
+/// Size of the configuration space in bytes.
 pub const SIZE: usize = 4096;
 
 const COMMAND: usize = 0x04;
@@ -17,16 +17,16 @@ const DEVICE_CONTROL: usize = PCIE + 0x08;
 const LINK_CONTROL: usize = PCIE + 0x10;
 const DEVICE_CONTROL_2: usize = PCIE + 0x28;
 
-/// Registers of the vendor's capability: a window to diagnostic registers that driver and tools use in turn. Here the
-/// window has no registers, which drivers accept: the register that selects a space reports that there is none.
+/// Registers of the vendor-specific capability: a window to diagnostic registers, guarded by a semaphore. The window has
+/// no registers here: the space register reports that the selected space is unsupported, which drivers accept.
 const TURN: usize = VENDOR + 0x08;
 const SEMAPHORE: usize = VENDOR + 0x0c;
 
-/// Where the table of MSI-X is in BAR 0, and its pending bits.
+/// Offsets of the MSI-X table and of its pending bits in BAR 0.
 const MSIX_TABLE: u32 = 0x2000;
 const MSIX_PENDING: u32 = 0x3000;
 
-/// In the high byte of device control.
+/// Function-level reset, in the high byte of device control.
 const FUNCTION_RESET: u8 = 0x80;
 
 /// Fixed contents of the configuration space: offset and bytes.
@@ -48,7 +48,7 @@ const FIXED: &[(usize, &[u8])] = &[
     (VENDOR, &[0x09, 0x00, 0x18]),
 ];
 
-/// Which bits of which bytes a machine can change.
+/// Writable bits: offset and mask of bytes.
 const WRITABLE: &[(usize, &[u8])] = &[
     (COMMAND, &[0x47, 0x05]),
     (BAR0, &[0x00, 0x00, 0x00, 0xfe, 0xff, 0xff, 0xff, 0xff]),
@@ -60,7 +60,7 @@ const WRITABLE: &[(usize, &[u8])] = &[
     (MSIX + 3, &[0xc0]),
 ];
 
-/// The configuration space of a function.
+/// Configuration space of a function.
 #[derive(Debug)]
 pub struct PciConfig {
     bytes: Box<[u8; SIZE]>,
@@ -68,7 +68,7 @@ pub struct PciConfig {
 }
 
 impl Default for PciConfig {
-    /// As after a reset.
+    /// Returns the contents after a reset.
     fn default() -> Self {
         let mut bytes = Box::new([0; SIZE]);
         let mut writable = Box::new([0; SIZE]);
@@ -87,14 +87,14 @@ impl Default for PciConfig {
 }
 
 impl PciConfig {
-    /// Reads; what is beyond the space is zero.
+    /// Reads `data.len()` bytes. Bytes beyond the space read as 0.
     pub fn read(&self, offset: usize, data: &mut [u8]) {
         for (at, byte) in data.iter_mut().enumerate() {
             *byte = self.bytes.get(offset + at).copied().unwrap_or(0);
         }
     }
 
-    /// Writes what can be written. Returns whether that asks for a reset of the function.
+    /// Writes the writable bits. Returns `true` if the write requests a function-level reset.
     #[must_use]
     pub fn write(&mut self, offset: usize, data: &[u8]) -> bool {
         if offset == SEMAPHORE {
@@ -112,7 +112,7 @@ impl PciConfig {
         reset
     }
 
-    /// A write of the number of the next turn acquires the semaphore, and a write of zero releases it.
+    /// Handles a write to the semaphore: the value of the ticket counter acquires it, and 0 releases it.
     fn take_turn(&mut self, data: &[u8]) {
         let Ok(value) = data.try_into().map(u32::from_le_bytes) else {
             return;

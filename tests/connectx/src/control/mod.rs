@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The control socket: tests ask for statistics and for faults. A request is a line of JSON, and so is its
-//! answer: `{"ok": ...}` or `{"error": "..."}`.
+//! Control socket: tests request statistics and inject faults. A request is a line of JSON. The reply is a line
+//! `{"ok": ...}` or `{"error": "..."}`.
 //!
 //! ```json
 //! "stats"
@@ -25,48 +25,48 @@ use crate::fabric::{Account, Fabric};
 use crate::network::plan::{Invalid, Plan};
 use crate::vfio::Endpoint;
 
-/// The longest request.
+/// Maximum size of a request in bytes.
 const LONGEST: usize = 1 << 20;
 
-/// Request of a client. Devices are numbered from 0; ports have the LIDs that their drivers see.
+/// Request of a client. Devices are numbered from 0; ports have the LIDs that their drivers query.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ControlRequest {
     /// Returns the statistics so far.
     Stats,
-    /// Applies this fault plan from now on.
+    /// Applies a fault plan to later packets.
     Plan(Plan),
     /// Drops all packets between two ports.
     Cut(u16, u16),
     /// Ends a cut.
     Mend(u16, u16),
-    /// Brings a port up, or takes it down.
+    /// Sets the state of a port.
     Port {
-        /// The device.
+        /// Index of the device.
         device: usize,
         /// `true` to bring the port up.
         up: bool,
     },
-    /// Makes a device fail: it sends no packets, and reads of its registers find no device.
+    /// Fails a device: it sends no packets, and its registers read as all ones.
     Kill(usize),
-    /// Brings a device into the state after power-on, also one that was killed.
+    /// Brings a device to the state after power-on, also after `Kill`.
     Reset(usize),
-    /// Takes a device out of its machine.
+    /// Removes a device from its virtual machine.
     Remove(usize),
     /// Rejects creations of DC targets.
     RefuseTargets {
-        /// The device.
+        /// Index of the device.
         device: usize,
         /// Number of creations to reject.
         times: u32,
     },
-    /// Resets the costs of a device, and uses these caches from now on.
+    /// Resets the costs of a device, and replaces its caches.
     Caches {
-        /// The device.
+        /// Index of the device.
         device: usize,
-        /// The cache of page translations.
+        /// Cache of page translations.
         translations: CacheConfig,
-        /// The cache of contexts of queue pairs.
+        /// Cache of contexts of queue pairs.
         contexts: CacheConfig,
     },
 }
@@ -75,13 +75,13 @@ pub enum ControlRequest {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ControlReply {
-    /// It is done; with statistics, if these were asked for.
+    /// Success, with statistics if the request was `Stats`.
     Ok(Option<Account>),
-    /// Why it is not done.
+    /// Reason for a failure.
     Error(String),
 }
 
-/// Why a request is refused.
+/// Error of a request.
 #[derive(Debug, Error)]
 enum ControlError {
     #[error("not a request: {0}")]
@@ -92,7 +92,7 @@ enum ControlError {
     Plan(#[from] Invalid),
 }
 
-/// A control socket and its clients.
+/// Control socket with its clients.
 #[derive(Debug)]
 pub struct ControlSocket {
     listener: UnixListener,
@@ -102,12 +102,12 @@ pub struct ControlSocket {
 #[derive(Debug)]
 struct Client {
     socket: UnixStream,
-    /// Received bytes of a request whose end has not arrived.
+    /// Received bytes of an incomplete request.
     begun: Vec<u8>,
 }
 
 impl ControlSocket {
-    /// Listens for clients at `path`. A stale socket there is removed.
+    /// Listens for clients at `path`. Removes a stale socket at this path.
     pub fn new(path: &Path) -> io::Result<Self> {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -127,7 +127,7 @@ impl ControlSocket {
         std::iter::once(self.listener.as_fd()).chain(clients)
     }
 
-    /// Does what clients ask for, without waiting.
+    /// Executes received requests without blocking.
     pub fn serve(&mut self, fabric: &mut Fabric, endpoints: &mut [Endpoint]) {
         while let Ok((socket, _)) = self.listener.accept() {
             if let Err(error) = socket.set_nonblocking(true) {
@@ -157,7 +157,7 @@ impl Client {
             }
             while let Some(end) = self.begun.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.begun.drain(..=end).collect();
-                let mut answer = serde_json::to_vec(&answer(&line, fabric, endpoints))?;
+                let mut answer = serde_json::to_vec(&execute_line(&line, fabric, endpoints))?;
                 answer.push(b'\n');
                 self.socket.write_all(&answer)?;
             }
@@ -168,21 +168,21 @@ impl Client {
     }
 }
 
-fn answer(line: &[u8], fabric: &mut Fabric, endpoints: &mut [Endpoint]) -> ControlReply {
-    match carry_out(line, fabric, endpoints) {
+fn execute_line(line: &[u8], fabric: &mut Fabric, endpoints: &mut [Endpoint]) -> ControlReply {
+    match execute(line, fabric, endpoints) {
         Ok(account) => ControlReply::Ok(account),
         Err(refusal) => ControlReply::Error(refusal.to_string()),
     }
 }
 
-fn carry_out(
+fn execute(
     line: &[u8],
     fabric: &mut Fabric,
     endpoints: &mut [Endpoint],
 ) -> Result<Option<Account>, ControlError> {
     match serde_json::from_slice(line)? {
         ControlRequest::Stats => return Ok(Some(fabric.account())),
-        ControlRequest::Plan(plan) => fabric.network.follow(plan)?,
+        ControlRequest::Plan(plan) => fabric.network.set_plan(plan)?,
         ControlRequest::Cut(one, other) => fabric.network.cut(one, other),
         ControlRequest::Mend(one, other) => fabric.network.mend(one, other),
         ControlRequest::Port { device, up } => {
@@ -272,7 +272,7 @@ mod tests {
             r#"{ "remove": 0 }"#,
             r#"{ "plan": { "rules": [{ "drop": 2 }] } }"#,
         ] {
-            let answer = answer(line.as_bytes(), &mut fabric, &mut []);
+            let answer = execute_line(line.as_bytes(), &mut fabric, &mut []);
             assert!(matches!(answer, ControlReply::Error(_)), "{line}");
         }
         assert_eq!(fabric.account(), before);
@@ -286,7 +286,10 @@ mod tests {
             "contexts": { "entries": 2 } } }"#;
         assert_ne!(used.account(), new.account());
         for fabric in [&mut used, &mut new] {
-            assert_eq!(answer(caches, fabric, &mut []), ControlReply::Ok(None));
+            assert_eq!(
+                execute_line(caches, fabric, &mut []),
+                ControlReply::Ok(None)
+            );
         }
         assert_eq!(used.account(), new.account());
     }

@@ -38,7 +38,7 @@ pub struct Channel {
     pub retries: u8,
     /// Remaining retries after an RNR NAK.
     pub rnr_retries: u8,
-    /// End of the delay after an RNR NAK, during which nothing is sent.
+    /// End of the delay after an RNR NAK, during which the channel sends no packets.
     pub rnr_deadline: Option<Duration>,
     /// Time at which the wait for a response times out.
     pub ack_deadline: Option<Duration>,

@@ -114,7 +114,7 @@ fn deliver_to_qp(device: &mut Device, qp: &mut Qp, packet: &Packet) {
     if !accepted || !qp.state.responds() {
         return;
     }
-    device.cost.context(qp.number);
+    device.cost.record_context(qp.number);
     let Ok(Some(wqe)) = receive::take(device, &mut qp.receive) else {
         device.count(qp.attributes.counters, |count| {
             count.receiver_not_ready += 1

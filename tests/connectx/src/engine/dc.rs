@@ -117,7 +117,7 @@ pub fn handle_request(device: &mut Device, connection: DcConnection, packet: &Pa
     let Some(mut dct) = device.objects.dcts.take(packet.destination) else {
         return;
     };
-    device.cost.context(dct.number);
+    device.cost.record_context(dct.number);
     if dct.access_key != connection.key {
         reject_key(device, &mut dct, connection, packet);
     } else if dct.state != DctState::Drained {
@@ -144,7 +144,8 @@ pub fn send_responses(device: &mut Device, number: u32, outbox: &mut Outbox) {
     device.objects.dcts.put_back(number, dct);
 }
 
-/// Drains a target: messages in progress complete, and new connections are rejected. An event is raised at the end.
+/// Drains a target: messages in progress complete, and requests of new connections are dropped. An event is raised at
+/// the end.
 pub fn drain_dct(device: &mut Device, number: u32) {
     if let Some(mut dct) = device.objects.dcts.take(number) {
         dct.state = DctState::Draining;
@@ -192,7 +193,7 @@ fn complete_drain(device: &mut Device, dct: &mut Dct) {
 /// Aborts the message and responses of a connection. A receive of the message returns to the shared receive queue.
 fn abort_message(device: &mut Device, srqn: u32, incoming: &mut TargetConnection) {
     if let Some(wqe) = incoming.state.abort_message() {
-        receive::give_back(device, srqn, wqe);
+        receive::return_receive(device, srqn, wqe);
     }
 }
 

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What makes queue pairs move: doorbells and packets come in, packets and completions go out.
+//! Transport engine: executes the work requests of queue pairs.
 //!
-//! Each entry does all that can be done at once and returns. What has to wait for its turn (the rest of a
-//! long message, answers) or for time (a repetition) is noted in the device's [`EngineState`], for [`turn`] and
-//! [`timeout`]. Turns come when all packets are delivered, so one answer can stand for several.
+//! # Operation
 //!
-//! A queue pair is taken out of its table while the engine works on it, so that the rest of the device is
-//! at hand as well.
+//! Doorbells and packets are handled at once, without waiting. Deferred work is recorded in the [`EngineState`] of the
+//! device: [`run_turn`] sends responses and the rest of long messages, [`handle_timeouts`] retransmits. Turns run after
+//! all packets are delivered, so that one acknowledgement covers several packets.
+//!
+//! # Ownership
+//!
+//! A queue pair is removed from its table while the engine works on it. The engine can then borrow the device and the
+//! queue pair independently.
 
 pub mod channel;
 pub mod datagram;
@@ -63,7 +67,7 @@ impl EngineState {
 /// request, whose control segment the doorbell carried.
 pub fn handle_doorbell(device: &mut Device, qpn: u32, counter: u16, outbox: &mut Outbox) {
     with_qp(device, qpn, |device, qp| {
-        device.cost.context(qpn);
+        device.cost.record_context(qpn);
         let blocks = qp.send.as_ref().map_or(0, qp::SendRing::blocks);
         qp.requester.record_posted(counter, blocks);
         process_send_queue(device, qp, outbox);
@@ -145,7 +149,7 @@ pub fn reset_qp(qp: &mut Qp) {
     qp.responder = ResponderState::default();
 }
 
-/// Removes a queue pair from its table, calls `act` with it, and puts it back. Does nothing without this queue pair.
+/// Removes a queue pair from its table, calls `f` with it, and puts it back. Does nothing without this queue pair.
 fn with_qp(device: &mut Device, qpn: u32, f: impl FnOnce(&mut Device, &mut Qp)) {
     if let Some(mut qp) = device.objects.qps.take(qpn) {
         f(device, &mut qp);
@@ -196,7 +200,7 @@ fn handle_connection_packet(
     if qp.transport != service || !(dynamic || packet.path.source == qp.attributes.path.lid) {
         return;
     }
-    device.cost.context(qp.number);
+    device.cost.record_context(qp.number);
     if !packet.body.is_request() {
         Requester::new(device, qp, outbox).handle_response(packet);
         process_send_queue(device, qp, outbox);

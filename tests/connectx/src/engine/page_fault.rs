@@ -87,7 +87,11 @@ fn raise_event(device: &mut Device, number: u32, absent: Absent) -> bool {
         address: absent.address,
         length: absent.length.min(MAX_REQUEST_BYTES) as u32,
     };
-    let is_subscribed = device.objects.eqs.iter().any(|(_, eq)| eq.wants(event));
+    let is_subscribed = device
+        .objects
+        .eqs
+        .iter()
+        .any(|(_, eq)| eq.subscribes_to(event));
     if !device.firmware.settings.page_faults || !is_subscribed {
         return false;
     }

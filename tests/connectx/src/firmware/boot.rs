@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! How a driver takes the device into use: enables it, agrees on an interface, lends firmware pages,
-//! initialises it; and the way back.
+//! Commands of initialisation and teardown: the driver enables the device, selects an interface version, gives pages to
+//! the firmware, and initialises the device.
 
 use tracing::debug;
 
@@ -10,18 +10,18 @@ use crate::layout::ifc::*;
 use crate::layout::{at, be64, get, put_be, set, size};
 use crate::object::Objects;
 
-/// Bits n are set if interface n is supported.
+/// Bit n is set if interface version n is supported.
 const INTERFACES: u32 = 0b11;
 
-/// Pages that firmware wants to start with, and to initialise. It needs none, but a driver is to see that
-/// it gives them and gets them back.
+/// Number of pages that firmware requests at boot and at initialisation. Firmware uses none of them; the requests test
+/// that the driver gives and reclaims pages.
 const BOOT_PAGES: u32 = 7;
 const INIT_PAGES: u32 = 9;
 
 const VENDOR: u32 = 0x2c9;
 const BOARD: &[u8; 16] = b"KTE0000000001\0\0\0";
 
-/// The commands of this file.
+/// Returns the handler of a command of this file.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_QUERY_ADAPTER => Some(query_adapter),
@@ -34,7 +34,7 @@ pub(super) fn handler(opcode: u16) -> Option<Handler> {
         MLX5_CMD_OP_QUERY_ISSI => Some(query_issi),
         MLX5_CMD_OP_SET_ISSI => Some(set_issi),
         MLX5_CMD_OP_SET_DRIVER_VERSION => Some(set_driver_version),
-        MLX5_CMD_OP_NOP => Some(nothing),
+        MLX5_CMD_OP_NOP => Some(accept_without_effect),
         _ => None,
     }
 }
@@ -117,13 +117,13 @@ fn manage_pages(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<
             }
             lent.extend((0..count).map(|page| be64(pages, page * 8)));
         }
-        2 => give_back(device, count, output),
+        2 => reclaim_pages(device, count, output),
         _ => return Err(Status::BadParameter),
     }
     Ok(())
 }
 
-fn give_back(device: &mut Device, wanted: usize, output: &mut [u8]) {
+fn reclaim_pages(device: &mut Device, wanted: usize, output: &mut [u8]) {
     let first = at!(manage_pages_out, pas);
     let pages = &mut device.firmware.pages;
     let count = wanted
@@ -162,6 +162,6 @@ fn set_driver_version(_: &mut Device, input: &[u8], _: &mut [u8]) -> Result<(), 
     Ok(())
 }
 
-fn nothing(_: &mut Device, _: &[u8], _: &mut [u8]) -> Result<(), Status> {
+fn accept_without_effect(_: &mut Device, _: &[u8], _: &mut [u8]) -> Result<(), Status> {
     Ok(())
 }

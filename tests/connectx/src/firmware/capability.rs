@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What the device can do, as drivers ask for it. What is not here is not offered: a driver that uses it
-//! nevertheless is refused.
+//! Capabilities of the device. Commands that use other capabilities are rejected.
 
 use super::{general, Handler, Status};
 use crate::bar;
@@ -12,7 +11,7 @@ use crate::object::{
     LOG_SRQS, LOG_UMEMS,
 };
 
-/// Log2 of the bytes of the longest message.
+/// Log2 of the maximum size of a message in bytes.
 pub(super) const LOG_MAX_MSG: u32 = 30;
 
 /// Kinds of capabilities.
@@ -24,10 +23,10 @@ const DEVICE_MEMORY: u32 = 0xf;
 /// service, debugging, TLS, and those added after the 32-bit words of the general kind were used up.
 const NONE: [u32; 12] = [1, 4, 5, 6, 7, 8, 9, 0xc, 0xd, 0x11, 0x20, 0x28];
 
-/// Bytes of capabilities in a response.
+/// Size of the capabilities in a response, in bytes.
 const UNION: usize = 4096;
 
-/// Host order: the driver gives and takes operands of atomics as its processor has them.
+/// Host order: operands of atomic operations have the byte order of the processor.
 const HOST_ORDER: u32 = 1;
 
 /// Compare and swap, fetch and add.
@@ -58,7 +57,7 @@ impl Default for Settings {
     }
 }
 
-/// The commands of this file.
+/// Returns the handler of a command of this file.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_QUERY_HCA_CAP => Some(query),
@@ -123,7 +122,7 @@ fn change(device: &mut Device, input: &[u8], _: &mut [u8]) -> Result<(), Status>
     Ok(())
 }
 
-/// Keys that are always there.
+/// Sets the keys that exist in each device.
 fn query_special(_: &mut Device, _: &[u8], output: &mut [u8]) -> Result<(), Status> {
     set!(output, query_special_contexts_out, null_mkey, mkey::NULL);
     set!(
@@ -178,7 +177,7 @@ fn sizes(caps: &mut [u8], settings: &Settings) {
 fn transports(caps: &mut [u8], has_dc: bool) {
     can!(caps, rc, uc, ud, xrc, atomic);
     set!(caps, cmd_hca_cap, dct, u32::from(has_dc));
-    // What a queue pair sends to a group never comes back to it.
+    // The sender of a multicast packet does not receive the packet.
     can!(caps, block_lb_mc);
     set!(caps, cmd_hca_cap, log_max_ra_req_qp, LOG_MAX_READS);
     set!(caps, cmd_hca_cap, log_max_ra_res_qp, LOG_MAX_READS);
@@ -196,7 +195,7 @@ fn transports(caps: &mut [u8], has_dc: bool) {
         log_max_dci_errored_streams,
         LOG_MAX_STREAMS
     );
-    // To reset a stream.
+    // Required to reset a stream.
     can!(caps, qpc_extension);
     set!(caps, cmd_hca_cap, general_obj_types, general::TYPES);
     set!(caps, cmd_hca_cap, local_ca_ack_delay, 16u32);
@@ -246,7 +245,7 @@ fn port(caps: &mut [u8], settings: &Settings) {
     );
     set!(caps, cmd_hca_cap, num_ports, 1u32);
     set!(caps, cmd_hca_cap, pkey_table_size, settings.log_pkeys);
-    // Eight times two to the zero.
+    // 8 times 2 to the power of 0.
     set!(caps, cmd_hca_cap, gid_table_size, 0u32);
 }
 
@@ -255,12 +254,12 @@ fn doorbells(caps: &mut [u8]) {
     set!(caps, cmd_hca_cap, num_of_uars_per_page, 1u32);
     set!(caps, cmd_hca_cap, uar_sz, bar::SIZE.ilog2() - 20);
     set!(caps, cmd_hca_cap, log_pg_sz, 12u32);
-    // Doorbell registers take turns; whole work requests are not taken.
+    // Doorbell registers alternate. WQEs in BlueFlame writes are ignored.
     set!(caps, cmd_hca_cap, log_bf_reg_size, 9u32);
     set!(caps, cmd_hca_cap, device_frequency_khz, bar::FREQUENCY_KHZ);
 }
 
-/// Pages may be absent in all that reliable services reach, and in what datagrams are sent from.
+/// Sets the operations that may access absent pages: all operations of reliable services, and sends of datagrams.
 fn paging(settings: &Settings) -> Vec<u8> {
     let mut caps = vec![0; size!(odp_cap)];
     macro_rules! can {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Commands on completion queues.
+//! Commands for completion queues.
 
 use super::memory::umem;
 use super::{Handler, Status};
@@ -12,21 +12,21 @@ use crate::object::qp::{Qp, Receive};
 use crate::object::receive::SrqKind;
 use crate::object::Objects;
 
-/// Log2 of the most entries.
+/// Log2 of the maximum number of entries.
 const LARGEST: u32 = 22;
 
-/// MODIFY_CQ either resizes, or changes the fields that are selected.
+/// MODIFY_CQ either resizes the queue or changes the selected fields.
 const RESIZE: u32 = 1;
 const MODERATION: u32 = 0b011;
 const EVENT_QUEUE: u32 = 0b100;
 
-/// States of a queue, and whether it is armed.
+/// States of a queue in its context, and its arm flag.
 const OVERRUN: u32 = 9;
 const ARMED: u32 = 9;
 const ARMED_SOLICITED: u32 = 6;
 const FIRED: u32 = 10;
 
-/// The commands of this file.
+/// Returns the handler of a command of this file.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_CREATE_CQ => Some(create),
@@ -46,7 +46,7 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
     let buffer = match get!(input, create_cq_in, cq_umem_valid) {
         0 => buffer(context, pas)?,
         _ => {
-            // Offset and number are before the bit.
+            // Offset and number precede the bit.
             let at = at!(create_cq_in, reserved_at_280);
             let (offset, number) = (be64(input, at), be32(input, at + 8));
             umem::part(device, number, offset, bytes(context)?)?
@@ -83,7 +83,7 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
     Ok(())
 }
 
-/// Bytes of an entry. The third kind has entries of 64 bytes padded to 128.
+/// Returns the size of an entry. The third kind has entries of 64 bytes padded to 128.
 fn entry(context: &[u8]) -> Result<u32, Status> {
     match get!(context, cqc, cqe_sz) {
         0 => Ok(64),
@@ -92,7 +92,7 @@ fn entry(context: &[u8]) -> Result<u32, Status> {
     }
 }
 
-/// Bytes of all entries.
+/// Returns the size of all entries in bytes.
 fn bytes(context: &[u8]) -> Result<u64, Status> {
     let log_size = get!(context, cqc, log_cq_size);
     if log_size > LARGEST || get!(context, cqc, cqe_comp_en) != 0 {

@@ -2,7 +2,7 @@
 //! Commands for DC targets. A target is drained before it is destroyed, so that no message is cut off. The driver
 //! waits for the event that reports the end.
 
-use super::srq::give;
+use super::srq::write_context;
 use super::{Handler, Status};
 use crate::device::Device;
 use crate::engine;
@@ -10,7 +10,7 @@ use crate::layout::ifc::*;
 use crate::layout::{at, get, set, size};
 use crate::object::dct::{Dct, DctState};
 
-/// The commands of this file.
+/// Returns the handler of a command of this file.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_CREATE_DCT => Some(create),
@@ -88,5 +88,5 @@ fn query(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Sta
     let mut context = dct.context;
     set!(context, dctc, state, dct.state as u32);
     set!(context, dctc, dc_access_key_violation_count, dct.violations);
-    give(output, at!(query_dct_out, dct_context_entry), &context)
+    write_context(output, at!(query_dct_out, dct_context_entry), &context)
 }

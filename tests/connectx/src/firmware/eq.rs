@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Commands on event queues.
+//! Commands for event queues.
 
 use super::{Handler, Status};
 use crate::device::Device;
@@ -9,14 +9,14 @@ use crate::layout::{at, be64, get, put_be, set, size};
 use crate::object::buffer::Buffer;
 use crate::object::eq::{Eq, ENTRY};
 
-/// Log2 of the most entries.
+/// Log2 of the maximum number of entries.
 const LARGEST: u32 = 22;
 
-/// In the context: the queue is armed.
+/// Context flag of an armed queue.
 const ARMED: u32 = 9;
 const FIRED: u32 = 10;
 
-/// The commands of this file.
+/// Returns the handler of a command of this file.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_CREATE_EQ => Some(create),

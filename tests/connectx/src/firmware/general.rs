@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! General objects, which are distinguished by a type. One type is supported: it maps an address to the queue pair
-//! that controls congestion on the path to that address. There is no congestion, so it has no effect.
+//! that controls congestion on the path to that address. The network has no congestion, so a mapping has no effect.
 
 use super::{Handler, Status};
 use crate::device::Device;
@@ -15,7 +15,7 @@ pub(super) const TYPES: u64 = 1 << ADDRESS_TO_QP;
 /// Offset of the queue pair in a mapping: after the header, the fields to modify, and reserved bytes.
 const QP: usize = size!(general_obj_in_cmd_hdr) + 12;
 
-/// The commands of this file.
+/// Returns the handler of a command of this file.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_CREATE_GENERAL_OBJECT => Some(create),

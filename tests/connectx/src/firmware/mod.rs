@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Firmware: carries out the driver's commands. What is not implemented is refused as firmware refuses it.
+//! Firmware: executes the commands of the driver. Unsupported commands fail with the status of real firmware.
 
 pub mod boot;
 pub mod capability;
@@ -19,35 +19,35 @@ pub mod srq;
 use crate::device::Device;
 use crate::layout::ifc::*;
 
-/// Why a command is refused.
+/// Status of a rejected command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
-    /// An internal error.
+    /// Internal error.
     Internal = 0x01,
-    /// There is no such command.
+    /// The command does not exist.
     BadOpcode = 0x02,
-    /// A parameter is out of range, or asks for what is not supported.
+    /// A parameter is out of range or not supported.
     BadParameter = 0x03,
-    /// Not in this state of the device.
+    /// The command is invalid in this state of the device.
     BadSystemState = 0x04,
-    /// There is no such object.
+    /// The object does not exist.
     BadResource = 0x05,
     /// The object is in use.
     ResourceBusy = 0x06,
     /// A limit is exceeded.
     LimitExceeded = 0x08,
-    /// The object is not in a state for this.
+    /// The command is invalid in this state of the object.
     BadResourceState = 0x09,
     /// An index is out of range.
     BadIndex = 0x0a,
-    /// There are no more objects of the kind.
+    /// The maximum number of objects of the kind is reached.
     NoResources = 0x0f,
-    /// The QP is not in a state for this.
+    /// The command is invalid in this state of the QP.
     BadQpState = 0x10,
     /// A packet is malformed.
     BadPacket = 0x30,
-    /// A completion queue cannot shrink below what it has outstanding.
+    /// The new size of a completion queue is less than its number of outstanding entries.
     BadSizeOutstanding = 0x40,
     /// The input is too short.
     BadInputLength = 0x50,
@@ -55,16 +55,16 @@ pub enum Status {
     BadOutputLength = 0x51,
 }
 
-/// Carries out a command: its input, and its output, which is zeros and as long as the driver wants it.
+/// Executes a command. Parameters: device, input, and zeroed output of the length that the driver requests.
 pub type Handler = fn(&mut Device, &[u8], &mut [u8]) -> Result<(), Status>;
 
 /// Initialisation phase of the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
-    /// Nothing was asked of the device.
+    /// The device is not enabled.
     #[default]
     Off,
-    /// The driver may ask and set what the device can do.
+    /// The driver may query and set capabilities.
     Enabled,
     /// Objects can be created.
     Initialised,
@@ -75,9 +75,9 @@ pub enum Phase {
 pub struct FirmwareState {
     /// Initialisation phase of the driver.
     pub phase: Phase,
-    /// The version of the interface that was agreed on.
+    /// Selected interface version.
     pub interface: u32,
-    /// Pages that the driver has lent.
+    /// Pages that the driver has given.
     pub pages: Vec<u64>,
     /// Capabilities that the driver has changed.
     pub settings: capability::Settings,

@@ -7,7 +7,7 @@ use crate::layout::ifc::*;
 use crate::layout::{at, get};
 use crate::object::qp::Transport;
 
-/// The commands of this file.
+/// Returns the handler of a command of this file.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_ATTACH_TO_MCG => Some(attach),
@@ -33,7 +33,7 @@ fn detach(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), S
     detached.ok_or(Status::BadResource)
 }
 
-/// The GID, which both commands have at the same place.
+/// Returns the GID. Both commands have it at the same offset.
 fn group(input: &[u8]) -> Result<[u8; 16], Status> {
     let at = at!(attach_to_mcg_in, multicast_gid);
     let gid = input.get(at..at + 16).and_then(|gid| gid.try_into().ok());

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Objects that have a number and little else: they are made and given back, and some are asked what they
-//! counted.
+//! Commands for objects without a context: allocation, deallocation, and queries of counters.
 
 use super::{Handler, Status};
 use crate::cost::DeviceCounters;
@@ -8,7 +7,7 @@ use crate::device::Device;
 use crate::layout::ifc::*;
 use crate::layout::{get, set};
 
-/// The commands of this file.
+/// Returns the handler of a command of this file.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_ALLOC_Q_COUNTER => Some(alloc_counter),
@@ -28,7 +27,7 @@ pub(super) fn handler(opcode: u16) -> Option<Handler> {
     }
 }
 
-/// `plain!(alloc_pd, dealloc_pd, pds, alloc_pd_out, dealloc_pd_in, pd)`: the two commands of a kind.
+/// `plain!(alloc_pd, dealloc_pd, pds, alloc_pd_out, dealloc_pd_in, pd)` defines the two commands of a kind.
 macro_rules! plain {
     ($alloc:ident, $dealloc:ident, $table:ident, $out:ident, $in:ident, $field:ident) => {
         fn $alloc(device: &mut Device, _: &[u8], output: &mut [u8]) -> Result<(), Status> {

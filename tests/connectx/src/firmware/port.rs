@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The port: its state, identifiers and counters, and management packets about it that a driver hands over.
+//! Commands for the port: state, identifiers, counters, and management packets for the port that the driver passes on.
 
 use super::{Handler, Status};
 use crate::device::Device;
@@ -27,10 +27,10 @@ impl Default for Abilities {
     }
 }
 
-/// About a second, in powers of two of 4 microseconds.
+/// Code of a timeout of about 1 s: 4.096 µs times 2 to the power of the code.
 const SUBNET_TIMEOUT: u32 = 18;
 
-/// There is no subnet manager; drivers want one's LID all the same.
+/// LID of the subnet manager. Drivers require one, although the fabric has none.
 const SUBNET_MANAGER: u32 = 1;
 
 /// Full membership of the default partition.
@@ -40,10 +40,10 @@ const PKEY: u64 = 0xffff;
 pub(super) const PKEYS: usize = 128;
 pub(super) const GIDS: usize = 8;
 
-/// Asks for all entries of a table.
+/// Index that selects all entries of a table.
 const ALL: u32 = 0xffff;
 
-/// The commands of this file.
+/// Returns the handler of a command of this file.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_MAD_IFC => Some(mad),
@@ -104,7 +104,7 @@ fn query_context(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result
     Ok(())
 }
 
-/// Identifiers are the fabric's to give.
+/// Changes capability bits of the port. Changes of identifiers are rejected: the fabric assigns them.
 fn modify_context(device: &mut Device, input: &[u8], _: &mut [u8]) -> Result<(), Status> {
     let context = input.get(at!(modify_hca_vport_context_in, hca_vport_context)..);
     let context = context.ok_or(Status::BadInputLength)?;
@@ -191,7 +191,7 @@ const GET_RESPONSE: u8 = 0x81;
 const UNSUPPORTED: u64 = 0xc;
 const RETURNING: u64 = 0x8000;
 
-/// Answers what a subnet manager would ask the port.
+/// Executes a subnet management packet for the port.
 fn mad(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
     let request = input.get(at!(mad_ifc_in, mad)..).unwrap_or_default();
     let request: &[u8; 256] = request.first_chunk().ok_or(Status::BadInputLength)?;
@@ -221,7 +221,7 @@ fn mad(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Statu
     Ok(())
 }
 
-/// Fills in an attribute, of which the packet has 64 bytes. Returns whether it is known.
+/// Writes an attribute to its 64 bytes in the packet. Returns `false` if the attribute is not supported.
 fn attribute(device: &Device, id: u64, data: &mut [u8]) -> bool {
     let port = &device.port;
     data.fill(0);

@@ -15,15 +15,15 @@ use crate::object::eq::Event;
 
 /// Log2 of the number of slots.
 pub const LOG_SLOTS: u32 = 5;
-/// Log2 of a slot's bytes.
+/// Log2 of the size of a slot in bytes.
 pub const LOG_STRIDE: u32 = 6;
 
 const SLOT: usize = 1 << LOG_STRIDE;
 
-/// Bytes of input or output that are in the slot itself. No input has fewer.
+/// Size of the part of input or output in the slot, in bytes. Each input has at least this size.
 const INLINE: usize = 16;
 
-/// Most bytes of an input or output: a key for 4 GiB in pages of 4 KiB has 8 MiB of addresses.
+/// Maximum size of an input or output: a key for 4 GiB in pages of 4 KiB has 8 MiB of addresses.
 const LONGEST: usize = 16 << 20;
 
 /// Slot of a command, shared by driver and firmware. In the kernel's device.h it is `mlx5_cmd_layout`.
@@ -43,7 +43,7 @@ struct CommandSlot {
     status: u8,
 }
 
-/// A part of what does not fit into the slot: `mlx5_cmd_prot_block`.
+/// Mailbox with a part of the input or output: `mlx5_cmd_prot_block`.
 #[repr(C)]
 struct Mailbox {
     data: [u8; MAILBOX_DATA],
@@ -75,11 +75,10 @@ enum Undelivered {
 /// Executes the commands of all slots whose bits are set, and raises an event for their completion. The command that
 /// creates the first event queue for these events ends without an event: the driver polls the slot.
 pub fn run(device: &mut Device, slots: u32) {
-    let told = device
-        .objects
-        .eqs
+    let eqs = &device.objects.eqs;
+    let is_subscribed = eqs
         .iter()
-        .any(|(_, eq)| eq.wants(Event::Command(0)));
+        .any(|(_, eq)| eq.subscribes_to(Event::Command(0)));
     let mut ended = 0;
     for slot in (0..1 << LOG_SLOTS).filter(|slot| (slots >> slot) & 1 != 0) {
         match run_slot(device, slot) {
@@ -88,12 +87,12 @@ pub fn run(device: &mut Device, slots: u32) {
             Err(fault) => debug!(slot, %fault, "the command queue is out of reach"),
         }
     }
-    if told && ended != 0 {
+    if is_subscribed && ended != 0 {
         device.event(Event::Command(ended));
     }
 }
 
-/// Returns whether there was a command.
+/// Executes the command of a slot. Returns `false` if the slot has no command.
 fn run_slot(device: &mut Device, index: u32) -> Result<bool, DmaFault> {
     let address = device.bar.queue + u64::from(index) * SLOT as u64;
     let mut slot = [0; SLOT];
@@ -111,7 +110,7 @@ fn run_slot(device: &mut Device, index: u32) -> Result<bool, DmaFault> {
     slot[offset_of!(CommandSlot, status)] = status << 1;
     slot[offset_of!(CommandSlot, signature)] = 0;
     slot[offset_of!(CommandSlot, signature)] = !xor(&slot);
-    // A driver that polls sees the last byte change, and then all of the output.
+    // A polling driver reads the output after the owner bit in the last byte changes, so this byte is written last.
     device.dma.write(address, &slot[..SLOT - 1])?;
     device
         .dma
@@ -169,7 +168,7 @@ fn blocks(length: usize) -> usize {
     length.saturating_sub(INLINE).div_ceil(MAILBOX_DATA)
 }
 
-/// Carries out a command: returns its output, with status, at least as long as a slot has room for.
+/// Executes a command. Returns its output with status, which at least fills the slot.
 fn execute(device: &mut Device, input: &[u8], length: usize) -> Vec<u8> {
     let opcode = u16::from_be_bytes([input[0], input[1]]);
     let mut output = vec![0; length.max(INLINE)];
@@ -199,7 +198,7 @@ fn execute(device: &mut Device, input: &[u8], length: usize) -> Vec<u8> {
     output
 }
 
-/// Returns a syndrome that distinguishes refusals. A driver only displays it.
+/// Returns a syndrome that distinguishes rejections. A driver only logs it.
 fn syndrome(opcode: u16, status: Status) -> u64 {
     (u64::from(opcode) << 8) | status as u64
 }
@@ -257,7 +256,7 @@ mod tests {
     const OUTPUT: u64 = 0x2000;
     const TOKEN: u8 = 0x5a;
 
-    /// A device with a little memory, whose command queue begins at 0.
+    /// Returns a device with memory, and a command queue at address 0.
     fn fabric() -> Fabric {
         let mut fabric = Fabric::new(1);
         let file = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
@@ -267,7 +266,7 @@ mod tests {
         fabric
     }
 
-    /// A slot with a command of 16 bytes, and `length` of output, that is firmware's.
+    /// Returns a slot owned by firmware, with a command of 16 bytes and `length` bytes of output.
     fn slot(opcode: u32, length: u32) -> [u8; SLOT] {
         let mut slot = [0; SLOT];
         slot[0] = 7;
@@ -302,7 +301,7 @@ mod tests {
         slot
     }
 
-    /// Two mailboxes for the output.
+    /// Writes two mailboxes for the output.
     fn mailboxes(device: &Device) {
         for (number, next) in [OUTPUT + 0x400, 0].into_iter().enumerate() {
             let mut mailbox = [0; MAILBOX];
@@ -316,8 +315,8 @@ mod tests {
         }
     }
 
-    /// Has the command of a slot carried out: what its last byte is then, and the status of the command.
-    fn carry_out(device: &mut Device, slot: [u8; SLOT]) -> (u8, u8) {
+    /// Executes the command of a slot. Returns the last byte of the slot, and the status of the command.
+    fn execute_slot(device: &mut Device, slot: [u8; SLOT]) -> (u8, u8) {
         device.dma.write(0, &slot).unwrap();
         run(device, 1);
         let mut after = [0; SLOT];
@@ -332,14 +331,17 @@ mod tests {
     fn command_is_executed_and_signed() {
         let mut fabric = fabric();
         let device = fabric.device(DeviceId(0));
-        assert_eq!(carry_out(device, slot(MLX5_CMD_OP_ENABLE_HCA, 16)), (0, 0));
+        assert_eq!(
+            execute_slot(device, slot(MLX5_CMD_OP_ENABLE_HCA, 16)),
+            (0, 0)
+        );
         let mut after = [0; SLOT];
         device.dma.read(0, &mut after).unwrap();
         assert_eq!(xor(&after), 0xff);
-        // Once only.
+        // A second doorbell has no effect.
         let status = Status::BadSystemState as u8;
         assert_eq!(
-            carry_out(device, slot(MLX5_CMD_OP_ENABLE_HCA, 16)),
+            execute_slot(device, slot(MLX5_CMD_OP_ENABLE_HCA, 16)),
             (0, status)
         );
     }
@@ -349,7 +351,7 @@ mod tests {
         let mut fabric = fabric();
         let device = fabric.device(DeviceId(0));
         assert_eq!(
-            carry_out(device, slot(0xfff, 16)),
+            execute_slot(device, slot(0xfff, 16)),
             (0, Status::BadOpcode as u8)
         );
     }
@@ -358,11 +360,14 @@ mod tests {
     fn long_output_is_written_to_mailboxes() {
         let mut fabric = fabric();
         let device = fabric.device(DeviceId(0));
-        assert_eq!(carry_out(device, slot(MLX5_CMD_OP_ENABLE_HCA, 16)), (0, 0));
+        assert_eq!(
+            execute_slot(device, slot(MLX5_CMD_OP_ENABLE_HCA, 16)),
+            (0, 0)
+        );
         mailboxes(device);
         let length = size!(query_adapter_out) as u32;
         assert_eq!(
-            carry_out(device, slot(MLX5_CMD_OP_QUERY_ADAPTER, length)),
+            execute_slot(device, slot(MLX5_CMD_OP_QUERY_ADAPTER, length)),
             (0, 0)
         );
         let mut mailbox = [0; MAILBOX];
@@ -409,7 +414,7 @@ mod tests {
             let mut fabric = fabric();
             let device = fabric.device(DeviceId(0));
             mailboxes(device);
-            assert_eq!(carry_out(device, slot).0, (why as u8) << 1);
+            assert_eq!(execute_slot(device, slot).0, (why as u8) << 1);
         }
         let mut long = slot(MLX5_CMD_OP_ENABLE_HCA, 16);
         put_be(&mut long, offset_of!(CommandSlot, input_length), 4, 64);
@@ -417,7 +422,7 @@ mod tests {
         let mut fabric = fabric();
         let device = fabric.device(DeviceId(0));
         assert_eq!(
-            carry_out(device, sign(long)).0,
+            execute_slot(device, sign(long)).0,
             (Undelivered::InputPointer as u8) << 1
         );
     }

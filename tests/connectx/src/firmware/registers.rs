@@ -13,17 +13,17 @@ const PVLC: u32 = 0x500f;
 const NODE_DESCRIPTION: u32 = 0x6001;
 const HOST_ENDIANNESS: u32 = 0x7004;
 
-/// Four lanes, each of the speed EDR.
+/// Link width of four lanes, and speed EDR.
 const WIDTH_4X: u32 = 1 << 2;
 const EDR: u32 = 1 << 5;
 
-/// Bytes of the largest packet's data.
+/// Maximum payload of a packet in bytes.
 const MTU: u32 = 4096;
 
 /// VL 0 to 3.
 const FOUR_LANES: u32 = 4;
 
-/// In PPCNT: the counters of InfiniBand.
+/// Counter group of InfiniBand in PPCNT.
 const INFINIBAND_COUNTERS: u32 = 0x20;
 
 /// Node description, as set by the driver.
@@ -38,7 +38,7 @@ impl Default for Description {
     }
 }
 
-/// The commands of this file.
+/// Returns the handler of a command of this file.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     (u32::from(opcode) == MLX5_CMD_OP_ACCESS_REG).then_some(access)
 }
@@ -60,7 +60,7 @@ fn access(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
 
 fn write(device: &mut Device, register: u32, data: &[u8]) -> Result<(), Status> {
     match register {
-        // All that a driver asks for here is already so.
+        // The requested values equal the fixed state of the port.
         HOST_ENDIANNESS => Ok(()),
         NODE_DESCRIPTION => {
             let text = data.first_chunk().ok_or(Status::BadInputLength)?;
@@ -96,7 +96,7 @@ fn read(device: &Device, register: u32, given: &[u8], data: &mut [u8]) -> Result
             set!(data, pvlc_reg, vl_admin, FOUR_LANES);
             set!(data, pvlc_reg, vl_operational, FOUR_LANES);
         }
-        // Counters of errors that these links do not have.
+        // Error counters, always 0: the links have no such errors.
         PPCNT if get!(given, ppcnt_reg, grp) == INFINIBAND_COUNTERS => (),
         _ => return Err(Status::BadParameter),
     }

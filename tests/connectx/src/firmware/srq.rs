@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Commands for shared receive queues: SRQs, XRC SRQs, and RMPs, which is what the driver makes a basic SRQ
-//! of. They do the same with contexts of three formats.
+//! Commands for shared receive queues: SRQs, XRC SRQs, and RMPs, from which the driver builds basic SRQs. The commands do
+//! the same with three context formats.
 
 use super::{Handler, Status};
 use crate::device::Device;
@@ -10,7 +10,7 @@ use crate::object::buffer::Buffer;
 use crate::object::qp::Receive;
 use crate::object::receive::{check_limit, Layout, Ring, Srq, SrqKind};
 
-/// The commands of this file.
+/// Returns the handler of a command of this file.
 pub(super) fn handler(opcode: u16) -> Option<Handler> {
     match u32::from(opcode) {
         MLX5_CMD_OP_CREATE_SRQ => Some(create_srq),
@@ -73,7 +73,7 @@ fn create_xrc(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<()
     Ok(())
 }
 
-/// `srqc` is `xrc_srqc` but for what only XRC has.
+/// Creates a queue from a context. `srqc` equals `xrc_srqc` without the fields of XRC.
 fn create_by_srqc(device: &mut Device, kind: SrqKind, input: &[u8]) -> Result<u32, Status> {
     let at = at!(create_xrc_srq_in, xrc_srq_context_entry);
     let context = input
@@ -162,7 +162,7 @@ fn insert(device: &mut Device, srq: Srq) -> Result<u32, Status> {
     device.objects.srqs.insert(srq).ok_or(Status::NoResources)
 }
 
-/// The queue with this number, if it is of this kind.
+/// Returns the queue with this number and kind.
 fn find(device: &mut Device, number: u32, kind: SrqKind) -> Result<&mut Srq, Status> {
     device
         .objects
@@ -246,7 +246,7 @@ fn modify_rmp(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(
     )
 }
 
-/// Asks for an event when fewer than `limit` work requests wait, which may be so already.
+/// Arms the limit event of a queue. Raises the event at once if fewer than `limit` work requests are posted.
 fn arm(device: &mut Device, number: u32, kind: SrqKind, limit: u32) -> Result<(), Status> {
     let srq = find(device, number, kind)?;
     if srq.failed {
@@ -274,7 +274,7 @@ fn query_srqc(srq: &Srq, output: &mut [u8]) -> Result<(), Status> {
     let mut context = srq.context.clone();
     set!(context, xrc_srqc, lwm, srq.limit);
     set!(context, xrc_srqc, state, u32::from(srq.failed));
-    give(
+    write_context(
         output,
         at!(query_xrc_srq_out, xrc_srq_context_entry),
         &context,
@@ -291,11 +291,11 @@ fn query_rmp(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(),
         MLX5_RMPC_STATE_RDY
     };
     set!(output, query_rmp_out, rmp_context.state, state);
-    give(output, at!(query_rmp_out, rmp_context.wq), &context)
+    write_context(output, at!(query_rmp_out, rmp_context.wq), &context)
 }
 
-/// Writes a context to where the output has it.
-pub(super) fn give(output: &mut [u8], at: usize, context: &[u8]) -> Result<(), Status> {
+/// Writes a context to the output at byte `at`.
+pub(super) fn write_context(output: &mut [u8], at: usize, context: &[u8]) -> Result<(), Status> {
     let room = output
         .get_mut(at..at + context.len())
         .ok_or(Status::BadOutputLength)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The wires between devices. A perfect network delivers each packet at once and in order. A [`Plan`] adds faults, and
+//! Links between devices. A perfect network delivers each packet at once and in order. A [`Plan`] adds faults, and
 //! links can be cut.
 
 pub mod packet;
@@ -14,16 +14,16 @@ use crate::random::Random;
 use packet::Packet;
 use plan::{Invalid, Plan, Rule};
 
-/// A packet is overtaken by what is sent within this time.
+/// Delay of a reordered packet: packets sent within this time overtake it.
 const OVERTAKEN: Duration = Duration::from_micros(20);
 
-/// Maximum number of buffers that are kept for later packets.
+/// Maximum number of free payload buffers.
 const SPARE: usize = 1024;
 
-/// Packets on their way out of a device, the present time, and buffers for packets.
+/// Packets sent by devices, current time, and free payload buffers.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    /// The present time, since the fabric began.
+    /// Current time since the start of the fabric.
     pub now: Duration,
     packets: VecDeque<Packet>,
     spare: Vec<Vec<u8>>,
@@ -35,19 +35,19 @@ impl Outbox {
         self.packets.push_back(packet);
     }
 
-    /// Takes the packet that was sent first.
+    /// Takes the oldest packet.
     pub fn take(&mut self) -> Option<Packet> {
         self.packets.pop_front()
     }
 
-    /// A buffer for so many bytes of data, with anything in it.
+    /// Returns a buffer of this length with unspecified contents.
     pub fn buffer(&mut self, length: usize) -> Vec<u8> {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.resize(length, 0);
         buffer
     }
 
-    /// Gives back the buffer of a packet that came.
+    /// Returns the buffer of a received packet for reuse.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         if buffer.capacity() > 0 && self.spare.len() < SPARE {
             self.spare.push(buffer);
@@ -60,22 +60,22 @@ impl Outbox {
 pub struct NetworkCounters {
     /// Packets delivered.
     pub delivered: u64,
-    /// Packets lost by chance.
+    /// Packets dropped by the fault plan.
     pub dropped: u64,
-    /// Packets lost because a link was cut.
+    /// Packets dropped on a cut link.
     pub cut: u64,
     /// Packets delivered twice.
     pub duplicated: u64,
     /// Packets delivered late.
     pub delayed: u64,
-    /// Packets that others could overtake.
+    /// Packets that later packets may overtake.
     pub reordered: u64,
 }
 
-/// A packet, and the LID of the port that it is on its way to.
+/// LID of the destination port, and packet.
 type Parcel = (u16, Packet);
 
-/// The network: packets that are under way.
+/// Network with its packets in flight.
 #[derive(Debug, Default)]
 pub struct Network {
     plan: Plan,
@@ -88,20 +88,20 @@ pub struct Network {
 }
 
 impl Network {
-    /// Follows `plan` from now on, from where its seed begins.
-    pub fn follow(&mut self, plan: Plan) -> Result<(), Invalid> {
+    /// Applies `plan` to later packets, from the start of its seed.
+    pub fn set_plan(&mut self, plan: Plan) -> Result<(), Invalid> {
         plan.check()?;
         self.random = (!plan.rules.is_empty()).then(|| Random::new(plan.seed));
         self.plan = plan;
         Ok(())
     }
 
-    /// Cuts the link between two ports: packets of both directions are lost.
+    /// Cuts the link between two ports: packets in both directions are dropped.
     pub fn cut(&mut self, one: u16, other: u16) {
         self.cut.insert((one.min(other), one.max(other)));
     }
 
-    /// Mends a link that was cut.
+    /// Restores a cut link.
     pub fn mend(&mut self, one: u16, other: u16) {
         self.cut.remove(&(one.min(other), one.max(other)));
     }
@@ -111,29 +111,30 @@ impl Network {
         self.count
     }
 
-    /// Takes a packet from a device, for the port with the LID `to`. Returns whether it keeps it.
+    /// Accepts a packet of a device for the port with the LID `to`. Returns `false` if the packet is dropped by the fault
+    /// plan or a cut link.
     pub fn accept(&mut self, now: Duration, to: u16, packet: Packet) -> bool {
         let rule = self.plan.rule(to, &packet);
         let (Some(rule), Some(random)) = (rule, &mut self.random) else {
             self.ready.push_back((to, packet));
             return true;
         };
-        let fate = Fate::new(rule, random);
-        if fate.dropped {
+        let faults = PacketFaults::new(rule, random);
+        if faults.dropped {
             self.count.dropped += 1;
             return false;
         }
-        self.count.delayed += u64::from(fate.delayed);
-        self.count.reordered += u64::from(fate.reordered);
-        if fate.duplicated {
+        self.count.delayed += u64::from(faults.delayed);
+        self.count.reordered += u64::from(faults.reordered);
+        if faults.duplicated {
             self.count.duplicated += 1;
-            self.forward(now + fate.lag, now, (to, packet.clone()));
+            self.forward(now + faults.lag, now, (to, packet.clone()));
         }
-        self.forward(now + fate.lag, now, (to, packet));
+        self.forward(now + faults.lag, now, (to, packet));
         true
     }
 
-    /// The next packet that has arrived by `now`, and the LID of the port where it is.
+    /// Takes the next packet that has arrived at `now`, with the LID of its destination port.
     pub fn deliver(&mut self, now: Duration) -> Option<(u16, Packet)> {
         loop {
             let (to, packet) = match self.late.first_entry() {
@@ -149,7 +150,7 @@ impl Network {
         }
     }
 
-    /// When the next packet arrives.
+    /// Returns the arrival time of the next packet.
     pub fn deadline(&self) -> Option<Duration> {
         if !self.ready.is_empty() {
             return Some(Duration::ZERO);
@@ -167,7 +168,7 @@ impl Network {
 }
 
 /// Faults of one packet.
-struct Fate {
+struct PacketFaults {
     dropped: bool,
     duplicated: bool,
     delayed: bool,
@@ -175,7 +176,7 @@ struct Fate {
     lag: Duration,
 }
 
-impl Fate {
+impl PacketFaults {
     fn new(rule: &Rule, random: &mut Random) -> Self {
         let dropped = random.chance(rule.drop);
         let duplicated = random.chance(rule.duplicate);
@@ -188,7 +189,7 @@ impl Fate {
         if reordered {
             lag += Duration::from_nanos(1 + random.below(OVERTAKEN.as_nanos() as u64));
         }
-        Fate {
+        PacketFaults {
             dropped,
             duplicated,
             delayed,

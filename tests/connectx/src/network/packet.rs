@@ -5,34 +5,34 @@
 
 use std::fmt;
 
-/// A packet sequence number: 24 bits that wrap.
+/// Packet sequence number: 24 bits that wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Psn(u32);
 
 impl Psn {
     const MASK: u32 = 0xff_ffff;
 
-    /// The number in the low 24 bits of `value`.
+    /// Returns the PSN in the low 24 bits of `value`.
     pub fn new(value: u32) -> Self {
         Psn(value & Self::MASK)
     }
 
-    /// The number as an integer below 2^24.
+    /// Returns the PSN as an integer below 2^24.
     pub fn get(self) -> u32 {
         self.0
     }
 
-    /// The number `count` packets later.
+    /// Returns the PSN `count` packets later.
     pub fn plus(self, count: u32) -> Self {
         Psn::new(self.0.wrapping_add(count))
     }
 
-    /// The number before.
+    /// Returns the preceding PSN.
     pub fn previous(self) -> Self {
         self.plus(Self::MASK)
     }
 
-    /// Returns the distance in packets from `earlier` to this one: negative if this is the earlier one.
+    /// Returns the distance in packets from `earlier` to this PSN. It is negative if this PSN is the earlier one.
     pub fn since(self, earlier: Psn) -> i32 {
         let distance = self.0.wrapping_sub(earlier.0) & Self::MASK;
         (distance << 8) as i32 >> 8
@@ -45,7 +45,7 @@ impl fmt::Display for Psn {
     }
 }
 
-/// Where a packet comes from and goes to (LRH and GRH).
+/// Source and destination of a packet (LRH and GRH).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Path {
     /// LID of the sending port.
@@ -54,11 +54,11 @@ pub struct Path {
     pub destination: u16,
     /// Service level, 0 to 15.
     pub service_level: u8,
-    /// The global route header, if the packet has one.
+    /// GRH, if the packet has one.
     pub grh: Option<Grh>,
 }
 
-/// A global route header.
+/// Global route header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Grh {
     /// Traffic class.
@@ -73,7 +73,7 @@ pub struct Grh {
     pub destination: [u8; 16],
 }
 
-/// The transport service, with its extended header.
+/// Transport service, with its extended header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// Reliable connection.
@@ -89,7 +89,7 @@ pub enum Service {
     },
     /// Extended reliable connection (XRCETH).
     Xrc {
-        /// Shared receive queue that a SEND or an immediate goes to.
+        /// Shared receive queue for SENDs and immediates.
         srq: u32,
     },
     /// Dynamically connected (DCETH).
@@ -101,26 +101,26 @@ pub enum Service {
 pub struct DcConnection {
     /// Queue pair of the initiator.
     pub initiator: u32,
-    /// Which of its channels.
+    /// Channel of the initiator.
     pub channel: u16,
-    /// Number of the connection: it grows with each that the initiator's device makes.
+    /// Number of the connection. It increases with each connection of the device of the initiator.
     pub number: u64,
-    /// First sequence number of the connection.
+    /// First PSN of the connection.
     pub first: Psn,
     /// Access key of the target.
     pub key: u64,
 }
 
-/// A packet.
+/// Packet.
 #[derive(Clone, Debug)]
 pub struct Packet {
-    /// Where it comes from and goes to.
+    /// Source and destination.
     pub path: Path,
     /// Transport service.
     pub service: Service,
-    /// Queue pair (or DC target) that it goes to.
+    /// Destination queue pair or DC target.
     pub destination: u32,
-    /// Sequence number.
+    /// PSN.
     pub psn: Psn,
     /// `true` if the sender requests an acknowledgement.
     pub acknowledge: bool,
@@ -132,7 +132,7 @@ pub struct Packet {
     pub payload: Vec<u8>,
 }
 
-/// The operation of a packet, with its extended headers.
+/// Operation of a packet, with its extended headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketBody {
     /// Part of a SEND.
@@ -145,9 +145,9 @@ pub enum PacketBody {
     Atomic(Atomic),
     /// Part of the response to a READ.
     ReadResponse,
-    /// Response to an atomic operation: the value before it.
+    /// Response to an atomic operation: the previous value.
     AtomicResponse(u64),
-    /// Acknowledges all up to the packet's sequence number, or refuses that one.
+    /// Acknowledges all packets up to the PSN of this packet, or rejects the packet with this PSN.
     Acknowledge(Answer),
 }
 
@@ -159,7 +159,7 @@ impl PacketBody {
     }
 }
 
-/// Where in its message a packet is.
+/// Position of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
     /// First of several.
@@ -173,7 +173,7 @@ pub enum Position {
 }
 
 impl Position {
-    /// The position of a packet that begins or ends a message, or both.
+    /// Returns the position of a packet that begins or ends a message, or both.
     pub fn new(begins: bool, ends: bool) -> Self {
         match (begins, ends) {
             (true, true) => Position::Only,
@@ -197,11 +197,11 @@ impl Position {
 /// Extension of the last packet of a message (IMMDT, IETH). It is ignored in the other packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tail {
-    /// Nothing.
+    /// No extension.
     None,
     /// Immediate data.
     Immediate(u32),
-    /// A memory key that the receiver invalidates.
+    /// Memory key that the receiver invalidates.
     Invalidate(u32),
 }
 
@@ -216,14 +216,14 @@ pub struct Reth {
     pub length: u32,
 }
 
-/// An atomic operation (AtomicETH).
+/// Atomic operation (AtomicETH).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Atomic {
     /// Virtual address.
     pub address: u64,
     /// Memory key.
     pub key: u32,
-    /// Bytes of the operand: 4 or 8.
+    /// Size of the operand: 4 or 8 bytes.
     pub size: u8,
     /// The operation.
     pub operation: AtomicOperation,
@@ -232,8 +232,7 @@ pub struct Atomic {
 /// Atomic operation with its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOperation {
-    /// Replaces the bits of `swap_mask` by those of `swap`, if the bits of `compare_mask` are those of
-    /// `compare`.
+    /// Replaces the bits of `swap_mask` by the bits of `swap`, if the bits of `compare_mask` equal those of `compare`.
     CompareSwap {
         /// Expected value.
         compare: u64,
@@ -244,7 +243,7 @@ pub enum AtomicOperation {
         /// Bits that are replaced.
         swap_mask: u64,
     },
-    /// Adds. A bit in `boundary` ends a field, out of which nothing is carried.
+    /// Adds field by field. A bit in `boundary` is the last bit of a field, and stops the carry.
     FetchAdd {
         /// Addend.
         add: u64,
@@ -253,27 +252,27 @@ pub enum AtomicOperation {
     },
 }
 
-/// The syndrome of an acknowledgement (AETH).
+/// Syndrome of an acknowledgement (AETH).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Done.
+    /// Positive acknowledgement.
     Ack,
-    /// The receiver had no buffer. Try again after the time that this RNR timer code stands for.
+    /// RNR NAK with RNR timer code: the requester retries after the delay of the code.
     ReceiverNotReady(u8),
-    /// Refused.
+    /// NAK.
     Nak(Nak),
 }
 
-/// Why a packet is refused.
+/// NAK code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nak {
-    /// Packets before this one are missing.
+    /// PSN sequence error: earlier packets are lost.
     Sequence,
-    /// The responder does not do such a request.
+    /// The responder does not support the request.
     InvalidRequest,
-    /// The memory key does not allow it.
+    /// The memory key or the rights of the connection deny the access.
     RemoteAccess,
-    /// The responder failed.
+    /// The responder has failed.
     RemoteOperation,
     /// The key of a dynamic connection is wrong.
     ConnectionKey,

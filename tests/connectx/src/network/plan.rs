@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The fault plan: what the network does to packets, as JSON.
+//! Fault plan of the network, as JSON.
 //!
 //! ```json
 //! { "seed": 7, "rules": [
@@ -14,52 +14,52 @@ use thiserror::Error;
 
 use crate::network::packet::Packet;
 
-/// Faults of the network.
+/// Fault plan of the network.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// Where chance begins: the same plan and the same packets give the same faults.
+    /// Seed of the random numbers: the same plan and the same packets yield the same faults.
     #[serde(default)]
     pub seed: u64,
-    /// The first that fits a packet is applied to it.
+    /// Rules. The first rule that matches a packet applies.
     #[serde(default)]
     pub rules: Vec<Rule>,
 }
 
-/// Faults of some of the packets. Each rate is from 0 to 1.
+/// Match conditions and faults of packets. Each rate is from 0 to 1.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rule {
-    /// Only to packets from the port with this LID.
+    /// Matches packets from the port with this LID.
     pub from: Option<u16>,
-    /// Only to packets to the port with this LID.
+    /// Matches packets to the port with this LID.
     pub to: Option<u16>,
-    /// Only to packets to this queue pair or DCT.
+    /// Matches packets to this queue pair or DC target.
     pub qp: Option<u32>,
     /// Rate of lost packets.
     pub drop: f64,
     /// Rate of packets that arrive twice.
     pub duplicate: f64,
-    /// Rate of packets that later ones overtake.
+    /// Rate of packets that later packets overtake.
     pub reorder: f64,
-    /// Packets that arrive late.
+    /// Delay of packets.
     pub delay: Delay,
 }
 
-/// A delay of some packets.
+/// Delay of packets.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Delay {
     /// Rate of delayed packets, from 0 to 1.
     pub rate: f64,
-    /// By how much.
+    /// Delay in microseconds.
     pub microseconds: u64,
 }
 
-/// A plan that makes no sense.
+/// Reason for which a plan is invalid.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Invalid {
-    /// A rate is not one.
+    /// A rate is not from 0 to 1.
     #[error("rule {0}: a rate must be from 0 to 1")]
     Rate(usize),
     /// A delay is longer than a minute.
@@ -68,7 +68,7 @@ pub enum Invalid {
 }
 
 impl Plan {
-    /// Checks that the numbers are what they should be.
+    /// Checks that rates and delays are in range.
     pub fn check(&self) -> Result<(), Invalid> {
         for (number, rule) in self.rules.iter().enumerate() {
             let rates = [rule.drop, rule.duplicate, rule.reorder, rule.delay.rate];
@@ -82,7 +82,7 @@ impl Plan {
         Ok(())
     }
 
-    /// The rule for a packet to the port with the LID `to`.
+    /// Returns the first rule that matches a packet to the port with the LID `to`.
     pub fn rule(&self, to: u16, packet: &Packet) -> Option<&Rule> {
         self.rules.iter().find(|rule| rule.fits(to, packet))
     }
@@ -97,7 +97,7 @@ impl Rule {
 }
 
 impl Delay {
-    /// The delay of those that have one.
+    /// Returns the delay as a duration.
     pub fn time(self) -> Duration {
         Duration::from_micros(self.microseconds)
     }

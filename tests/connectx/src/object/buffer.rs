@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A ring in guest memory: pages that need not be adjacent, with the start somewhere in the first.
+//! Buffer of a ring in guest memory: pages that need not be adjacent, with an offset in the first page.
 
 use std::sync::Arc;
 
@@ -11,13 +11,14 @@ use crate::memory::{Dma, DmaFault};
 pub struct Buffer {
     pages: Arc<[u64]>,
     log_page: u32,
-    /// Where in the first page it begins.
+    /// Offset of the buffer in the first page, in bytes.
     offset: u64,
 }
 
 impl Buffer {
-    /// Takes a list of big-endian page addresses, pages of `log_page_size` + 12 bits, and the buffer's
-    /// offset in 64ths of a page. `None` if there are too few pages for `size` bytes, or nonsense is given.
+    /// Returns the buffer of `size` bytes in a list of big-endian page addresses. The size of a page is 2 to the power of
+    /// `log_page_size` + 12, and the offset is in 64ths of a page. Returns `None` if the pages are too few or a parameter is
+    /// invalid.
     pub fn new(pas: &[u8], log_page_size: u32, page_offset: u32, size: u64) -> Option<Self> {
         let log_page = log_page_size.checked_add(12).filter(|log| *log < 48)?;
         let offset = (u64::from(page_offset) << log_page) / 64;
@@ -34,14 +35,14 @@ impl Buffer {
         })
     }
 
-    /// Takes all of a list of big-endian page addresses, and the offset in bytes of what is in the pages.
+    /// Returns the buffer of all pages in a list of big-endian addresses. The offset is in bytes.
     pub fn whole(pas: &[u8], log_page_size: u32, offset: u64) -> Option<Self> {
         let size = (pas.len() as u64 / 8).checked_shl(log_page_size + 12)?;
         let buffer = Buffer::new(pas, log_page_size, 0, size)?;
         (offset < size).then_some(Buffer { offset, ..buffer })
     }
 
-    /// The `size` bytes from `offset` on. They share the pages.
+    /// Returns the part of `size` bytes at `offset`. The part shares the pages.
     pub fn part(&self, offset: u64, size: u64) -> Option<Self> {
         let offset = self.offset.checked_add(offset)?;
         let end = offset.checked_add(size)?;
@@ -52,17 +53,17 @@ impl Buffer {
         (end <= (self.pages.len() as u64) << self.log_page).then_some(buffer)
     }
 
-    /// Returns `true` if there are parts.
+    /// Returns `true` if parts of the buffer exist.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.pages) > 1
     }
 
-    /// The address of what is `at` bytes from the buffer's start.
+    /// Returns the address of the byte `at` of the buffer.
     pub fn address(&self, at: u64) -> Option<u64> {
         self.place(at).ok().map(|(address, _)| address)
     }
 
-    /// Reads what is `at` bytes from the buffer's start.
+    /// Reads all of `bytes` from the byte `at` of the buffer.
     pub fn read(&self, dma: &Dma, at: u64, bytes: &mut [u8]) -> Result<(), DmaFault> {
         let mut done = 0;
         while done < bytes.len() {
@@ -74,7 +75,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Writes to what is `at` bytes from the buffer's start.
+    /// Writes all of `bytes` to the byte `at` of the buffer.
     pub fn write(&self, dma: &Dma, at: u64, bytes: &[u8]) -> Result<(), DmaFault> {
         let mut done = 0;
         while done < bytes.len() {
@@ -86,12 +87,12 @@ impl Buffer {
         Ok(())
     }
 
-    /// The pages' addresses, as they were given.
+    /// Returns the big-endian addresses of the pages, as given.
     pub fn pages(&self) -> &[u64] {
         &self.pages
     }
 
-    /// The address `at` bytes from the start, and how many bytes its page still has.
+    /// Returns the address of the byte `at`, and the number of bytes from there to the end of its page.
     fn place(&self, at: u64) -> Result<(u64, usize), DmaFault> {
         let at = at.checked_add(self.offset).ok_or(DmaFault(at))?;
         let page = *self

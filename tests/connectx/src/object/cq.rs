@@ -11,10 +11,10 @@ use crate::memory::{Dma, DmaFault};
 use crate::object::buffer::Buffer;
 use crate::object::eq::{self, Event};
 
-/// Counters have 24 bits.
+/// Mask of counters, which have 24 bits.
 const COUNTER: u32 = 0xff_ffff;
 
-/// In the word that arms a queue.
+/// Flag of the arm word.
 const ONLY_SOLICITED: u32 = 1 << 24;
 
 /// Arm word of a doorbell record before the driver arms the queue. Programs write 0, which is also a valid first arm
@@ -22,53 +22,53 @@ const ONLY_SOLICITED: u32 = 1 << 24;
 const NOT_ARMED: u32 = u32::MAX;
 const NOT_ARMED_BY_KERNEL: u32 = 2 << 28;
 
-/// In the last byte of an entry: 32 or 64 bytes of data are in the entry, and the event is solicited.
+/// Flags of the last byte of an entry: 32 or 64 bytes of inline data, and solicited event.
 const INLINE_32: u8 = 0x4;
 const INLINE_64: u8 = 0x8;
 const SOLICITED: u8 = 0x2;
 
-/// In the word with the source QP: the data begins with a GRH.
+/// Flag of the word with the source QPN: the data begins with a GRH.
 const GRH: u32 = 1 << 28;
 
-/// A completion queue.
+/// Completion queue.
 #[derive(Debug)]
 pub struct Cq {
-    /// Its entries.
+    /// Ring of entries.
     pub buffer: Buffer,
     /// Log2 of the number of entries.
     pub log_size: u32,
-    /// Bytes of an entry: 64 or 128.
+    /// Size of an entry: 64 or 128 bytes.
     pub entry: u32,
     /// Event queue of its completion events.
     pub eqn: u32,
-    /// Where the doorbell record is: consumer counter, arm word.
+    /// Address of the doorbell record: consumer counter, arm word.
     pub doorbell: u64,
     /// Number of entries written so far; 24 bits.
     pub producer: u32,
-    /// Number of entries that the driver has taken, as far as is known; 24 bits.
+    /// Last consumer counter read from the doorbell record; 24 bits.
     pub consumer: u32,
-    /// The producer's counter after the last entry that was solicited or an error.
+    /// Producer counter after the last entry that was solicited or an error.
     pub solicited: u32,
     /// Arm request of the driver for which no event was raised yet.
     pub armed: Option<Arm>,
     /// Sequence number of the arm request for which the last event was raised.
     pub told: Option<u32>,
-    /// The arm word of the doorbell record, as it was last read.
+    /// Last arm word read from the doorbell record.
     pub arm_word: u32,
     /// `true` if the driver itself ensures that the queue is never full.
     pub ignores_overrun: bool,
     /// `true` if the queue is in error, and accepts no further entries.
     pub failed: bool,
-    /// The context as the driver gave it.
+    /// Context of the CREATE command.
     pub context: Vec<u8>,
 }
 
-/// Request of an event by the driver.
+/// Arm request of the driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Arm {
     /// First entry that raises the event.
     pub consumer: u32,
-    /// `true` if only solicited entries and errors raise it.
+    /// `true` if only solicited entries and errors raise the event.
     pub solicited: bool,
     /// Number of events that the driver has taken; 2 bits.
     pub sequence: u32,
@@ -89,7 +89,7 @@ impl Arm {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CqeKind {
-    /// A work request of a send queue.
+    /// Work request of a send queue.
     #[default]
     Request = 0,
     /// A receive, by an RDMA write with immediate.
@@ -100,11 +100,11 @@ pub enum CqeKind {
     ReceiveSendImmediate = 3,
     /// A receive, by a send with invalidate.
     ReceiveSendInvalidate = 4,
-    /// The queue goes on in another buffer.
+    /// Last entry of the buffer: the queue continues in another buffer.
     Resized = 5,
-    /// A work request of a send queue, that failed.
+    /// Failed work request of a send queue.
     RequestError = 13,
-    /// A receive that failed.
+    /// Failed receive.
     ReceiveError = 14,
 }
 
@@ -117,65 +117,65 @@ pub enum Syndrome {
     LocalLength = 0x01,
     /// The work request is invalid, or not allowed now.
     LocalQpOperation = 0x02,
-    /// A data segment is not within the QP's rights.
+    /// A data segment violates the rights of the QP.
     LocalProtection = 0x04,
     /// The QP was in error.
     Flush = 0x05,
     /// A memory window could not be bound.
     WindowBind = 0x06,
-    /// The responder's answer makes no sense.
+    /// The response is invalid.
     BadResponse = 0x10,
     /// Local memory could not be accessed.
     LocalAccess = 0x11,
-    /// The responder found the request invalid.
+    /// The responder rejects the request as invalid.
     RemoteInvalidRequest = 0x12,
-    /// The responder does not allow the access.
+    /// The responder denies the access.
     RemoteAccess = 0x13,
-    /// The responder could not carry it out.
+    /// The responder cannot execute the request.
     RemoteOperation = 0x14,
     /// No response arrived, and no retry is left.
     TransportRetry = 0x15,
     /// The responder was not ready, and no retry is left.
     RnrRetry = 0x16,
-    /// The responder aborted it.
+    /// The responder has aborted the request.
     RemoteAborted = 0x22,
 }
 
-/// The end of a work request.
+/// Completion of a work request.
 #[derive(Clone, Debug, Default)]
 pub struct Completion {
-    /// The kind.
+    /// Kind.
     pub kind: CqeKind,
-    /// The local QP or DCT.
+    /// Number of the local QP or DCT.
     pub qpn: u32,
     /// User index (`user_index`) of the QP, or of the SRQ for receives from an SRQ; 24 bits.
     pub user_index: u32,
-    /// The opcode of the work request, for those of a send queue.
+    /// Opcode of a work request of a send queue.
     pub opcode: u8,
-    /// The work request: its index in the queue, in basic blocks for a send queue.
+    /// Index of the WQE in its queue, in basic blocks for a send queue.
     pub wqe_counter: u16,
-    /// Bytes received, or read.
+    /// Number of bytes received or read.
     pub byte_count: u32,
     /// Immediate data, the invalidated key, or for UD the P_Key index in the low 16 bits.
     pub immediate: u32,
-    /// The source QP, for datagrams and DC.
+    /// Source QPN, for datagrams and DC.
     pub source_qpn: u32,
-    /// The source LID, for datagrams.
+    /// Source LID, for datagrams.
     pub source_lid: u16,
-    /// The service level, for datagrams.
+    /// Service level, for datagrams.
     pub service_level: u8,
     /// `true` if the data begins with a GRH.
     pub grh: bool,
-    /// The lower 7 bits of the destination LID, for datagrams.
+    /// Lower 7 bits of the destination LID, for datagrams.
     pub path_bits: u8,
     /// `true` if the sender requested an event.
     pub solicited: bool,
-    /// For errors: why.
+    /// Syndrome, for errors.
     pub syndrome: Syndrome,
-    /// For errors: what hardware would say beyond that.
+    /// Vendor syndrome, for errors.
     pub vendor_syndrome: u8,
-    /// Data that goes into the completion itself, instead of the work request's memory: at most 32
-    /// bytes in entries of 64 bytes, and 64 in those of 128.
+    /// Data that is placed in the CQE instead of the memory of the WQE: at most 32 bytes in entries of 64 bytes, and 64
+    /// bytes in entries of 128 bytes.
     pub inline: Vec<u8>,
 }
 
@@ -194,12 +194,12 @@ impl Cq {
         (word != before && !begins).then_some(word)
     }
 
-    /// Where the arm word of the doorbell record is, which the driver may have put anywhere.
+    /// Returns the address of the arm word. The driver may place the record at any address, so the sum may overflow.
     fn arm_record(&self) -> u64 {
         self.doorbell.wrapping_add(4)
     }
 
-    /// Bytes from one entry to the next.
+    /// Returns the distance between two entries in bytes.
     fn stride(&self) -> u64 {
         u64::from(self.entry)
     }
@@ -227,7 +227,7 @@ impl Cq {
         let entry = completion.entry(self.entry as usize, owner, ticks);
         let at = u64::from(self.producer & ((1 << self.log_size) - 1)) * self.stride();
         let last = entry.len() - 1;
-        // The driver takes what has its owner changed, so this is written last.
+        // The owner bit hands the entry to the driver, so it is written last.
         let written = self
             .buffer
             .write(dma, at, &entry[..last])
@@ -240,7 +240,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Continues in another buffer. The old buffer ends with a resize entry. The driver moves the entries that it has
+    /// Switches to another buffer. The old buffer ends with a resize entry. The driver moves the entries that it has
     /// not taken by one position, since the resize entry is counted too.
     pub fn resize(
         &mut self,
@@ -267,7 +267,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Returns `true` if an event is due: the queue is armed, and there is an entry for which it is armed.
+    /// Returns `true` if an event is due: the queue is armed, and an entry matches the arm request.
     fn is_due(&mut self) -> bool {
         let Some(arm) = self.armed else {
             return false;
@@ -293,7 +293,7 @@ impl Completion {
         matches!(self.kind, CqeKind::RequestError | CqeKind::ReceiveError)
     }
 
-    /// The entry of `size` bytes: what drivers look at is its last 64.
+    /// Encodes the entry in `size` bytes. The fields are in the last 64 bytes.
     fn entry(&self, size: usize, owner: u8, ticks: u64) -> Vec<u8> {
         let mut entry = vec![0; size];
         let cqe = &mut entry[size - 64..];
@@ -350,7 +350,7 @@ impl Completion {
     }
 }
 
-/// Writes a completion, and raises an event if one is due. A queue that is full is in error from then on.
+/// Writes a completion, and raises an event if one is due. A full queue enters the error state.
 pub fn complete(device: &mut Device, cqn: u32, completion: &Completion) {
     let Some(cq) = device.objects.cqs.get_mut(cqn) else {
         return debug!(cqn, "a completion for no queue");
@@ -367,12 +367,12 @@ pub fn complete(device: &mut Device, cqn: u32, completion: &Completion) {
             if why == Syndrome::LocalLength { 1 } else { 2 },
         ));
     }
-    tell(device, cqn);
+    raise_event(device, cqn);
 }
 
-/// Arms a queue: the driver requests an event for entries after those that it has taken. `command` has the counter of
-/// the latter in 24 bits, and a flag for solicited entries only. Until the driver has taken the last event, the queue
-/// raises no other.
+/// Arms a queue: the driver requests an event for entries after the consumer counter. `command` has this counter in 24
+/// bits, and a flag for solicited entries only. The queue raises no other event until the driver has consumed the last
+/// event.
 pub fn arm(device: &mut Device, cqn: u32, command: u32) {
     let Some(cq) = device.objects.cqs.get_mut(cqn) else {
         return;
@@ -382,10 +382,10 @@ pub fn arm(device: &mut Device, cqn: u32, command: u32) {
     if cq.told != Some(arm.sequence) {
         cq.armed = Some(arm);
     }
-    tell(device, cqn);
+    raise_event(device, cqn);
 }
 
-fn tell(device: &mut Device, cqn: u32) {
+fn raise_event(device: &mut Device, cqn: u32) {
     let Some(cq) = device.objects.cqs.get_mut(cqn) else {
         return;
     };

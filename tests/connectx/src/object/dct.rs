@@ -1,59 +1,59 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! DC targets: where the requests of any DC initiator arrive that knows the access key.
+//! DC targets, which receive the requests of any DC initiator with the access key.
 
 use crate::engine::dc::Initiators;
 use crate::layout::{get, get64, size};
 use crate::object::qp::Rights;
 
-/// Life cycle of a target.
+/// State of a DC target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DctState {
-    /// It takes requests.
+    /// Accepts connections and requests.
     #[default]
     Active = 0,
-    /// It finishes what it began.
+    /// Finishes messages in progress and drops requests of new connections.
     Draining = 1,
-    /// It does nothing any more.
+    /// Executes no requests.
     Drained = 2,
 }
 
-/// A DC target.
+/// DC target.
 #[derive(Clone, Debug)]
 pub struct Dct {
-    /// Its number.
+    /// Number.
     pub number: u32,
-    /// Its state.
+    /// State.
     pub state: DctState,
-    /// Its protection domain.
+    /// Protection domain.
     pub pd: u32,
-    /// The key that initiators must know.
+    /// Access key that initiators must send.
     pub access_key: u64,
-    /// Where its receive work requests come from.
+    /// Shared receive queue.
     pub srqn: u32,
-    /// Where its completions go.
+    /// Completion queue.
     pub cqn: u32,
-    /// Its user index in completions.
+    /// User index in completions.
     pub user_index: u32,
-    /// The set of Q counters that count for it.
+    /// Set of Q counters.
     pub counters: u32,
     /// Access rights of initiators.
     pub rights: Rights,
-    /// RNR timer code for initiators that find no receive.
+    /// RNR timer code in NAKs if no receive is posted.
     pub min_rnr_nak: u8,
-    /// The greatest packet, in bytes.
+    /// MTU in bytes.
     pub mtu: u32,
-    /// Maximum bytes of a message that goes into its completion: 32 or 64, or 0 for none.
+    /// Maximum size of a message that is placed in the CQE: 32 or 64 bytes, or 0 for none.
     pub scatter_to_cqe: u8,
-    /// Requests with a wrong key.
+    /// Number of connections with a wrong key.
     pub violations: u32,
-    /// Initiators that have connected.
+    /// Connections of initiators.
     pub initiators: Initiators,
-    /// The context as the driver gave it.
+    /// Context of the CREATE command.
     pub context: [u8; size!(dctc)],
 }
 
 impl Dct {
-    /// A target as the driver describes it.
+    /// Returns the target that a context describes.
     pub fn new(number: u32, context: [u8; size!(dctc)]) -> Dct {
         Dct {
             number,

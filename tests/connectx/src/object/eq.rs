@@ -9,43 +9,43 @@ use crate::layout::put_be;
 use crate::memory::{Dma, DmaFault};
 use crate::object::buffer::Buffer;
 
-/// Bytes of an entry; device.h of the kernel has it as `mlx5_eqe`.
+/// Size of an entry, which is `mlx5_eqe` in device.h of the kernel.
 pub const ENTRY: usize = 64;
-/// Where in an entry is what depends on the type.
+/// Offset of the event data in an entry.
 const DATA: usize = 32;
-/// Where in an entry the bit is that changes each time around.
+/// Offset of the owner bit in an entry. The bit toggles on each pass through the ring.
 const OWNER: usize = 63;
 
-/// Counters have 24 bits.
+/// Mask of counters, which have 24 bits.
 const COUNTER: u32 = 0xff_ffff;
 
 /// Subtype of a page fault with key and address.
 const FAULT_BY_MEMORY: u8 = 2;
-/// Flag of such a fault: the driver must answer.
+/// Flag of a page fault that the driver must resume.
 const LAST_FAULT: u8 = 1 << 7;
 const PORT_DOWN: u8 = 1;
 const PORT_ACTIVE: u8 = 4;
 
-/// An event queue.
+/// Event queue.
 #[derive(Debug)]
 pub struct Eq {
     /// Entries of 64 bytes.
     pub buffer: Buffer,
     /// Log2 of the number of entries.
     pub log_size: u32,
-    /// Its vector.
+    /// Interrupt vector.
     pub vector: usize,
-    /// Bit n is set if events of type n come here.
+    /// Bit n is set if the queue subscribes to events of type n.
     pub mask: u64,
     /// Number of entries written so far; 24 bits.
     pub producer: u32,
-    /// Number of entries that the driver has taken, by its last doorbell; 24 bits.
+    /// Consumer counter of the last doorbell; 24 bits.
     pub consumer: u32,
     /// `true` if the next event interrupts the driver.
     pub armed: bool,
-    /// `true` if no doorbell reaches the device when the driver takes events and arms the queue.
+    /// `true` if doorbells are mapped: the device receives neither the consumer counter nor arm requests.
     pub unheard: bool,
-    /// The context as the driver gave it.
+    /// Context of the CREATE command.
     pub context: Vec<u8>,
 }
 
@@ -53,30 +53,30 @@ pub struct Eq {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum QpEvent {
-    /// The path was migrated.
+    /// The path has migrated.
     PathMigrated = 0x01,
-    /// The first packet came before the state was RTS.
+    /// The first packet arrived before the state RTS.
     CommunicationEstablished = 0x02,
     /// The send queue is drained.
     SqDrained = 0x03,
     /// An error that no completion can report.
     Catastrophic = 0x05,
-    /// The path could not be migrated.
+    /// The migration of the path has failed.
     PathMigrationFailed = 0x07,
-    /// The responder got an invalid request.
+    /// The responder has received an invalid request.
     InvalidRequest = 0x10,
-    /// The responder got a request that violates access rights.
+    /// The responder has received a request that violates access rights.
     AccessError = 0x11,
     /// The QP took its last work request from its SRQ.
     LastWqe = 0x13,
 }
 
-/// An asynchronous event.
+/// Asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A completion queue, by its number, has something new. Never masked.
+    /// The completion queue with this number has new entries. Never masked.
     Completion(u32),
-    /// Something happened to a QP.
+    /// Event of a QP.
     Qp(QpEvent, u32),
     /// An SRQ has fewer work requests than its limit.
     SrqLimit(u32),
@@ -84,32 +84,32 @@ pub enum Event {
     SrqError(u32),
     /// A completion queue has failed: number and syndrome (1 overrun, 2 access).
     CqError(u32, u8),
-    /// The port came up or went down.
+    /// The state of the port has changed.
     Port {
         /// `true` if the port is up.
         up: bool,
     },
-    /// A DC target was drained.
+    /// A DC target is drained.
     DctDrained(u32),
-    /// A DC target was accessed with a wrong key.
+    /// A DC target has received a request with a wrong key.
     DctKeyViolation(u32),
-    /// Commands ended: one bit for each slot of the command queue.
+    /// Commands have completed: one bit for each slot of the command queue.
     Command(u32),
-    /// A page of memory is absent that is needed.
+    /// An access has met an absent page.
     PageFault {
-        /// By which the driver answers; 48 bits.
+        /// Token for the reply of the driver; 48 bits.
         token: u64,
-        /// The memory key.
+        /// Memory key.
         key: u32,
-        /// The first absent byte, as an address of the key.
+        /// Address of the first absent byte, in the address space of the key.
         address: u64,
-        /// Number of bytes needed from there on; more of them may be absent.
+        /// Number of bytes of the access from this address on. More of them may be absent.
         length: u32,
     },
 }
 
 impl Event {
-    /// The type by which drivers know it.
+    /// Returns the type code of the event.
     pub fn kind(self) -> u8 {
         match self {
             Event::Completion(_) => 0x00,
@@ -125,7 +125,7 @@ impl Event {
         }
     }
 
-    /// Returns the entry of the event, without its owner.
+    /// Encodes the entry of the event, without the owner bit.
     fn entry(self) -> [u8; ENTRY] {
         let mut entry = [0; ENTRY];
         entry[1] = self.kind();
@@ -169,8 +169,8 @@ impl Event {
 }
 
 impl Eq {
-    /// Returns `true` if events of this kind are written to this queue.
-    pub fn wants(&self, event: Event) -> bool {
+    /// Returns `true` if the queue subscribes to events of this kind.
+    pub fn subscribes_to(&self, event: Event) -> bool {
         (self.mask >> event.kind()) & 1 != 0
     }
 
@@ -185,7 +185,7 @@ impl Eq {
         entry[OWNER] = ((self.producer >> self.log_size) & 1) as u8;
         let at = u64::from(self.producer & (size - 1)) * ENTRY as u64;
         self.buffer.write(dma, at, &entry[..OWNER])?;
-        // The driver takes what has its owner changed.
+        // The owner bit hands the entry to the driver, so it is written last.
         self.buffer.write(dma, at + OWNER as u64, &entry[OWNER..])?;
         self.producer = self.producer.wrapping_add(1) & COUNTER;
         Ok(std::mem::take(&mut self.armed) || self.unheard)
@@ -195,9 +195,13 @@ impl Eq {
 /// Writes an event to all queues that subscribe to it.
 pub fn event(device: &mut Device, event: Event) {
     debug!(device = device.id.0, ?event);
-    let wanting = device.objects.eqs.iter().filter(|(_, eq)| eq.wants(event));
-    let wanting: Vec<u32> = wanting.map(|(eqn, _)| eqn).collect();
-    for eqn in wanting {
+    let subscribed = device
+        .objects
+        .eqs
+        .iter()
+        .filter(|(_, eq)| eq.subscribes_to(event));
+    let subscribed: Vec<u32> = subscribed.map(|(eqn, _)| eqn).collect();
+    for eqn in subscribed {
         push(device, eqn, event);
     }
 }
@@ -219,8 +223,8 @@ fn push(device: &mut Device, eqn: u32, event: Event) {
     }
 }
 
-/// The driver has taken what came before `consumer`. If it arms the queue, the next event interrupts it, or
-/// at once what is there already.
+/// Handles a doorbell: the driver has consumed all entries before `consumer`. If the doorbell arms the queue, the next
+/// event raises an interrupt, or at once if an unconsumed entry exists.
 pub fn consume(device: &mut Device, eqn: u32, consumer: u32, arm: bool) {
     let Some(eq) = device.objects.eqs.get_mut(eqn) else {
         return;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Memory on the device: a part of BAR 0 that processors map, and that keys name by its offset.
+//! Device memory (MEMIC): a part of BAR 0 that processors map. Keys refer to its bytes by offset.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-/// Where in BAR 0 it begins.
+/// Offset in BAR 0.
 pub const BAR_OFFSET: u64 = 24 << 20;
 /// Size in bytes.
 pub const SIZE: u64 = 128 << 10;
-/// The least that can be allocated, in powers of two.
+/// Log2 of the minimum size of an allocation.
 pub const LOG_MIN_ALLOCATION: u32 = 6;
-/// The greatest alignment that can be asked for, in powers of two.
+/// Log2 of the maximum alignment.
 pub const LOG_MAX_ALIGNMENT: u32 = 12;
 
-/// Memory of the device.
+/// Device memory.
 pub struct Memic {
     bytes: Box<[Cell<u8>]>,
     /// Allocations: start and size.
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Memic {
 }
 
 impl Memic {
-    /// Reads all of `bytes`, from the offset `at`. `None` beyond the end.
+    /// Reads all of `bytes` from the offset `at`. Returns `None` beyond the end.
     pub fn read(&self, at: u64, bytes: &mut [u8]) -> Option<()> {
         let cells = self.range(at, bytes.len())?;
         bytes
@@ -48,7 +48,7 @@ impl Memic {
         Some(())
     }
 
-    /// Writes all of `bytes`, to the offset `at`. `None` beyond the end.
+    /// Writes all of `bytes` to the offset `at`. Returns `None` beyond the end.
     pub fn write(&self, at: u64, bytes: &[u8]) -> Option<()> {
         let cells = self.range(at, bytes.len())?;
         bytes
@@ -77,7 +77,7 @@ impl Memic {
         None
     }
 
-    /// Gives back what was allocated at `start`, if it has `size` bytes.
+    /// Frees the allocation of `size` bytes at `start`. Returns `None` if it does not exist.
     pub fn free(&mut self, start: u64, size: u64) -> Option<()> {
         self.allocations
             .get(&start)
@@ -95,7 +95,7 @@ impl Memic {
         below.is_some_and(|(at, allocated)| end <= at + allocated)
     }
 
-    /// The end of an allocation in the range, if there is one.
+    /// Returns the end of an allocation that overlaps the range.
     fn taken(&self, start: u64, size: u64) -> Option<u64> {
         let (at, allocated) = self.allocations.range(..start + size).next_back()?;
         Some(at + allocated).filter(|end| *end > start)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What a driver creates in a device: queues, keys, domains, each kind in a [`Table`] by number.
+//! Objects that a driver creates in a device: queues, keys, domains. Each kind has a [`Table`] by number.
 
 pub mod buffer;
 pub mod cq;
@@ -27,19 +27,19 @@ pub struct Objects {
     pub qps: Table<qp::Qp>,
     /// DC targets.
     pub dcts: Table<dct::Dct>,
-    /// Receive queues that are not a QP's own: SRQs, XRC SRQs and RMPs.
+    /// Shared receive queues: SRQs, XRC SRQs and RMPs.
     pub srqs: Table<receive::Srq>,
-    /// Memory of users of DevX.
+    /// User memory (UMEM) of DevX.
     pub umems: Table<buffer::Buffer>,
     /// Memory keys, by the upper 24 bits of the key.
     pub mkeys: Table<mkey::Mkey>,
-    /// Bytes of memory that they take.
+    /// Memory of all keys, in bytes.
     pub key_bytes: usize,
     /// Multicast groups.
     pub groups: multicast::Groups,
-    /// Memory of the device.
+    /// Device memory.
     pub memic: memic::Memic,
-    /// Protection domains, UARs, counters and others that have a number and little else.
+    /// Objects without a context: protection domains, UARs, counters and others.
     pub plain: plain::Plain,
 }
 
@@ -75,9 +75,9 @@ pub const LOG_UMEMS: u32 = 12;
 pub const LOG_MKEYS: u32 = 20;
 /// Log2 of the maximum number of READs and atomic operations in flight on a connection, in each direction.
 pub const LOG_MAX_READS: u32 = 6;
-/// Log2 of the maximum number of streams that a DC initiator carries out at once, and of streams that may fail.
+/// Log2 of the maximum number of streams that a DC initiator executes at once, and of streams that may fail.
 pub const LOG_MAX_STREAMS: u32 = 6;
-/// Queue pairs 0 and 1 are special; hardware keeps some more for itself.
+/// First QPN. QPNs 0 and 1 are special, and hardware reserves some more.
 pub const FIRST_QP: u32 = 0x40;
-/// DC targets come after the queue pairs.
+/// First number of DC targets, after the queue pairs.
 pub const FIRST_DCT: u32 = FIRST_QP + (1 << LOG_QPS);

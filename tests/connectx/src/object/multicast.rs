@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Multicast groups: which queue pairs get the datagrams to a group's GID.
+//! Multicast groups: the queue pairs that receive datagrams for the GID of a group.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,13 +8,12 @@ pub const LOG_GROUPS: u32 = 8;
 /// Maximum number of members of a group.
 pub const MEMBERS: usize = 64;
 
-/// The groups, and their members.
+/// Multicast groups with their members.
 #[derive(Debug, Default)]
 pub struct Groups(BTreeMap<[u8; 16], BTreeSet<u32>>);
 
 impl Groups {
-    /// Lets a queue pair get what is sent to a group, if it does not already. `None` if there are too many
-    /// groups, or members.
+    /// Attaches a queue pair to a group. Returns `None` if the maximum number of groups or members is reached.
     pub fn attach(&mut self, group: [u8; 16], qpn: u32) -> Option<()> {
         if self.0.len() == 1 << LOG_GROUPS && !self.0.contains_key(&group) {
             return None;
@@ -26,7 +25,7 @@ impl Groups {
         members.contains(&qpn).then_some(())
     }
 
-    /// Lets it get that no more. `None` if it does not.
+    /// Detaches a queue pair from a group. Returns `None` if the queue pair is not attached.
     pub fn detach(&mut self, group: [u8; 16], qpn: u32) -> Option<()> {
         let members = self.0.get_mut(&group)?;
         let detached = members.remove(&qpn);
@@ -36,7 +35,7 @@ impl Groups {
         detached.then_some(())
     }
 
-    /// The members of a group.
+    /// Returns the members of a group.
     pub fn members(&self, group: &[u8; 16]) -> impl Iterator<Item = u32> + '_ {
         self.0.get(group).into_iter().flatten().copied()
     }
@@ -58,7 +57,7 @@ mod tests {
             assert_eq!(groups.attach(group(0), qpn), Some(()));
         }
         assert_eq!(groups.attach(group(0), MEMBERS as u32), None);
-        // To attach twice is no error.
+        // A repeated attach is valid.
         assert_eq!(groups.attach(group(0), 7), Some(()));
         for number in 1..1 << LOG_GROUPS {
             assert_eq!(groups.attach(group(number), 7), Some(()));

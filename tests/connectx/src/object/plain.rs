@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Objects that have a number and little else: domains, UARs, counters, contexts of DevX users.
+//! Objects without a context: domains, UARs, counters, contexts of DevX users.
 
 use crate::bar::{FIRST_UAR, UARS};
 use crate::cost::DeviceCounters;
 use crate::object::table::Table;
 
-/// Tables of such objects.
+/// Tables of objects without a context.
 #[derive(Debug)]
 pub struct Plain {
     /// Protection domains.
@@ -16,7 +16,7 @@ pub struct Plain {
     pub xrcds: Table<()>,
     /// Transport domains.
     pub tds: Table<()>,
-    /// Sets of Q counters, and what each has counted for the queue pairs that name it.
+    /// Sets of Q counters, with the counts of their queue pairs.
     pub counters: Table<DeviceCounters>,
     /// Contexts of DevX users.
     pub contexts: Table<()>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Queue pairs: their context, its attributes, and their rings.
+//! Queue pairs: context, attributes, and rings.
 
 use crate::engine::requester::RequesterState;
 use crate::engine::responder::ResponderState;
@@ -8,25 +8,25 @@ use crate::memory::{Dma, DmaFault};
 use crate::object::buffer::Buffer;
 use crate::object::receive::Ring;
 
-/// The state, as the context has it.
+/// State of a queue pair, with the codes of the context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QpState {
-    /// Nothing goes in or out.
+    /// Reset: no packets are sent or received.
     #[default]
     Reset = 0,
-    /// Receives may be posted.
+    /// Initialised: receives may be posted.
     Init = 1,
     /// Ready to receive.
     Rtr = 2,
     /// Ready to send.
     Rts = 3,
-    /// The send queue failed, the receive queue goes on.
+    /// The send queue has failed; the receive queue works.
     SqError = 4,
     /// The send queue is drained.
     SqDrained = 5,
     /// All work requests are flushed.
     Error = 6,
-    /// The send queue finishes what it began.
+    /// The send queue finishes started work requests.
     SqDraining = 7,
 }
 
@@ -44,7 +44,7 @@ impl QpState {
     }
 }
 
-/// The transport service.
+/// Transport service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Reliable connection.
@@ -61,12 +61,12 @@ pub enum Transport {
     Smi,
     /// General services, QP 1.
     Gsi,
-    /// UMR of the kernel: reaches no peer.
+    /// UMR of the kernel, without a peer.
     Umr,
 }
 
 impl Transport {
-    /// The service that a context names, if it is one of these.
+    /// Decodes the service of a context. Returns `None` if the service is not supported.
     pub fn of(context: &[u8]) -> Option<Transport> {
         match get!(context, qpc, st) {
             0x0 => Some(Transport::Rc),
@@ -93,63 +93,63 @@ pub struct Rights {
     pub atomic: bool,
 }
 
-/// The way to the peer.
+/// Path to the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrimaryPath {
-    /// The peer's LID.
+    /// LID of the peer.
     pub lid: u16,
-    /// The low bits of the own LID.
+    /// Path bits of the source LID.
     pub source_path_bits: u8,
-    /// The service level.
+    /// Service level.
     pub service_level: u8,
     /// `true` if packets have a global route header.
     pub grh: bool,
-    /// The own GID's index.
+    /// Index of the source GID.
     pub gid_index: u8,
-    /// The peer's GID.
+    /// GID of the peer.
     pub gid: [u8; 16],
-    /// The traffic class.
+    /// Traffic class.
     pub traffic_class: u8,
-    /// The flow label.
+    /// Flow label.
     pub flow_label: u32,
-    /// The hop limit.
+    /// Hop limit.
     pub hop_limit: u8,
-    /// The partition key's index.
+    /// Index of the P_Key.
     pub pkey_index: u16,
 }
 
 /// Decoded attributes of a context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
-    /// The protection domain.
+    /// Protection domain.
     pub pd: u32,
-    /// Where completions of the send queue go.
+    /// Completion queue of the send queue.
     pub send_cq: u32,
-    /// Where completions of the receive queue go.
+    /// Completion queue of the receive queue.
     pub receive_cq: u32,
-    /// The driver's identifier of the QP.
+    /// User index of the QP in completions.
     pub user_index: u32,
-    /// For XRC: the domain.
+    /// XRC domain.
     pub xrcd: u32,
-    /// The greatest packet, in bytes.
+    /// MTU in bytes.
     pub mtu: u32,
-    /// The greatest message, in bytes.
+    /// Maximum size of a message in bytes.
     pub max_message: u64,
-    /// The peer.
+    /// QPN of the peer.
     pub remote_qpn: u32,
-    /// The way to it.
+    /// Path to the peer.
     pub path: PrimaryPath,
-    /// The first packet sequence number of requests.
+    /// First PSN of requests.
     pub send_psn: u32,
-    /// That of the peer's requests.
+    /// First PSN of requests of the peer.
     pub receive_psn: u32,
-    /// The time until a request is repeated, as a code: 4.096 µs times 2 to its power, 0 for never.
+    /// Code of the ACK timeout: 4.096 µs times 2 to the power of the code; 0 disables the timeout.
     pub ack_timeout: u8,
     /// Number of retries after a timeout.
     pub retry_count: u8,
     /// Number of retries after an RNR NAK; 7 is unlimited.
     pub rnr_retry: u8,
-    /// RNR timer code for a peer whose message finds no receive.
+    /// RNR timer code in NAKs if no receive is posted.
     pub min_rnr_nak: u8,
     /// Maximum number of READs and atomic operations in flight.
     pub max_reads: u32,
@@ -157,31 +157,31 @@ pub struct Attributes {
     pub max_peer_reads: u32,
     /// Access rights of the peer.
     pub rights: Rights,
-    /// The set of Q counters that count for it.
+    /// Set of Q counters.
     pub counters: u32,
-    /// For datagrams: what a sender must know.
+    /// Q_Key of received datagrams.
     pub qkey: u32,
-    /// For datagrams: the source that packets name instead of the QP's own number; 0 for the own.
+    /// Source QPN in datagrams; 0 for the number of the QP.
     pub source_qpn: u32,
-    /// The most bytes of a read's or atomic's answer that go into its completion; 0 for none.
+    /// Maximum size of a response to a READ or atomic operation that is placed in the CQE; 0 for none.
     pub requester_scatter: u8,
-    /// The most bytes of a received message that go into its completion; 0 for none.
+    /// Maximum size of a received message that is placed in the CQE; 0 for none.
     pub responder_scatter: u8,
-    /// For DC initiators: how their work requests are divided into streams.
+    /// Streams of a DC initiator.
     pub streams: Streams,
 }
 
 /// Streams of work requests, which do not wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Streams {
-    /// Number of streams that are carried out at once.
+    /// Number of streams that are executed at once.
     pub channels: usize,
-    /// The queue pair fails when so many have failed.
+    /// Number of failed streams at which the queue pair fails.
     pub errors: usize,
 }
 
 impl Default for Streams {
-    /// All is one stream.
+    /// Returns a single stream for all work requests.
     fn default() -> Self {
         Streams {
             channels: 1,
@@ -191,7 +191,7 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// Returns `true` if there are streams. Otherwise the stream numbers of work requests have no effect.
+    /// Returns `true` if the queue pair has streams. Without streams, the stream numbers of work requests have no effect.
     pub fn any(self) -> bool {
         self != Streams::default()
     }
@@ -272,18 +272,18 @@ impl PrimaryPath {
     }
 }
 
-/// Where a QP's receive work requests come from.
+/// Source of the receives of a QP.
 #[derive(Clone, Debug)]
 pub enum Receive {
-    /// It has none.
+    /// No receive queue.
     None,
-    /// Its own queue.
+    /// Receive queue of the QP.
     Own(Ring),
-    /// This shared receive queue.
+    /// Shared receive queue with this number.
     Shared(u32),
 }
 
-/// A ring of send work requests, counted in basic blocks.
+/// Ring of send WQEs, with indices in basic blocks.
 #[derive(Clone, Debug)]
 pub struct SendRing {
     buffer: Buffer,
@@ -294,11 +294,11 @@ pub struct SendRing {
 }
 
 impl SendRing {
-    /// Bytes of a basic block.
+    /// Size of a basic block in bytes.
     pub const BLOCK: usize = 64;
 
-    /// The ring of 2 to `log_size` blocks, `start` bytes into the buffer; `record` is the address of its
-    /// counter in the doorbell record.
+    /// Returns a ring of `1 << log_size` blocks at the byte `start` of the buffer. `record` is the address of its counter in
+    /// the doorbell record.
     pub fn new(buffer: Buffer, start: u64, log_size: u32, record: u64) -> SendRing {
         SendRing {
             buffer,
@@ -313,7 +313,7 @@ impl SendRing {
         1 << self.log_size
     }
 
-    /// Reads all of `bytes` from the block that a counter names on, around the end of the ring.
+    /// Reads all of `bytes` from the block `counter` on, across the end of the ring.
     pub fn read(&self, dma: &Dma, counter: u16, bytes: &mut [u8]) -> Result<(), DmaFault> {
         let size = u64::from(self.blocks()) * Self::BLOCK as u64;
         let at = u64::from(counter) * Self::BLOCK as u64 % size;
@@ -324,38 +324,38 @@ impl SendRing {
             .try_for_each(|part| self.buffer.read(dma, self.start, part))
     }
 
-    /// The counter in the doorbell record: the block after the last work request that is posted.
+    /// Returns the counter in the doorbell record: the block after the last posted work request.
     fn posted(&self, dma: &Dma) -> Result<u16, DmaFault> {
         Ok(dma.peek_be32(self.record)? as u16)
     }
 }
 
-/// A queue pair.
+/// Queue pair.
 #[derive(Debug)]
 pub struct Qp {
-    /// Its number.
+    /// Number.
     pub number: u32,
-    /// Its state.
+    /// State.
     pub state: QpState,
-    /// Its transport service.
+    /// Transport service.
     pub transport: Transport,
-    /// Attributes of its context.
+    /// Attributes of the context.
     pub attributes: Attributes,
-    /// Its send queue, if it has one.
+    /// Send queue; `None` if the QP has none.
     pub send: Option<SendRing>,
-    /// Where its receive work requests come from.
+    /// Source of receives.
     pub receive: Receive,
-    /// State of its requester.
+    /// State of the requester.
     pub requester: RequesterState,
-    /// State of its responder.
+    /// State of the responder.
     pub responder: ResponderState,
-    /// The context as the driver gave and changed it, but for what the fields above have.
+    /// Context of the CREATE and MODIFY commands. Fields above take precedence.
     pub context: [u8; size!(qpc)],
 }
 
 impl Qp {
-    /// The index of the last work request that is posted to the send queue, by the doorbell record, unless
-    /// that is known. Before a queue pair can send, the record may be that of its former life.
+    /// Returns the index of the last posted work request by the doorbell record, if it is not recorded yet. Returns `None`
+    /// before the state RTS: the record may then have the counter from before a reset.
     pub fn newly_posted(&self, dma: &Dma) -> Option<u16> {
         if matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return None;
@@ -365,7 +365,7 @@ impl Qp {
         (!self.requester.is_posted(last, send.blocks())).then_some(last)
     }
 
-    /// Decodes the context again, after it was changed.
+    /// Decodes the attributes after a change of the context.
     pub fn refresh(&mut self) {
         self.attributes = Attributes::of(&self.context);
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Receive queues: a QP's own, and those that are shared (SRQs, XRC SRQs and RMPs).
+//! Receive queues of QPs, and shared receive queues (SRQs, XRC SRQs and RMPs).
 //!
-//! A QP's own is a plain ring. In a shared one, each work request names the next one, since they are returned in any
-//! order. The driver counts posted receives in a doorbell record, and rings no doorbell.
+//! The receive queue of a QP is a plain ring. A shared receive queue is a linked list of WQEs, since they are returned in
+//! any order. The driver counts posted receives in a doorbell record, and rings no doorbell.
 
 use crate::device::Device;
 use crate::memory::{Dma, DmaFault};
@@ -12,44 +12,44 @@ use crate::object::mkey::END_OF_LIST;
 use crate::object::qp::Receive;
 use crate::object::scatter::Segment;
 
-/// A receive work request.
+/// Receive WQE.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveWqe {
-    /// Its index, for the completion.
+    /// Index of the WQE, for the completion.
     pub index: u16,
-    /// Where the message goes.
+    /// Memory for the message.
     pub segments: Vec<Segment>,
 }
 
 /// Layout of a ring.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
-    /// Where in the buffer the ring begins.
+    /// Offset of the ring in the buffer.
     pub start: u64,
     /// Log2 of the number of work requests.
     pub log_size: u32,
-    /// Log2 of the bytes of one.
+    /// Log2 of the size of a work request in bytes.
     pub log_stride: u32,
     /// `true` if work requests are linked.
     pub linked: bool,
-    /// `true` if each begins with a signature.
+    /// `true` if each work request begins with a signature.
     pub signed: bool,
-    /// Where the doorbell record is.
+    /// Address of the doorbell record.
     pub record: u64,
 }
 
-/// A ring of receive work requests.
+/// Ring of receive WQEs.
 #[derive(Clone, Debug)]
 pub struct Ring {
     buffer: Buffer,
     layout: Layout,
-    /// The work request that is next: its index, or for a plain ring the count of those before it.
+    /// Next WQE: its index, or for a plain ring the number of WQEs taken so far.
     next: u16,
     taken: u16,
 }
 
 impl Ring {
-    /// A ring of which nothing was taken.
+    /// Returns a ring from which no WQE is taken.
     pub fn new(buffer: Buffer, layout: Layout) -> Ring {
         Ring {
             buffer,
@@ -65,12 +65,12 @@ impl Ring {
         self.taken = 0;
     }
 
-    /// Returns the number of work requests that wait.
+    /// Returns the number of posted work requests.
     pub fn waiting(&self, dma: &Dma) -> Result<u16, DmaFault> {
         Ok((dma.read_be32(self.layout.record)? as u16).wrapping_sub(self.taken))
     }
 
-    /// Takes the next work request, if one waits.
+    /// Takes the next posted work request. Returns `None` if the ring is empty.
     pub fn take(&mut self, dma: &Dma) -> Result<Option<ReceiveWqe>, DmaFault> {
         if self.waiting(dma)? == 0 {
             return Ok(None);
@@ -107,7 +107,7 @@ fn segments(bytes: &[u8]) -> Vec<Segment> {
         .collect()
 }
 
-/// Which commands made a shared receive queue.
+/// Kind of a shared receive queue, by its CREATE command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SrqKind {
     /// CREATE_SRQ.
@@ -118,33 +118,32 @@ pub enum SrqKind {
     Xrc,
 }
 
-/// A shared receive queue.
+/// Shared receive queue.
 #[derive(Clone, Debug)]
 pub struct Srq {
-    /// Which commands it belongs to.
+    /// Kind.
     pub kind: SrqKind,
-    /// Its work requests.
+    /// Ring of work requests.
     pub ring: Ring,
-    /// Its protection domain.
+    /// Protection domain.
     pub pd: u32,
-    /// For XRC: its domain.
+    /// For XRC: XRC domain.
     pub xrcd: u32,
-    /// For XRC: where its completions go.
+    /// For XRC: completion queue.
     pub cqn: u32,
-    /// For XRC: what its completions name it by.
+    /// For XRC: user index in completions.
     pub user_index: u32,
-    /// An event is due when fewer work requests than this wait; 0 when none is wanted.
+    /// An event is due if fewer work requests than this are posted; 0 for no event.
     pub limit: u16,
     /// `true` if the queue has failed.
     pub failed: bool,
-    /// Receives that were taken and given back, for messages that did not come to an end.
+    /// Returned receives of aborted messages.
     pub returned: Vec<ReceiveWqe>,
-    /// The context as the driver gave it: `wq`, or `xrc_srqc`.
+    /// Context of the CREATE command: `wq`, or `xrc_srqc`.
     pub context: Vec<u8>,
 }
 
-/// Takes the next receive work request of a QP, from its own queue or the one that it shares. `None` if
-/// none waits.
+/// Takes the next receive of a QP, from its receive queue or its SRQ. Returns `None` if no receive is posted.
 pub fn take(device: &mut Device, receive: &mut Receive) -> Result<Option<ReceiveWqe>, DmaFault> {
     match receive {
         Receive::Own(ring) => ring.take(&device.dma),
@@ -153,8 +152,8 @@ pub fn take(device: &mut Device, receive: &mut Receive) -> Result<Option<Receive
     }
 }
 
-/// Takes a receive work request from a shared queue, and raises an event if fewer than the limit are left. A queue
-/// that cannot be read has failed.
+/// Takes a receive from a shared queue, and raises an event if fewer receives than the limit are left. A fault in the
+/// memory of the queue fails the queue.
 pub fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<ReceiveWqe>, DmaFault> {
     let Some(srq) = device.objects.srqs.get_mut(srqn).filter(|srq| !srq.failed) else {
         return Ok(None);
@@ -172,14 +171,14 @@ pub fn take_shared(device: &mut Device, srqn: u32) -> Result<Option<ReceiveWqe>,
     taken
 }
 
-/// Returns a receive that was taken to its shared queue. It is the next one to be taken.
-pub fn give_back(device: &mut Device, srqn: u32, wqe: ReceiveWqe) {
+/// Puts a receive back to its shared queue. The next message takes it first.
+pub fn return_receive(device: &mut Device, srqn: u32, wqe: ReceiveWqe) {
     if let Some(srq) = device.objects.srqs.get_mut(srqn) {
         srq.returned.push(wqe);
     }
 }
 
-/// Raises an event, once, if fewer work requests wait than the limit.
+/// Raises one event if fewer work requests than the limit are posted.
 pub fn check_limit(device: &mut Device, srqn: u32) -> Result<(), DmaFault> {
     let Some(srq) = device
         .objects
@@ -206,7 +205,7 @@ mod tests {
 
     const RECORD: u64 = 0x8000;
 
-    /// Two pages of memory for a ring, and one for its doorbell record.
+    /// Returns memory with two pages for a ring, and one page for its doorbell record.
     fn memory() -> Dma {
         let file = File::from(memfd_create("ring", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(0x9000).unwrap();

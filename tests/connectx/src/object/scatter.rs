@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Scatter and gather: between bytes of a message and the memory that data segments name.
+//! Scatter and gather: copies between messages and the memory of data segments.
 
 use crate::cost::Cost;
 use crate::memory::Dma;
@@ -7,22 +7,22 @@ use crate::object::memic::Memic;
 use crate::object::mkey::{self, Access, Mkey, MkeyFault, Place, User};
 use crate::object::table::Table;
 
-/// A data segment of a work request: memory by key, address and length.
+/// Data segment of a WQE: key, address and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The local key.
+    /// Local key.
     pub key: u32,
-    /// The first byte.
+    /// Address of the first byte.
     pub address: u64,
     /// Number of bytes.
     pub length: u32,
 }
 
 impl Segment {
-    /// The bytes of a segment in a work request.
+    /// Size of a segment in a WQE.
     pub const SIZE: usize = 16;
 
-    /// Decodes the first [`Self::SIZE`] bytes of `bytes`, which must be there.
+    /// Decodes the first [`Self::SIZE`] bytes of `bytes`.
     pub fn decode(bytes: &[u8]) -> Segment {
         let word = |at: usize| {
             u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
@@ -48,15 +48,15 @@ pub fn capacity(segments: &[Segment]) -> u64 {
         .sum()
 }
 
-/// All memory that keys lead to, and the account of getting there.
+/// Access to the memory of keys, with the counters of look-ups.
 pub struct KeyMemory<'a> {
-    /// The guest's memory.
+    /// Guest memory.
     pub dma: &'a Dma,
-    /// The device's memory.
+    /// Device memory.
     pub memic: &'a Memic,
-    /// The keys.
+    /// Memory keys.
     pub keys: &'a Table<Mkey>,
-    /// Where look-ups are counted.
+    /// Counters of look-ups.
     pub cost: &'a mut Cost,
 }
 
@@ -82,7 +82,7 @@ impl KeyMemory<'_> {
         Ok(())
     }
 
-    /// Writes `bytes` at `address` of `key`. If a part of it may not be written, none is.
+    /// Writes `bytes` at `address` of `key`. If the translation of any part fails, no byte is written.
     pub fn write(
         &mut self,
         key: u32,
@@ -103,13 +103,12 @@ impl KeyMemory<'_> {
         Ok(())
     }
 
-    /// Checks that `length` bytes at `address` of `key` may be used. A responder calls this before it executes a
-    /// request.
+    /// Checks the access to `length` bytes at `address` of `key`. The responder calls this before it executes a request.
     pub fn check(&self, key: u32, user: User, address: u64, length: u64) -> Result<(), MkeyFault> {
         mkey::check(self.keys, key, user, address, length)
     }
 
-    /// Reads all of `bytes`, from `skip` on of what the segments name, for a queue pair `qp` of `pd` to send.
+    /// Fills `bytes` from the memory of the segments after the first `skip` bytes. The queue pair `qp` of `pd` sends them.
     pub fn gather(
         &mut self,
         pd: u32,
@@ -124,7 +123,7 @@ impl KeyMemory<'_> {
             access: Access::LocalRead,
         };
         let mut rest = &mut *bytes;
-        for part in window(segments, skip, rest.len()) {
+        for part in select_parts(segments, skip, rest.len()) {
             let (here, next) = rest.split_at_mut(part.length as usize);
             self.read(part.key, user, part.address, here)?;
             rest = next;
@@ -136,7 +135,7 @@ impl KeyMemory<'_> {
         }
     }
 
-    /// Puts `bytes` where the segments from `skip` on say, for a queue pair `qp` of `pd` that received them.
+    /// Writes `bytes` to the memory of the segments after the first `skip` bytes. The queue pair `qp` of `pd` received them.
     pub fn scatter(
         &mut self,
         pd: u32,
@@ -151,7 +150,7 @@ impl KeyMemory<'_> {
             access: Access::LocalWrite,
         };
         let mut rest = bytes;
-        for part in window(segments, skip, bytes.len()) {
+        for part in select_parts(segments, skip, bytes.len()) {
             let (here, next) = rest.split_at(part.length as usize);
             self.write(part.key, user, part.address, here)?;
             rest = next;
@@ -177,13 +176,17 @@ impl KeyMemory<'_> {
             user,
             address,
             length as u64,
-            &mut |key, entry| cost.looked_up(key, entry),
+            &mut |key, entry| cost.record_translation(key, entry),
         )
     }
 }
 
-/// The parts of the segments that hold the `length` bytes from `skip` on.
-fn window(segments: &[Segment], skip: u64, length: usize) -> impl Iterator<Item = Segment> + '_ {
+/// Returns the parts of the segments for `length` bytes after the first `skip` bytes.
+fn select_parts(
+    segments: &[Segment],
+    skip: u64,
+    length: usize,
+) -> impl Iterator<Item = Segment> + '_ {
     let (mut skip, mut left) = (skip, length as u64);
     segments.iter().filter_map(move |segment| {
         let here = u64::from(segment.length).saturating_sub(skip).min(left);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Objects by number, as firmware hands the numbers out. A freed number comes back as late as possible,
-//! so that a stale one is noticed.
+//! Table of objects by number. Firmware allocates the numbers. A freed number is reused as late as possible, so that the
+//! use of a stale number fails.
 
 use std::collections::VecDeque;
 
-/// Objects of one kind.
+/// Table of objects of one kind.
 #[derive(Debug)]
 pub struct Table<T> {
     first: u32,
@@ -14,7 +14,7 @@ pub struct Table<T> {
 }
 
 impl<T> Table<T> {
-    /// At most `limit` objects, numbered from `first`.
+    /// Returns a table for at most `limit` objects, with numbers from `first`.
     pub fn new(first: u32, limit: usize) -> Self {
         Table {
             first,
@@ -24,7 +24,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// Takes an object that is made with its number; `None` if there are too many.
+    /// Inserts the object that `make` returns for its number. Returns `None` if the table is full.
     pub fn insert_with(&mut self, make: impl FnOnce(u32) -> T) -> Option<u32> {
         let number = if self.slots.len() < self.limit {
             self.slots.push(None);
@@ -37,17 +37,17 @@ impl<T> Table<T> {
         Some(number)
     }
 
-    /// Takes an object; `None` if there are too many.
+    /// Inserts an object and returns its number. Returns `None` if the table is full.
     pub fn insert(&mut self, object: T) -> Option<u32> {
         self.insert_with(|_| object)
     }
 
-    /// The object with this number.
+    /// Returns the object with this number.
     pub fn get(&self, number: u32) -> Option<&T> {
         self.slots.get(self.slot(number)?)?.as_deref()
     }
 
-    /// The object with this number.
+    /// Returns the object with this number.
     pub fn get_mut(&mut self, number: u32) -> Option<&mut T> {
         let slot = self.slot(number)?;
         self.slots.get_mut(slot)?.as_deref_mut()
@@ -61,26 +61,26 @@ impl<T> Table<T> {
         Some(*object)
     }
 
-    /// Takes the object with this number out for a while, to be put back.
+    /// Removes the object with this number temporarily. The caller must call [`Table::put_back`].
     pub fn take(&mut self, number: u32) -> Option<Box<T>> {
         let slot = self.slot(number)?;
         self.slots.get_mut(slot)?.take()
     }
 
-    /// Puts an object back that was taken out.
+    /// Puts an object back that [`Table::take`] has removed.
     pub fn put_back(&mut self, number: u32, object: Box<T>) {
         if let Some(slot) = self.slot(number) {
             self.slots[slot] = Some(object);
         }
     }
 
-    /// All objects with their numbers, in order.
+    /// Returns all objects with their numbers, in order.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let numbered = (self.first..).zip(&self.slots);
         numbered.filter_map(|(number, slot)| Some((number, slot.as_deref()?)))
     }
 
-    /// All objects with their numbers, in order.
+    /// Returns all objects with their numbers, in order.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
         let numbered = (self.first..).zip(&mut self.slots);
         numbered.filter_map(|(number, slot)| Some((number, slot.as_deref_mut()?)))
@@ -91,7 +91,7 @@ impl<T> Table<T> {
         self.slots.len() - self.free.len()
     }
 
-    /// Returns `true` if there is no object.
+    /// Returns `true` if the table is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

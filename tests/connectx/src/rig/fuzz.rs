@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What a fuzzer lets a hostile machine do. The bytes that it makes up choose among what a driver does, and
-//! say which bytes of that are others: so most of it is nearly right, and gets far.
+//! Fuzzing with a hostile driver. The input selects actions of a valid driver, and bytes of them to change. Most input is
+//! therefore nearly valid and reaches deep into the device.
 //!
-//! Nothing is expected but that the fabric goes on. The targets in `fuzz/` call this, and so does a test,
-//! with bytes that are the same each time.
+//! The only expectation is that the fabric neither panics nor hangs. The targets in `fuzz/` call this module, and a test
+//! calls it with reproducible input.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -40,18 +40,18 @@ const TRANSPORTS: [Transport; 8] = [
     Transport::Gsi,
 ];
 
-/// All commands that there are.
+/// Opcodes of all supported commands.
 static OPCODES: LazyLock<Vec<u16>> = LazyLock::new(|| {
     let all = 0..0x1000;
     all.filter(|opcode| firmware::handler(*opcode).is_some())
         .collect()
 });
 
-/// Bytes that a fuzzer made up. When they are used up, all that follow are 0.
+/// Input of a fuzzer. After its end, all bytes are 0.
 struct Choices<'a>(&'a [u8]);
 
 impl Choices<'_> {
-    fn any_left(&self) -> bool {
+    fn has_bytes(&self) -> bool {
         !self.0.is_empty()
     }
 
@@ -71,7 +71,7 @@ impl Choices<'_> {
         usize::from(u16::from_be_bytes(self.take()))
     }
 
-    /// Changes up to seven bytes, anywhere.
+    /// Changes up to seven bytes at any positions.
     fn change(&mut self, bytes: &mut [u8]) {
         for _ in 0..self.byte() % 8 {
             let (at, value) = (self.word() % bytes.len(), self.take::<1>());
@@ -80,7 +80,7 @@ impl Choices<'_> {
     }
 }
 
-/// A machine that has one of everything. Its queue pairs are connected to themselves.
+/// Driver with one object of each kind. Its queue pairs are connected to themselves.
 struct FuzzMachine {
     rig: Rig,
     cq: RigCq,
@@ -117,7 +117,7 @@ impl FuzzMachine {
         }
     }
 
-    /// Numbers of objects that exist.
+    /// Returns the numbers of existing objects.
     fn numbers(&self) -> Vec<u32> {
         let mut numbers = vec![self.cq.number, self.mr.key >> 8, self.dct];
         numbers.extend(self.qps.map(|qp| qp.number));
@@ -125,8 +125,7 @@ impl FuzzMachine {
         numbers
     }
 
-    /// Carries out a command that made this machine what it is, or any other of an object that exists; but
-    /// with changes.
+    /// Executes a changed command: a command of the set-up, or any other command for an existing object.
     fn command(&mut self, choices: &mut Choices<'_>) {
         let choice = choices.byte();
         let mut input = match self.rig.history.get(choice / 4) {
@@ -146,7 +145,7 @@ impl FuzzMachine {
         self.rig.submit(0, &input, output);
     }
 
-    /// Posts receives and a work request, which may have been changed.
+    /// Posts receives and a work request, optionally changed.
     fn work(&mut self, choices: &mut Choices<'_>) {
         let mr = self.mr;
         let which = choices.byte() % self.qps.len();
@@ -170,7 +169,7 @@ impl FuzzMachine {
         }
     }
 
-    /// A work request as the transport wants it.
+    /// Adds the address or SRQ that the transport requires to a work request.
     fn addressed(&mut self, transport: Transport, work: WorkRequest) -> WorkRequest {
         let lid = self.rig.lid(0);
         match transport {
@@ -183,13 +182,13 @@ impl FuzzMachine {
         }
     }
 
-    /// A work request for a datagram to a queue pair of this machine.
+    /// Returns a work request with a datagram address of a queue pair of this driver.
     fn datagram(&self, number: u32, lid: u16, work: WorkRequest) -> WorkRequest {
         let qkey = u64::from(Options::default().qkey) << 32;
         work.address(qkey, number, lid, Some([0xfe; 16]))
     }
 
-    /// Rings a doorbell that there is, with changes.
+    /// Rings a valid doorbell with changed contents.
     fn ring(&mut self, choices: &mut Choices<'_>) {
         let qp = &self.qps[choices.byte() % self.qps.len()];
         let first = u32::from(qp.produced) << 8;
@@ -205,7 +204,7 @@ impl FuzzMachine {
         self.rig.write_uar(0, register, &bytes);
     }
 
-    /// Writes to any part of BAR 0, or reads it.
+    /// Writes or reads any part of BAR 0.
     fn access(&mut self, choices: &mut Choices<'_>) {
         let offset = u64::from(be32(&choices.take::<4>(), 0)) % bar::SIZE;
         let mut bytes = choices.take::<8>().repeat(8);
@@ -215,21 +214,21 @@ impl FuzzMachine {
         bar::read(self.rig.device(0), offset, &mut bytes, now);
     }
 
-    /// Changes what the device is to read: rings, doorbell records, the command queue.
-    fn scribble(&mut self, choices: &mut Choices<'_>) {
+    /// Changes memory that the device reads: rings, doorbell records, command queue.
+    fn overwrite_memory(&mut self, choices: &mut Choices<'_>) {
         let address = choices.word() as u64 * 8 % self.rig.allocated(0);
         let bytes = choices.take::<8>();
-        // The first page is not there.
+        // The first page is not mapped.
         let _ = self.rig.device(0).dma.write(address, &bytes);
     }
 }
 
-/// A work request of some kind, with this many bytes of data.
+/// Returns a work request of a kind, with `length` bytes of data.
 fn request(kind: usize, mr: &Mr, length: u32) -> WorkRequest {
     const IMMEDIATE: u32 = 7;
     let masked = |opcode| WorkRequest::new(opcode).remote(mr, 0).words(&[1, 2, 3, 4]);
     let window = || {
-        // Control of UMR and a context, all for the fuzzer to fill in, and a table in the request.
+        // Control of UMR and context, which the fuzzer fills in, and an inline table.
         let umr = WorkRequest::new(MLX5_OPCODE_UMR).words(&[0x80 << 56, 0, 0, 0, 0, 0]);
         umr.words(&[0; 16]).with_immediate(MLX5_OPCODE_UMR, mr.key)
     };
@@ -256,18 +255,17 @@ fn request(kind: usize, mr: &Mr, length: u32) -> WorkRequest {
     }
 }
 
-/// Carries out steps until the choices are used up, and lets time pass. The first choice is whether doorbells
-/// are mapped.
+/// Executes steps until the end of the input, and advances the time. The first byte selects mapped doorbells.
 fn steps(data: &[u8], mut step: impl FnMut(&mut FuzzMachine, &mut Choices<'_>)) {
     let mut choices = Choices(data);
     let mut machine = FuzzMachine::new(match choices.byte() % 2 {
         0 => Rig::new(1),
         _ => Rig::mapped(1),
     });
-    while choices.any_left() {
+    while choices.has_bytes() {
         step(&mut machine, &mut choices);
     }
-    machine.rig.pass(Duration::from_secs(1));
+    machine.rig.advance_time(Duration::from_secs(1));
 }
 
 /// Firmware commands, with traffic between them.
@@ -290,7 +288,7 @@ pub fn doorbells(data: &[u8]) {
             0 => machine.work(choices),
             1 => machine.ring(choices),
             2 => machine.access(choices),
-            _ => machine.scribble(choices),
+            _ => machine.overwrite_memory(choices),
         }
         machine.rig.run();
     });
@@ -305,7 +303,7 @@ pub fn messages(data: &[u8]) {
     let mut connection = VfioConnection::new(DeviceId(0), served).unwrap();
     let version = message(1, &[0; 4]);
     send(&socket, &version, false);
-    while connection.serve(&mut rig.fabric).is_ok() && choices.any_left() {
+    while connection.serve(&mut rig.fabric).is_ok() && choices.has_bytes() {
         rig.run();
         while (&socket).read(&mut [0; 1 << 16]).is_ok_and(|read| read > 0) {}
         let mut sent = message(choices.byte() as u16 % 15, &body(&mut choices));
@@ -314,7 +312,7 @@ pub fn messages(data: &[u8]) {
     }
 }
 
-/// The body of a message: words, most of which are small.
+/// Returns the body of a message: words, most of them small.
 fn body(choices: &mut Choices<'_>) -> Vec<u8> {
     let words = choices.byte() % 10;
     let words = (0..words).map(|_| {
@@ -327,7 +325,7 @@ fn body(choices: &mut Choices<'_>) -> Vec<u8> {
     words.flat_map(u32::to_ne_bytes).collect()
 }
 
-/// Sends a message, with a file or without. One that does not fit is lost.
+/// Sends a message, with or without a file. Drops a message for which the socket has no room.
 fn send(mut socket: &UnixStream, message: &[u8], with_file: bool) {
     if !with_file {
         let _ = socket.write_all(message);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A driver in this process, for tests: machines that are nothing but memory, commands by the command queue, rings in
-//! memory, doorbells, and time that passes only when a test advances it.
+//! Test driver in this process. A machine is memory only. The driver sends commands by the command queue, writes rings and
+//! doorbells. Time advances only by calls of a test.
 //!
-//! Addresses of memory are those that its keys translate to, so a test needs one kind of address only.
+//! Keys translate each address to the same bus address, so tests use one kind of address only.
 
-// The fuzzer needs a part of this only.
+// The fuzzer uses only a part of the rig.
 #![cfg_attr(fuzzing, allow(dead_code, unused_imports))]
 
 pub mod fuzz;
@@ -28,14 +28,14 @@ use crate::network::plan::{Plan, Rule};
 pub(crate) use objects::{Mr, Options, RigCq, RigDct, RigQp, RigSrq, Spec};
 pub(crate) use work::{Cqe, WorkRequest};
 
-/// Bytes of memory of each machine.
+/// Size of the memory of each machine in bytes.
 const MEMORY: u64 = 64 << 20;
-/// Where it begins: the first page is not there, so that null is no address.
+/// First address of the memory. The first page is not mapped, so that 0 is no valid address.
 const START: u64 = 4096;
 const PAGE: u64 = 4096;
 /// Byte of a slot of the command queue with the owner and the delivery status.
 const STATUS: usize = 63;
-/// Where mailboxes for the input and the output of a command are.
+/// Addresses of the mailboxes for input and output of a command.
 const MAILBOXES: [u64; 2] = [MEMORY - (2 << 20), MEMORY - (1 << 20)];
 
 /// Machines on a fabric.
@@ -43,13 +43,13 @@ pub(crate) struct Rig {
     pub(crate) fabric: Fabric,
     pub(crate) now: Duration,
     nodes: Vec<Node>,
-    /// The inputs of all commands.
+    /// Inputs of all commands so far.
     history: Vec<Vec<u8>>,
 }
 
-/// State of a machine's driver.
+/// Driver state of a machine.
 struct Node {
-    /// The first address that is not used.
+    /// First unused address.
     free: u64,
     queue: u64,
     uar: u32,
@@ -57,11 +57,11 @@ struct Node {
     eqn: u32,
     eq: u64,
     events: u32,
-    /// Number of events of each completion queue, for its arm words.
+    /// Number of consumed events of each completion queue, for its arm words.
     told: BTreeMap<u32, u32>,
 }
 
-/// The status of a command that is refused.
+/// Status of a rejected command.
 pub(crate) type StatusCode = u8;
 
 impl Rig {
@@ -122,12 +122,12 @@ impl Rig {
         self.fabric.device(DeviceId(node))
     }
 
-    /// Another protection domain.
+    /// Allocates a protection domain.
     pub(crate) fn pd(&mut self, node: usize) -> u32 {
         self.simple(node, MLX5_CMD_OP_ALLOC_PD, 0)
     }
 
-    /// The LID of a machine's port.
+    /// Returns the LID of the port of a machine.
     pub(crate) fn lid(&mut self, node: usize) -> u16 {
         self.device(node).port.lid
     }
@@ -171,7 +171,7 @@ impl Rig {
         bar::write(device, offset, bytes, outbox);
     }
 
-    /// Lets all happen that needs no time.
+    /// Runs the fabric without advancing the time.
     pub(crate) fn run(&mut self) {
         loop {
             self.fabric.run(self.now);
@@ -181,8 +181,8 @@ impl Rig {
         }
     }
 
-    /// From now on the network loses all packets of the port with this LID.
-    pub(crate) fn lose_from(&mut self, lid: u16) {
+    /// Drops all later packets from the port with this LID.
+    pub(crate) fn drop_packets_from(&mut self, lid: u16) {
         let rule = Rule {
             from: Some(lid),
             drop: 1.0,
@@ -192,11 +192,11 @@ impl Rig {
             rules: vec![rule],
             ..Plan::default()
         };
-        self.fabric.network.follow(plan).unwrap();
+        self.fabric.network.set_plan(plan).unwrap();
     }
 
-    /// Lets so much time pass.
-    pub(crate) fn pass(&mut self, time: Duration) {
+    /// Advances the time by `time`.
+    pub(crate) fn advance_time(&mut self, time: Duration) {
         let end = self.now + time;
         self.run();
         while let Some(next) = self.fabric.deadline().filter(|next| *next <= end) {
@@ -206,7 +206,7 @@ impl Rig {
         self.now = end;
     }
 
-    /// Carries out a command by slot 0 of the command queue. Returns its output.
+    /// Executes a command by slot 0 of the command queue. Returns its output.
     pub(crate) fn command(
         &mut self,
         node: usize,
@@ -230,7 +230,7 @@ impl Rig {
         }
     }
 
-    /// Writes a command to slot 0, and rings.
+    /// Writes a command to slot 0, and rings the doorbell.
     fn submit(&mut self, node: usize, input: &[u8], output: usize) {
         let mut slot = [0; 64];
         slot[0] = 7;
@@ -249,7 +249,7 @@ impl Rig {
         self.write_bar(node, 0x18, &1u32.to_be_bytes());
     }
 
-    /// Mailboxes for a message of `length` bytes, all but the first 16 of which are `data`.
+    /// Writes the mailboxes for a message of `length` bytes. `data` is the message without its first 16 bytes.
     fn mailboxes(&mut self, node: usize, first: u64, length: usize, data: &[u8]) {
         let count = length.saturating_sub(16).div_ceil(512);
         for number in 0..count {
@@ -268,13 +268,13 @@ impl Rig {
         }
     }
 
-    /// A command with one number, and one that comes back.
+    /// Executes a command with one parameter. Returns the number in its output.
     pub(crate) fn simple(&mut self, node: usize, opcode: u32, number: u32) -> u32 {
         let output = self.try_simple(node, opcode, number);
         output.unwrap_or_else(|status| panic!("command {opcode:#x} was refused: {status:#x}"))
     }
 
-    /// As [`Rig::simple`], for a command that may be refused.
+    /// Executes a command as [`Rig::simple`] does. Returns the status of a rejected command.
     pub(crate) fn try_simple(
         &mut self,
         node: usize,
@@ -297,7 +297,7 @@ impl Rig {
         set!(input, create_eq_in, eq_context_entry.log_eq_size, LOG_SIZE);
         let uar = self.nodes[node].uar;
         set!(input, create_eq_in, eq_context_entry.uar_page, uar);
-        // All but those of commands.
+        // All event types without that of commands.
         let mask: u64 = !(1 << 0x0a);
         put_be(
             &mut input,
@@ -306,14 +306,14 @@ impl Rig {
             mask,
         );
         input.extend(pages(buffer, bytes));
-        // Entries belong to the device while their owner is the last one of the round before.
+        // The device owns an entry while its owner bit has the value of the previous pass.
         self.write(node, buffer, &[1; 64 << LOG_SIZE]);
         let output = self.command(node, &input, size!(create_eq_out)).unwrap();
         let eqn = crate::layout::get!(output, create_eq_out, eq_number);
         (self.nodes[node].eqn, self.nodes[node].eq) = (eqn, buffer);
     }
 
-    /// Takes the next event: its type, and the number of what it is about.
+    /// Takes the next event: its type, and the number of its object.
     pub(crate) fn event(&mut self, node: usize) -> Option<(u8, u32)> {
         let Node {
             eq, events, eqn, ..
@@ -336,14 +336,14 @@ impl Rig {
         Some((entry[1], number & 0xff_ffff))
     }
 
-    /// Takes all events that are not completions.
+    /// Takes all events without completion events.
     pub(crate) fn events(&mut self, node: usize) -> Vec<(u8, u32)> {
         let all = std::iter::from_fn(|| self.event(node));
         all.filter(|(kind, _)| *kind != 0).collect()
     }
 }
 
-/// The list of pages of a buffer, as commands have it.
+/// Returns the list of pages of a buffer in the format of commands.
 fn pages(address: u64, bytes: u64) -> Vec<u8> {
     let pages = (0..bytes.div_ceil(PAGE)).map(|page| address + page * PAGE);
     pages.flat_map(u64::to_be_bytes).collect()

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Work requests and completions, as a driver writes and reads them.
+//! Work requests and completions in the formats of the driver.
 
 use super::objects::{Posting, STRIDE};
 use super::{Mr, Rig, RigCq, RigQp, RigSrq};
 use crate::layout::wqe::*;
 use crate::layout::{be32, put_be, set, size, word};
 
-/// A work request for a send queue.
+/// Send work request.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkRequest {
     opcode: u32,
@@ -47,7 +47,7 @@ impl WorkRequest {
         work.words(&[add, 0])
     }
 
-    /// Takes back a key.
+    /// Returns a local invalidation of a key.
     pub(crate) fn invalidate(mr: &Mr) -> Self {
         const FREE: u64 = 1 << 29;
         let mut context = [0; size!(mkc)];
@@ -62,25 +62,25 @@ impl WorkRequest {
         work.words(&[swap, compare])
     }
 
-    /// Remote memory.
+    /// Appends a remote address segment.
     pub(crate) fn remote(self, mr: &Mr, offset: u64) -> Self {
         self.words(&[mr.address.wrapping_add(offset), u64::from(mr.key) << 32])
     }
 
-    /// Words as they are.
+    /// Appends raw words.
     pub(crate) fn words(mut self, words: &[u64]) -> Self {
         self.body
             .extend(words.iter().flat_map(|word| word.to_be_bytes()));
         self
     }
 
-    /// Local memory.
+    /// Appends a data segment.
     pub(crate) fn local(self, mr: &Mr, offset: u64, length: u32) -> Self {
         let key = (u64::from(length) << 32) | u64::from(mr.key);
         self.words(&[key, mr.address.wrapping_add(offset)])
     }
 
-    /// Data in the work request.
+    /// Appends inline data.
     pub(crate) fn inline(mut self, data: &[u8]) -> Self {
         let header = MLX5_INLINE_SEG | data.len() as u32;
         self.body.extend(header.to_be_bytes());
@@ -89,7 +89,7 @@ impl WorkRequest {
         self
     }
 
-    /// The address of a datagram or DC target, with or without a global route header.
+    /// Appends the address of a datagram or DC target, with or without a GRH.
     pub(crate) fn address(
         mut self,
         key: u64,
@@ -109,7 +109,7 @@ impl WorkRequest {
         self
     }
 
-    /// The shared receive queue of XRC.
+    /// Appends the shared receive queue of XRC.
     pub(crate) fn for_srq(mut self, srqn: u32) -> Self {
         let mut segment = [0; 16];
         put_be(&mut segment, 0, 4, u64::from(srqn));
@@ -155,7 +155,7 @@ impl WorkRequest {
         WorkRequest { flags, ..self }
     }
 
-    /// Its bytes, as the one at `index` of a queue pair.
+    /// Encodes the WQE at `index` of a queue pair.
     pub(super) fn encode(&self, qpn: u32, index: u16) -> Vec<u8> {
         let units = 1 + self.body.len() as u32 / 16;
         let mut bytes = vec![0; 16];
@@ -170,7 +170,7 @@ impl WorkRequest {
     }
 }
 
-/// A completion.
+/// Completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cqe {
     pub(crate) kind: u32,
@@ -215,20 +215,20 @@ impl Cqe {
 }
 
 impl Rig {
-    /// Posts a work request, and rings. Returns its index.
+    /// Posts a work request and rings the doorbell. Returns its index.
     pub(crate) fn post(&mut self, qp: &mut RigQp, work: &WorkRequest) -> u16 {
-        let index = self.post_quietly(qp, work);
+        let index = self.post_without_doorbell(qp, work);
         self.ring(qp, index);
         index
     }
 
-    /// Posts a work request, without telling the device. Returns its index.
-    pub(crate) fn post_quietly(&mut self, qp: &mut RigQp, work: &WorkRequest) -> u16 {
+    /// Posts a work request without a doorbell. Returns its index.
+    pub(crate) fn post_without_doorbell(&mut self, qp: &mut RigQp, work: &WorkRequest) -> u16 {
         let bytes = work.encode(qp.number, qp.produced);
         self.post_raw(qp, &bytes)
     }
 
-    /// Posts what may not be a work request at all. Returns its index.
+    /// Posts arbitrary bytes as a work request. Returns its index.
     pub(crate) fn post_raw(&mut self, qp: &mut RigQp, bytes: &[u8]) -> u16 {
         let index = qp.produced;
         for (block, part) in bytes.chunks(64).enumerate() {
@@ -241,14 +241,14 @@ impl Rig {
         index
     }
 
-    /// Rings for all work requests up to the one at `index`.
+    /// Rings the doorbell for all work requests up to `index`.
     pub(crate) fn ring(&mut self, qp: &RigQp, index: u16) {
         let slot = u64::from(index) & ((1 << qp.log_send) - 1);
         let control = self.read(qp.node, qp.send + slot * 64, 8);
         self.ring_with(qp, &control);
     }
 
-    /// Writes 8 bytes to the doorbell of send queues.
+    /// Writes 8 arbitrary bytes to the doorbell of send queues.
     pub(crate) fn ring_with(&mut self, qp: &RigQp, bytes: &[u8]) {
         self.write_uar(qp.node, 0x800, bytes);
     }
@@ -308,12 +308,16 @@ impl Rig {
         std::iter::from_fn(|| self.poll(cq)).collect()
     }
 
-    /// Takes the next completion, which must be there.
+    /// Takes the next completion.
+    ///
+    /// # Panics
+    ///
+    /// If the queue is empty.
     pub(crate) fn expect(&mut self, cq: &mut RigCq) -> Cqe {
         self.poll(cq).expect("there is no completion")
     }
 
-    /// Asks for an event at the next completion, or the next that is solicited or an error.
+    /// Arms a queue for the next completion, or for the next solicited completion or error.
     pub(crate) fn arm(&mut self, cq: &RigCq, solicited: bool) {
         let told = self.nodes[cq.node].told.get(&cq.number).unwrap_or(&0);
         let command = ((told & 3) << 28) | (u32::from(solicited) << 24) | cq.taken & 0xff_ffff;

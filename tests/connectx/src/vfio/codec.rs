@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The messages of vfio-user, between bytes and Rust. All integers are in the host's order.
+//! Codec of vfio-user messages. All integers are in host byte order.
 
 use rustix::io::Errno;
 
@@ -20,7 +20,7 @@ const REPLY: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
 
-/// A message as a machine sends it, for tests.
+/// Encodes a message of a client, for tests.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn message(command: u16, body: &[u8]) -> Vec<u8> {
     let mut message = [[1, 0], command.to_ne_bytes()].concat();
@@ -33,18 +33,18 @@ pub(crate) fn message(command: u16, body: &[u8]) -> Vec<u8> {
 /// Header of each message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Chosen by the client, comes back in the reply.
+    /// Message identifier of the client, repeated in the reply.
     pub id: u16,
-    /// Which message it is.
+    /// Command code.
     pub command: u16,
-    /// Bytes of the message, this header included.
+    /// Size of the message with this header, in bytes.
     pub size: u32,
-    /// Type of the message (command or reply), and whether the sender wants a reply.
+    /// Message type (command or reply), and flag that suppresses the reply.
     pub flags: u32,
 }
 
 impl Header {
-    /// Decodes a header. `None` if it begins no command, or one that is too long.
+    /// Decodes a header. Returns `None` if the message is no command, or too long.
     pub fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
         let mut fields = MessageReader(bytes);
         let header = Header {
@@ -57,12 +57,12 @@ impl Header {
         (header.flags & TYPE == 0 && sizes.contains(&(header.size as usize))).then_some(header)
     }
 
-    /// Bytes that follow.
+    /// Returns the size of the body in bytes.
     pub fn body(&self) -> usize {
         self.size as usize - HEADER
     }
 
-    /// The whole reply, unless the client wants none.
+    /// Encodes the reply. Returns `None` if the client has suppressed it.
     pub fn reply(&self, outcome: Result<Vec<u8>, Errno>) -> Option<Vec<u8>> {
         if self.flags & NO_REPLY != 0 {
             return None;
@@ -82,46 +82,46 @@ impl Header {
     }
 }
 
-/// A command of the machine.
+/// Command of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VfioRequest<'a> {
-    /// Agrees on the protocol.
+    /// Negotiates the protocol version.
     Version {
-        /// Has to be 0.
+        /// Major version; must be 0.
         major: u16,
-        /// The client's; ours is 0.
+        /// Minor version of the client. The device has 0.
         minor: u16,
     },
-    /// Lets the device use memory.
+    /// Maps memory for DMA.
     DmaMap {
         /// Access of the device: read (bit 0) and write (bit 1).
         flags: u32,
-        /// Where in the file that comes along.
+        /// Offset in the attached file.
         offset: u64,
         /// Where for the device.
         address: u64,
         /// Bytes.
         size: u64,
     },
-    /// Takes memory away from the device.
+    /// Unmaps memory for DMA.
     DmaUnmap {
         /// Where for the device.
         address: u64,
         /// Bytes.
         size: u64,
-        /// The request, which is also the reply.
+        /// Body of the request, which is repeated in the reply.
         echo: &'a [u8],
     },
-    /// Asks for the number of regions and kinds of interrupts.
+    /// Queries the number of regions and kinds of interrupts.
     DeviceInfo,
-    /// Asks for what a region is like.
+    /// Queries the description of a region.
     RegionInfo {
-        /// Bytes that the client has for the reply.
+        /// Maximum size of the reply in bytes.
         room: u32,
         /// Which region.
         index: u32,
     },
-    /// Asks how many interrupts of a kind there are.
+    /// Queries the number of interrupts of a kind.
     IrqInfo {
         /// Which kind.
         index: u32,
@@ -132,12 +132,12 @@ pub enum VfioRequest<'a> {
         flags: u32,
         /// Which kind.
         index: u32,
-        /// The first.
+        /// First interrupt.
         start: u32,
         /// Number of interrupts.
         count: u32,
     },
-    /// Reads of a region.
+    /// Reads from a region.
     RegionRead {
         /// Where in the region.
         offset: u64,
@@ -219,36 +219,36 @@ impl<'a> VfioRequest<'a> {
     }
 }
 
-/// The body of a reply.
+/// Body of a reply.
 #[derive(Debug, Default)]
 pub struct ReplyBody(Vec<u8>);
 
 impl ReplyBody {
-    /// Adds 32 bits.
+    /// Appends 32 bits.
     pub fn u32(mut self, value: u32) -> Self {
         self.0.extend(value.to_ne_bytes());
         self
     }
 
-    /// Adds 64 bits.
+    /// Appends 64 bits.
     pub fn u64(mut self, value: u64) -> Self {
         self.0.extend(value.to_ne_bytes());
         self
     }
 
-    /// Adds bytes.
+    /// Appends bytes.
     pub fn bytes(mut self, bytes: &[u8]) -> Self {
         self.0.extend(bytes);
         self
     }
 
-    /// All that was added.
+    /// Returns the encoded body.
     pub fn finish(self) -> Vec<u8> {
         self.0
     }
 }
 
-/// Takes integers off the front of a message.
+/// Reader of integers at the front of a message.
 struct MessageReader<'a>(&'a [u8]);
 
 impl MessageReader<'_> {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A vfio-user server: how a virtual machine reaches its device. QEMU's documentation has the protocol.
+//! vfio-user server, by which a virtual machine accesses its device. The documentation of QEMU has the protocol.
 //!
-//! [`codec`] knows the messages, a [`connection`] answers those of one machine, and an [`Endpoint`] waits
-//! for the next machine when one is gone. A machine that breaks the rules, or does not read its answers,
-//! loses its connection; the fabric and the other machines go on.
+//! [`codec`] has the messages. A [`connection`] serves one machine, and an [`Endpoint`] accepts the next machine after the
+//! end of a connection. A protocol violation or a full reply socket ends the connection; the fabric and the other machines
+//! are not affected.
 
 pub mod codec;
 pub mod connection;
@@ -19,7 +19,7 @@ use crate::device::DeviceId;
 use crate::fabric::Fabric;
 use connection::VfioConnection;
 
-/// Where the machine of one device connects.
+/// Listening socket of one device, with its connection.
 #[derive(Debug)]
 pub struct Endpoint {
     id: DeviceId,
@@ -28,7 +28,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Listens for machines at `path`. A stale socket there is removed.
+    /// Listens for machines at `path`. Removes a stale socket at this path.
     pub fn new(id: DeviceId, path: &Path) -> io::Result<Self> {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -51,7 +51,7 @@ impl Endpoint {
         }
     }
 
-    /// Does what can be done without waiting. Returns whether [`Endpoint::interest`] is now another.
+    /// Serves the socket without blocking. Returns `true` if [`Endpoint::interest`] has changed.
     pub fn serve(&mut self, fabric: &mut Fabric) -> bool {
         let Some(connection) = &mut self.connection else {
             return self.accept(fabric);
@@ -66,7 +66,7 @@ impl Endpoint {
         }
     }
 
-    /// Ends the connection, if there is one: the machine sees its device die.
+    /// Ends the connection, if any. For the machine, the device fails.
     pub fn disconnect(&mut self, fabric: &mut Fabric) {
         self.connection = None;
         let (device, _) = fabric.parts(self.id);

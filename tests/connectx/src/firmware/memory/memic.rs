@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Commands for memory on the device. The driver names it by its offset in BAR 0.
+//! Commands for memory on the device. The driver refers to device memory by its offset in BAR 0.
 
 use crate::device::Device;
 use crate::firmware::{Handler, Status};

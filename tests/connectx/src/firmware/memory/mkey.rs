@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Commands for memory keys. The translation of a key comes with the command, later by UMR, or after a page fault.
+//! Commands for memory keys. The translation table of a key is set by the command, by UMR, or after a page fault.
 
 use crate::device::Device;
 use crate::engine::page_fault;
-use crate::firmware::srq::give;
+use crate::firmware::srq::write_context;
 use crate::firmware::{Handler, Status};
 use crate::layout::ifc::*;
 use crate::layout::{at, be64, get, get64, put_be, set, size};
@@ -127,19 +127,19 @@ fn query(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Sta
         .mkeys
         .get(get!(input, query_mkey_in, mkey_index))
         .ok_or(Status::BadResource)?;
-    give(
+    write_context(
         output,
         at!(query_mkey_out, memory_key_mkey_entry),
         &mkey.context,
     )?;
-    // The first entries follow, where the driver asks for them.
+    // The first entries follow at the requested position.
     let at = at!(query_mkey_out, bsf0_klm0_pas_mtt0_1);
     let length = mkey
         .table()
         .len()
         .min(2 * KLM)
         .min(output.len().saturating_sub(at));
-    give(output, at, &mkey.table()[..length])
+    write_context(output, at, &mkey.table()[..length])
 }
 
 /// Handles the reply of the driver to a page fault.

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! User memory: pages that a program lends the device by DevX, to make queues of them by itself.
+//! User memory (UMEM): pages that a program registers by DevX for queues in user space.
 //!
-//! A command that creates a queue then has no list of pages, but the number of such memory, and an offset
-//! in it instead of an address. The kernel's header does not name all of these fields, since the kernel
-//! makes no such queues.
+//! A command that creates such a queue has the number of the user memory instead of a list of pages, and an offset instead
+//! of an address. The kernel creates no such queues, so its header does not define all of these fields.
 
 use crate::device::Device;
 use crate::firmware::{Handler, Status};
@@ -62,7 +61,7 @@ fn destroy(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), 
         .ok_or(Status::BadResource)
 }
 
-/// The part of user memory `number` that a queue of `size` bytes at `offset` is.
+/// Returns the part of user memory `number` for a queue of `size` bytes at `offset`.
 pub(in crate::firmware) fn part(
     device: &Device,
     number: u32,
@@ -77,7 +76,7 @@ pub(in crate::firmware) fn part(
     umem.part(offset, size).ok_or(Status::BadParameter)
 }
 
-/// The address of a doorbell record at `offset` in user memory `number`.
+/// Returns the address of a doorbell record at `offset` in user memory `number`.
 pub(in crate::firmware) fn record(
     device: &Device,
     number: u32,

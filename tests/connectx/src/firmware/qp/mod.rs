@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Commands for queue pairs: to create, move from state to state, query and destroy them.
+//! Commands for queue pairs: creation, state transitions, queries and destruction.
 
 mod transition;
 

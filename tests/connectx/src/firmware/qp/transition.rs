@@ -54,7 +54,7 @@ const TRANSITIONS: [Transition; 7] = [
         opcode: MLX5_CMD_OP_INIT2INIT_QP,
         from: QpState::Init,
         to: QpState::Init,
-        always: nothing,
+        always: copy_nothing,
         optional: optional::ACCESS | optional::PKEY_INDEX | optional::PORT | optional::Q_KEY,
     },
     Transition {
@@ -75,21 +75,21 @@ const TRANSITIONS: [Transition; 7] = [
         opcode: MLX5_CMD_OP_RTS2RTS_QP,
         from: QpState::Rts,
         to: QpState::Rts,
-        always: nothing,
+        always: copy_nothing,
         optional: RTS_OPTIONAL | optional::SRQ | optional::RECEIVE_CQ | optional::COUNTER,
     },
     Transition {
         opcode: MLX5_CMD_OP_SQERR2RTS_QP,
         from: QpState::SqError,
         to: QpState::Rts,
-        always: nothing,
+        always: copy_nothing,
         optional: RTS_OPTIONAL,
     },
     Transition {
         opcode: MLX5_CMD_OP_SQD_RTS_QP,
         from: QpState::SqDrained,
         to: QpState::Rts,
-        always: nothing,
+        always: copy_nothing,
         optional: RTS_OPTIONAL,
     },
 ];
@@ -107,7 +107,7 @@ macro_rules! take {
     };
 }
 
-fn nothing(_to: &mut [u8], _from: &[u8]) {}
+fn copy_nothing(_to: &mut [u8], _from: &[u8]) {}
 
 fn reset_to_init(to: &mut [u8], from: &[u8]) {
     take!(

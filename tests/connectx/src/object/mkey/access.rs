@@ -29,12 +29,12 @@ impl Access {
 
     /// Returns `true` for an access of a peer.
     pub(super) fn is_remote(self) -> bool {
-        self != self.behind_another()
+        self != self.for_referenced_key()
     }
 
     /// Returns the access that a key must allow if another key refers to it. Only the referring key restricts the
     /// peer: a memory window may let a peer write to a region that only its owner may write to.
-    pub(super) fn behind_another(self) -> Access {
+    pub(super) fn for_referenced_key(self) -> Access {
         match self {
             Access::LocalRead | Access::RemoteRead => Access::LocalRead,
             Access::LocalWrite | Access::RemoteWrite | Access::RemoteAtomic => Access::LocalWrite,
@@ -79,7 +79,7 @@ pub enum MkeyFault {
 /// Absent memory of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Absent {
-    /// The key with the absent page, variant included. It may be a key to which the named key refers.
+    /// Key with the absent page, variant included. It may be another key, to which the key of the access refers.
     pub key: u32,
     /// Address of the first absent byte in this key.
     pub address: u64,

@@ -73,7 +73,7 @@ impl Walk<'_> {
         key.check(user)?;
         let offset = key.offset(address, length)?;
         let behind = User {
-            access: user.access.behind_another(),
+            access: user.access.for_referenced_key(),
             ..user
         };
         match key.mode {

@@ -4,7 +4,7 @@
 use super::*;
 use crate::layout::{get, set, size};
 
-/// A completion queue.
+/// Completion queue of the driver.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RigCq {
     pub(crate) node: usize,

@@ -46,11 +46,11 @@ pub(crate) struct Options {
     pub(crate) rnr_timer: u32,
     pub(crate) timeout: u32,
     pub(crate) log_reads: u32,
-    /// Read, write, atomic.
+    /// Rights of the peer: READ, WRITE, atomic operations.
     pub(crate) rights: [bool; 3],
     pub(crate) qkey: u32,
     pub(crate) grh: bool,
-    /// A set of Q counters; 0 for none.
+    /// Set of Q counters; 0 for none.
     pub(crate) counters: u32,
 }
 
@@ -72,7 +72,7 @@ impl Default for Options {
     }
 }
 
-/// A queue pair.
+/// Queue pair of the driver.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RigQp {
     pub(crate) node: usize,

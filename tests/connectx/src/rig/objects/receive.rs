@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Receivers that are shared: receive queues, and DC targets.
+//! Shared receive queues and DC targets.
 
 use super::*;
 use crate::layout::{at, get, put_be, set, size};
 
-/// Bytes of a receive work request: a link and three segments, or four segments.
+/// Size of a receive WQE in bytes: a link and three segments, or four segments.
 pub(in crate::rig) const STRIDE: u64 = 64;
 
-/// A shared receive queue.
+/// Shared receive queue of the driver.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RigSrq {
     pub(crate) node: usize,
@@ -15,7 +15,7 @@ pub(crate) struct RigSrq {
     pub(in crate::rig) ring: Posting,
 }
 
-/// A ring of receives.
+/// Ring of receives.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::rig) struct Posting {
     pub(in crate::rig) buffer: u64,
@@ -25,7 +25,7 @@ pub(in crate::rig) struct Posting {
     pub(in crate::rig) linked: bool,
 }
 
-/// A DC target.
+/// DC target of the driver.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RigDct {
     pub(crate) node: usize,

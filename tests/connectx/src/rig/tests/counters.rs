@@ -16,7 +16,7 @@ fn counter_set_counts_for_its_qps_only() {
     let mut rig = Rig::new(2);
     let sets = [0; 2].map(|_| rig.simple(1, MLX5_CMD_OP_ALLOC_Q_COUNTER, 0));
     let mr = rig.mr(0, LENGTH);
-    // The second set is that of two.
+    // Two queue pairs use the second set.
     for set in [sets[0], sets[1], sets[1]] {
         let cqs = [0, 1].map(|node| rig.cq(node, 4));
         let mut qps = [0, 1].map(|node| rig.qp(node, &Spec::new(Transport::Rc, cqs[node])));

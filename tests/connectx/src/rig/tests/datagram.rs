@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Datagrams, with and without a global route header, to one and to many.
+//! Unicast and multicast datagrams, with and without a GRH.
 
 use super::*;
 use crate::layout::ifc::*;
@@ -49,7 +49,7 @@ fn datagram_without_grh_is_stored_after_40_bytes() {
         let cqe = pair.rig.expect(&mut pair.cqs[1]);
         assert_eq!(cqe.kind, MLX5_CQE_RESP_SEND);
         assert_eq!(u64::from(cqe.bytes), 40 + length);
-        // No header is there: the flag is not set, and memory is as before.
+        // The packet has no GRH: the flag is clear, and the memory of the GRH is unchanged.
         assert_eq!(cqe.source, pair.qps[0].number);
         assert_eq!(pair.memory(1, 0, 40), blank);
         assert_eq!(pair.memory(1, 40, length as usize), data);
@@ -187,7 +187,7 @@ fn multicast_datagram_is_subject_to_link_and_plan() {
         };
         let rules = vec![rule];
         let plan = Plan { seed: 0, rules };
-        pair.rig.fabric.network.follow(plan).unwrap();
+        pair.rig.fabric.network.set_plan(plan).unwrap();
         assert_eq!(arrives(&mut pair), expected, "to {to}");
     }
 }

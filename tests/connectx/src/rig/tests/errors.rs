@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! How work requests fail: each syndrome, what the peer sees, and that all else is flushed.
+//! Failures of work requests: syndromes, effects on the peer, and flush of later work requests.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use super::*;
 use crate::layout::ifc::*;
 use crate::network::plan::Plan;
 
-/// The types of events of a queue pair.
+/// Event types of queue pairs.
 const INVALID_REQUEST: u8 = 0x10;
 const ACCESS_ERROR: u8 = 0x11;
 
 impl Pair {
-    /// Lets the first queue pair fail with a work request, and shows that what comes after is flushed.
+    /// Posts a work request that fails with `syndrome`, and checks that later work requests are flushed.
     #[track_caller]
-    fn fail(&mut self, work: &WorkRequest, syndrome: Syndrome) {
+    fn expect_failure(&mut self, work: &WorkRequest, syndrome: Syndrome) {
         let behind = self
             .local(WorkRequest::write(&self.mrs[1], 0), 8)
             .unsignalled();
-        let index = self.rig.post_quietly(&mut self.qps[0], work);
-        let last = self.rig.post_quietly(&mut self.qps[0], &behind);
+        let index = self.rig.post_without_doorbell(&mut self.qps[0], work);
+        let last = self.rig.post_without_doorbell(&mut self.qps[0], &behind);
         let qp = self.qps[0];
         self.rig.ring(&qp, last);
         self.rig.run();
@@ -30,17 +30,17 @@ impl Pair {
         assert!(cqe.failed_by(Syndrome::Flush), "{cqe:?}");
         assert_eq!(cqe.counter, last);
         assert!(self.rig.is_in_error(&qp));
-        // What is posted later is flushed too.
+        // Work requests posted after the failure are flushed too.
         self.rig.post(&mut self.qps[0], &behind);
         let cqe = self.rig.expect(&mut self.cqs[0]);
         assert!(cqe.failed_by(Syndrome::Flush), "{cqe:?}");
         assert_eq!(self.rig.poll(&mut self.cqs[0]), None);
     }
 
-    /// Like `fail`, for a request that the peer rejects: its queue pair fails as well, and raises an event.
+    /// Like `expect_failure`, for a request that the peer rejects: its queue pair fails as well, and raises an event.
     #[track_caller]
-    fn be_refused(&mut self, work: &WorkRequest, syndrome: Syndrome, event: u8) {
-        self.fail(work, syndrome);
+    fn expect_rejection(&mut self, work: &WorkRequest, syndrome: Syndrome, event: u8) {
+        self.expect_failure(work, syndrome);
         let peer = self.qps[1];
         assert!(self.rig.is_in_error(&peer));
         assert!(self.rig.events(1).contains(&(event, peer.number)));
@@ -63,7 +63,7 @@ fn invalid_local_key_fails_with_local_protection() {
             }
             _ => own.address -= 1,
         }
-        pair.fail(
+        pair.expect_failure(
             &WorkRequest::write(&peer, 0).local(&own, 0, 8),
             Syndrome::LocalProtection,
         );
@@ -72,7 +72,7 @@ fn invalid_local_key_fails_with_local_protection() {
             let pd = pd(&mut pair.rig);
             own = pair.rig.mr_with(0, 4096, pd, rights::ALL);
         }
-        pair.fail(
+        pair.expect_failure(
             &WorkRequest::read(&peer, 0).local(&own, 0, 8),
             Syndrome::LocalProtection,
         );
@@ -88,7 +88,7 @@ fn read_into_memory_without_local_write_fails() {
     assert!(pair
         .perform(&WorkRequest::write(&peer, 0).local(&own, 0, 8))
         .is_done());
-    pair.fail(
+    pair.expect_failure(
         &WorkRequest::read(&peer, 0).local(&own, 0, 8),
         Syndrome::LocalProtection,
     );
@@ -100,12 +100,12 @@ fn requests_before_failure_complete() {
     let (own, peer) = (pair.mrs[0], pair.mrs[1]);
     let data = pair.fill(0, 0, 5000);
     let good = WorkRequest::write(&peer, 0).local(&own, 0, 5000);
-    // Its first packets are fine.
+    // The first packets of the WRITE are valid.
     let bad = WorkRequest::write(&peer, 8000)
         .local(&own, 0, 5000)
         .local(&own, LENGTH, 8);
-    pair.rig.post_quietly(&mut pair.qps[0], &good);
-    let last = pair.rig.post_quietly(&mut pair.qps[0], &bad);
+    pair.rig.post_without_doorbell(&mut pair.qps[0], &good);
+    let last = pair.rig.post_without_doorbell(&mut pair.qps[0], &bad);
     let qp = pair.qps[0];
     pair.rig.ring(&qp, last);
     pair.rig.run();
@@ -132,7 +132,7 @@ fn invalid_remote_key_fails_with_remote_access() {
             }
         }
         let work = pair.local(WorkRequest::write(&peer, 0), 8);
-        pair.be_refused(&work, Syndrome::RemoteAccess, ACCESS_ERROR);
+        pair.expect_rejection(&work, Syndrome::RemoteAccess, ACCESS_ERROR);
     }
 }
 
@@ -149,13 +149,13 @@ fn remote_access_requires_rights_of_key_and_qp() {
         let pd = pair.rig.nodes[1].pd;
         let weak = pair.rig.mr_with(1, 4096, pd, rights::ALL & !right);
         let work = pair.local(request(&weak), 8);
-        pair.be_refused(&work, Syndrome::RemoteAccess, ACCESS_ERROR);
+        pair.expect_rejection(&work, Syndrome::RemoteAccess, ACCESS_ERROR);
 
         let mut options = Options::default();
         options.rights[number] = false;
         let mut pair = Pair::new(Transport::Rc, &options);
         let work = pair.local(request(&pair.mrs[1]), 8);
-        // What the work request fails with is written to memory that it does not get.
+        // The key permits the access, and the rights of the queue pair deny it.
         pair.rig.post(&mut pair.qps[0], &work);
         pair.rig.run();
         let cqe = pair.rig.expect(&mut pair.cqs[0]);
@@ -168,7 +168,7 @@ fn rejected_write_changes_no_memory() {
     let mut pair = Pair::reliable();
     pair.fill(0, 0, 4096);
     let work = pair.local(WorkRequest::write(&pair.mrs[1], LENGTH - 4095), 4096);
-    pair.be_refused(&work, Syndrome::RemoteAccess, ACCESS_ERROR);
+    pair.expect_rejection(&work, Syndrome::RemoteAccess, ACCESS_ERROR);
     assert_eq!(pair.memory(1, LENGTH - 4096, 4096), [0; 4096]);
 }
 
@@ -176,14 +176,14 @@ fn rejected_write_changes_no_memory() {
 fn unaligned_atomic_is_rejected() {
     let mut pair = Pair::reliable();
     let work = pair.local(WorkRequest::fetch_add(&pair.mrs[1], 4, 1), 8);
-    pair.be_refused(&work, Syndrome::RemoteInvalidRequest, INVALID_REQUEST);
+    pair.expect_rejection(&work, Syndrome::RemoteInvalidRequest, INVALID_REQUEST);
 }
 
 #[test]
 fn atomic_with_short_operand_fails() {
     let mut pair = Pair::reliable();
     let work = pair.local(WorkRequest::fetch_add(&pair.mrs[1], 0, 1), 7);
-    pair.fail(&work, Syndrome::LocalLength);
+    pair.expect_failure(&work, Syndrome::LocalLength);
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn message_longer_than_receive_fails() {
         let index = pair.rig.receive(&mut pair.qps[1], &[(mr, 0, 100)]);
         let behind = pair.receive();
         let work = pair.local(WorkRequest::send(), length);
-        pair.fail(&work, Syndrome::RemoteInvalidRequest);
+        pair.expect_failure(&work, Syndrome::RemoteInvalidRequest);
         let cqe = pair.rig.expect(&mut pair.cqs[1]);
         assert!(cqe.receive_failed_by(Syndrome::LocalLength));
         assert_eq!(cqe.counter, index);
@@ -211,7 +211,7 @@ fn receive_with_invalid_key_fails() {
     mr.key ^= 1;
     pair.rig.receive(&mut pair.qps[1], &[(mr, 0, 100)]);
     let work = pair.local(WorkRequest::send(), 8);
-    pair.fail(&work, Syndrome::RemoteOperation);
+    pair.expect_failure(&work, Syndrome::RemoteOperation);
     let cqe = pair.rig.expect(&mut pair.cqs[1]);
     assert!(cqe.receive_failed_by(Syndrome::LocalProtection));
 }
@@ -226,7 +226,7 @@ fn message_longer_than_maximum_fails() {
     assert!(pair.perform(&longest).is_done());
     assert_eq!(pair.memory(1, 0, PIECE), data);
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), (1 << 30) + 1);
-    pair.fail(&work, Syndrome::LocalLength);
+    pair.expect_failure(&work, Syndrome::LocalLength);
 }
 
 #[test]
@@ -235,15 +235,15 @@ fn malformed_wqe_fails_in_order() {
     let short = WorkRequest::new(MLX5_OPCODE_RDMA_WRITE);
     let inline_read = |pair: &Pair| WorkRequest::read(&pair.mrs[1], 0).inline(&[1, 2, 3]);
     let mut pair = Pair::reliable();
-    pair.fail(&unknown, Syndrome::LocalQpOperation);
+    pair.expect_failure(&unknown, Syndrome::LocalQpOperation);
     let mut pair = Pair::reliable();
-    pair.fail(&short, Syndrome::LocalQpOperation);
+    pair.expect_failure(&short, Syndrome::LocalQpOperation);
     let mut pair = Pair::reliable();
-    pair.fail(&inline_read(&pair), Syndrome::LocalQpOperation);
+    pair.expect_failure(&inline_read(&pair), Syndrome::LocalQpOperation);
     // A work request whose index differs from its position in the ring.
     let mut pair = Pair::reliable();
     let good = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
-    pair.rig.post_quietly(&mut pair.qps[0], &good);
+    pair.rig.post_without_doorbell(&mut pair.qps[0], &good);
     pair.rig.post_raw(&mut pair.qps[0], &[0xff; 64]);
     let mut control = [0; 8];
     control[2] = 1;
@@ -267,7 +267,7 @@ fn operation_not_offered_by_transport_fails_locally() {
         let mut pair = Pair::new(transport, &Options::default());
         let work = WorkRequest::new(request).remote(&pair.mrs[1], 0);
         let work = pair.local(work, 8);
-        pair.fail(&work, Syndrome::LocalQpOperation);
+        pair.expect_failure(&work, Syndrome::LocalQpOperation);
     }
 }
 
@@ -275,7 +275,7 @@ fn operation_not_offered_by_transport_fails_locally() {
 fn error_state_flushes_both_queues() {
     let mut pair = Pair::reliable();
     let receives = [pair.receive(), pair.receive()];
-    // A SEND to a peer that never answers.
+    // A SEND to a peer that sends no response.
     pair.rig.fabric.network.cut(1, 2);
     let send = pair.local(WorkRequest::send(), 8);
     let sends = [0, 1].map(|_| pair.rig.post(&mut pair.qps[0], &send));
@@ -291,7 +291,7 @@ fn error_state_flushes_both_queues() {
     }
     // A receive that is posted later is flushed without any doorbell.
     let late = pair.receive();
-    pair.rig.pass(std::time::Duration::from_millis(100));
+    pair.rig.advance_time(std::time::Duration::from_millis(100));
     let cqe = pair.rig.expect(&mut pair.cqs[1]);
     assert!(cqe.receive_failed_by(Syndrome::Flush));
     assert_eq!(cqe.counter, late);
@@ -304,7 +304,7 @@ fn peer_in_error_state_sends_no_response() {
     pair.rig.simple(1, MLX5_CMD_OP_2ERR_QP, peer.number);
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut pair.qps[0], &work);
-    pair.rig.pass(std::time::Duration::from_secs(10));
+    pair.rig.advance_time(std::time::Duration::from_secs(10));
     let cqe = pair.rig.expect(&mut pair.cqs[0]);
     assert!(cqe.failed_by(Syndrome::TransportRetry));
 }
@@ -328,7 +328,7 @@ fn reads_beyond_limit_of_peer_are_rejected() {
         ];
         let posted = works.iter().cycle().take(20);
         let last = posted
-            .map(|work| rig.post_quietly(&mut qps[0], work))
+            .map(|work| rig.post_without_doorbell(&mut qps[0], work))
             .last();
         rig.ring(&qps[0], last.unwrap());
         rig.run();
@@ -344,15 +344,15 @@ fn reads_beyond_limit_of_peer_are_rejected() {
 fn retransmission_without_local_key_fails_request() {
     let mut pair = Pair::reliable();
     let other = pair.rig.mr(0, LENGTH);
-    pair.rig.lose_from(2);
+    pair.rig.drop_packets_from(2);
     for mr in [pair.mrs[0], other, pair.mrs[0], pair.mrs[0]] {
         let work = WorkRequest::write(&pair.mrs[1], 0).local(&mr, 0, 8);
         pair.rig.post(&mut pair.qps[0], &work);
     }
     pair.rig.run();
     pair.rig.simple(0, MLX5_CMD_OP_DESTROY_MKEY, other.key >> 8);
-    pair.rig.fabric.network.follow(Plan::default()).unwrap();
-    pair.rig.pass(Duration::from_secs(1));
+    pair.rig.fabric.network.set_plan(Plan::default()).unwrap();
+    pair.rig.advance_time(Duration::from_secs(1));
     let cqes = pair.rig.drain(&mut pair.cqs[0]);
     let [first, second, rest @ ..] = &cqes[..] else {
         panic!("{cqes:?}");

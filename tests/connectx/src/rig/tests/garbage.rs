@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Whatever a driver writes: the device goes on, and so do the others.
+//! Arbitrary input of a driver: the device and the other devices continue to work.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use super::*;
 use crate::firmware;
 use crate::layout::put_be;
 
-/// Shows that two other queue pairs still work.
-fn works(pair: &mut Pair) {
+/// Checks that two other queue pairs work.
+fn assert_works(pair: &mut Pair) {
     let cqs = [0, 1].map(|node| pair.rig.cq(node, 4));
     let qps = [0, 1].map(|node| pair.rig.qp(node, &Spec::new(Transport::Rc, cqs[node])));
     pair.rig.connect(&qps[0], &qps[1], &Options::default());
@@ -44,15 +44,15 @@ proptest! {
     ) {
         let mut pair = Pair::new(transport, &Options::default());
         let mut bytes = bytes;
-        // Else all would be refused for their first bytes.
+        // Without a valid control segment, all work requests would be rejected early.
         put_be(&mut bytes, 0, 4, u64::from(opcode));
         let qpn = u64::from(pair.qps[0].number);
         put_be(&mut bytes, 4, 4, (qpn << 8) | u64::from(units));
         pair.rig.post_raw(&mut pair.qps[0], &bytes);
         let qp = pair.qps[0];
         pair.rig.ring(&qp, 0);
-        pair.rig.pass(Duration::from_secs(10));
-        works(&mut pair);
+        pair.rig.advance_time(Duration::from_secs(10));
+        assert_works(&mut pair);
     }
 
     #[test]
@@ -60,7 +60,7 @@ proptest! {
         let mut pair = Pair::reliable();
         let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
         for _ in 0..posted {
-            pair.rig.post_quietly(&mut pair.qps[0], &work);
+            pair.rig.post_without_doorbell(&mut pair.qps[0], &work);
         }
         let mut aimed = bytes;
         let qpn = u64::from(pair.qps[0].number);
@@ -68,8 +68,8 @@ proptest! {
         let qp = pair.qps[0];
         pair.rig.ring_with(&qp, &bytes);
         pair.rig.ring_with(&qp, &aimed);
-        pair.rig.pass(Duration::from_secs(10));
-        works(&mut pair);
+        pair.rig.advance_time(Duration::from_secs(10));
+        assert_works(&mut pair);
     }
 
     #[test]
@@ -89,8 +89,8 @@ proptest! {
         pair.rig.receive(&mut pair.qps[1], &pieces);
         let work = pair.local(WorkRequest::send(), length.max(1));
         pair.rig.post(&mut pair.qps[0], &work);
-        pair.rig.pass(Duration::from_secs(1));
-        works(&mut pair);
+        pair.rig.advance_time(Duration::from_secs(1));
+        assert_works(&mut pair);
     }
 }
 
@@ -108,12 +108,12 @@ proptest! {
         for opcode in opcodes {
             let mut input = bytes.clone();
             if sparse {
-                // Small numbers, as of objects that exist.
+                // Small numbers, which are those of existing objects.
                 input.iter_mut().for_each(|byte| *byte &= 0x41);
             }
             put_be(&mut input, 0, 2, u64::from(known[opcode.index(known.len())]));
             let _ = rig.command(0, &input, output);
         }
-        rig.pass(Duration::from_secs(1));
+        rig.advance_time(Duration::from_secs(1));
     }
 }

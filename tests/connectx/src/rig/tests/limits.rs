@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What firmware refuses: more than it offers, and to destroy what is in use.
+//! Commands that firmware rejects: limits, unsupported values, and destruction of objects in use.
 
 use super::*;
 use crate::firmware::Status;
@@ -10,16 +10,16 @@ const MIGRATED: u32 = 3;
 const ADDRESS_TO_QP: u32 = 0x3a;
 
 impl Rig {
-    /// A completion queue cannot be destroyed until another object is.
+    /// Checks that a completion queue cannot be destroyed before the object that uses it.
     #[track_caller]
-    fn is_busy_until(&mut self, cq: &RigCq, destroy: u32, number: u32) {
+    fn assert_busy_until(&mut self, cq: &RigCq, destroy: u32, number: u32) {
         let destroyed = self.try_simple(0, MLX5_CMD_OP_DESTROY_CQ, cq.number);
         assert_eq!(destroyed, Err(Status::ResourceBusy as u8));
         self.simple(0, destroy, number);
         self.simple(0, MLX5_CMD_OP_DESTROY_CQ, cq.number);
     }
 
-    /// Makes a general object of this type, of a queue pair.
+    /// Creates a general object of this type for a queue pair.
     fn map_address(&mut self, kind: u32, qp: u32) -> Result<u32, u8> {
         let mut input = vec![0; size!(general_obj_in_cmd_hdr) + 64];
         let opcode = MLX5_CMD_OP_CREATE_GENERAL_OBJECT;
@@ -41,7 +41,7 @@ impl Rig {
         output.map(drop)
     }
 
-    /// Lends pages, or asks for some to be given back. Returns how many were.
+    /// Gives or reclaims pages. Returns the number of pages in the output.
     fn manage_pages(&mut self, gives: bool, count: usize) -> Result<u32, u8> {
         let mut input = vec![0; size!(manage_pages_in) + if gives { 8 * count } else { 0 }];
         set!(input, manage_pages_in, opcode, MLX5_CMD_OP_MANAGE_PAGES);
@@ -51,7 +51,7 @@ impl Rig {
         Ok(get!(output, manage_pages_out, output_num_entries))
     }
 
-    /// Makes a key in the free state with room for a table of so many bytes, in this access mode.
+    /// Creates a key in the free state with a table of `bytes` bytes, in this access mode.
     fn free_key(&mut self, mode: u32, bytes: u32) -> Result<u32, u8> {
         let mut context = [0; size!(mkc)];
         set!(context, mkc, access_mode_1_0, mode);
@@ -88,7 +88,7 @@ fn receive_cq_is_not_destroyed_while_qp_has_receives() {
         ..Spec::new(Transport::Rc, send_cq)
     };
     let qp = rig.qp(0, &spec);
-    rig.is_busy_until(&receive_cq, MLX5_CMD_OP_DESTROY_QP, qp.number);
+    rig.assert_busy_until(&receive_cq, MLX5_CMD_OP_DESTROY_QP, qp.number);
     // An initiator has no receives.
     let spec = Spec {
         receive_cq: unused,
@@ -96,7 +96,7 @@ fn receive_cq_is_not_destroyed_while_qp_has_receives() {
     };
     let qp = rig.qp(0, &spec);
     rig.simple(0, MLX5_CMD_OP_DESTROY_CQ, unused.number);
-    rig.is_busy_until(&send_cq, MLX5_CMD_OP_DESTROY_QP, qp.number);
+    rig.assert_busy_until(&send_cq, MLX5_CMD_OP_DESTROY_QP, qp.number);
 }
 
 #[test]
@@ -105,11 +105,11 @@ fn cq_of_dct_or_srq_is_not_destroyed() {
     let cqs = [0; 2].map(|_| rig.cq(0, 4));
     let xrcd = rig.simple(0, MLX5_CMD_OP_ALLOC_XRCD, 0);
     let srq = rig.srq(0, 4, Some((xrcd, cqs[0])));
-    rig.is_busy_until(&cqs[0], MLX5_CMD_OP_DESTROY_XRC_SRQ, srq.number);
+    rig.assert_busy_until(&cqs[0], MLX5_CMD_OP_DESTROY_XRC_SRQ, srq.number);
     let srq = rig.srq(0, 4, None);
     let dct = rig.dct(&srq, &cqs[1], 0, &Options::default());
     rig.simple(0, MLX5_CMD_OP_DRAIN_DCT, dct.number);
-    rig.is_busy_until(&cqs[1], MLX5_CMD_OP_DESTROY_DCT, dct.number);
+    rig.assert_busy_until(&cqs[1], MLX5_CMD_OP_DESTROY_DCT, dct.number);
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn pages_beyond_requested_number_are_rejected() {
 #[test]
 fn total_size_of_key_tables_is_limited() {
     const LARGE: u32 = 64 << 20;
-    // Pages; and ranges, of which it is remembered where they end.
+    // Page tables, and range tables, which need memory for cached range ends.
     for (mode, most) in [(1, 16), (2, 10)] {
         let mut rig = Rig::new(1);
         let keys: Vec<u32> = std::iter::from_fn(|| rig.free_key(mode, LARGE).ok())

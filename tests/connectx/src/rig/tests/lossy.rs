@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A network that loses, doubles, delays and reorders packets makes no difference: random operations end with
-//! the same memory and the same completions as over a perfect one.
+//! Lossy network: random operations yield the same memory and the same completions on a network that drops, duplicates,
+//! delays and reorders packets as on a perfect network.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::layout::wqe::*;
 use crate::network::plan::{Delay, Plan, Rule};
 use crate::rig::{Cqe, RigDct, RigSrq, WorkRequest};
 
-/// A region has room for so many operations of so many bytes.
+/// Number of slots of an area, and size of a slot in bytes. Each operation has one slot.
 const SLOTS: u64 = 16;
 const SLOT: u64 = 8 << 10;
-/// Areas of a machine's memory, each with a slot for each operation.
+/// Areas of the memory of a machine. Each area has one slot per operation.
 const SOURCE: u64 = 0;
 const WRITTEN: u64 = SLOTS * SLOT;
 const RECEIVED: u64 = 2 * WRITTEN;
@@ -31,14 +31,14 @@ const KEY: u64 = 0x1234_5678_9abc_def0;
 enum RandomOperation {
     Send(u32, bool),
     Write(u32, bool),
-    /// Reads what was there from the beginning, or what an earlier operation has written.
+    /// Reads initial data, or data written by an earlier operation.
     Read(u32, Option<usize>, bool),
     FetchAdd(u64, u64),
     CompareSwap(u64, u64),
 }
 
 fn operation() -> impl Strategy<Value = RandomOperation> {
-    // Most are small; some have many packets.
+    // Most operations are small; some have many packets.
     let length = || prop_oneof![0..300u32, 0..SLOT as u32];
     prop_oneof![
         (length(), any::<bool>()).prop_map(|(length, tail)| RandomOperation::Send(length, tail)),
@@ -73,11 +73,11 @@ fn rule() -> impl Strategy<Value = Rule> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum LossyTransport {
     Reliable,
-    /// Each to two targets of the other, in turn.
+    /// Each machine has an initiator, and alternates between two targets of the other machine.
     Dynamic,
 }
 
-/// One machine.
+/// State of one machine.
 struct Side {
     qp: RigQp,
     send_cq: RigCq,
@@ -108,7 +108,7 @@ impl World {
         World { rig, sides }
     }
 
-    /// Posts so many receives, each to memory of its own, in two pieces.
+    /// Posts `count` receives. Each has separate memory in two pieces.
     fn receive(&mut self, node: usize, count: u64) {
         let side = &mut self.sides[node];
         for _ in 0..count {
@@ -179,7 +179,7 @@ impl World {
         }
     }
 
-    /// All of memory, and all completions.
+    /// Returns the memory and the completions of both machines.
     fn outcome(&mut self) -> Vec<(Vec<u8>, Vec<Cqe>, Vec<Cqe>)> {
         let sides = self.sides.iter_mut();
         sides
@@ -193,7 +193,7 @@ impl World {
 }
 
 impl WorkRequest {
-    /// Local memory in up to three pieces.
+    /// Appends local memory in up to three segments.
     fn gather(self, mr: &Mr, offset: u64, length: u32) -> Self {
         let pieces = [
             (0, length / 3),
@@ -236,7 +236,7 @@ fn side(rig: &mut Rig, node: usize, service: LossyTransport, options: &Options) 
     }
 }
 
-/// Carries out operations of both machines. Receives come late if the plan has rules.
+/// Executes operations of both machines. Receives are posted late if the plan has rules.
 fn run(
     service: LossyTransport,
     options: &Options,
@@ -245,7 +245,7 @@ fn run(
 ) -> Vec<(Vec<u8>, Vec<Cqe>, Vec<Cqe>)> {
     let mut world = World::new(service, options);
     let perfect = plan.rules.is_empty();
-    world.rig.fabric.network.follow(plan).unwrap();
+    world.rig.fabric.network.set_plan(plan).unwrap();
     for node in 0..2 {
         world.receive(node, if perfect { SLOTS } else { 1 });
     }
@@ -255,18 +255,18 @@ fn run(
                 world.post(node, number as u64, operation, *signalled);
             }
         }
-        // Some are posted while those before them are under way, some later.
+        // Some operations are posted while earlier ones are in flight, others later.
         if number % 3 == 0 {
-            world.rig.pass(Duration::from_micros(10));
+            world.rig.advance_time(Duration::from_micros(10));
         }
     }
     if !perfect {
-        world.rig.pass(Duration::from_millis(30));
+        world.rig.advance_time(Duration::from_millis(30));
         for node in 0..2 {
             world.receive(node, SLOTS - 1);
         }
     }
-    world.rig.pass(Duration::from_secs(600));
+    world.rig.advance_time(Duration::from_secs(600));
     for side in &world.sides {
         assert!(!world.rig.is_in_error(&side.qp), "a queue pair has failed");
     }
@@ -292,7 +292,7 @@ fn check(
         assert_eq!(outcome.2, expected.2, "completions of receives");
         assert!(outcome.0 == expected.0, "memory");
     }
-    // The plan has done something, and so have the operations.
+    // Both the fault plan and the operations had an effect.
     let signalled =
         |side: &Vec<(RandomOperation, bool)>| side.iter().filter(|(_, told)| *told).count();
     assert_eq!(expected[0].1.len(), signalled(&all[0]));

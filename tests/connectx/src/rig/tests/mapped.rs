@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Mapped doorbells: no write traps, so the device reads doorbell records only.
+//! Mapped doorbells: writes do not trap, and the device reads doorbell records only.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ fn doorbells_of_queues_sharing_register_are_not_lost() {
     }
 }
 
-/// The first arm word of all is 0, as is what was in the doorbell record before.
+/// The first arm word is 0, which is also the initial value of the doorbell record.
 #[test]
 fn cq_is_armed_by_doorbell_record_only() {
     let mut pair = mapped();
@@ -66,7 +66,7 @@ fn cq_is_armed_by_doorbell_record_only() {
     assert_eq!(pair.rig.event(0), None);
     pair.rig.arm(&cq, false);
     pair.rig.run();
-    // One entry is there that the driver had not seen when it armed the queue.
+    // The queue has one entry that the driver had not consumed when it armed the queue.
     assert_eq!(pair.rig.event(0), Some((COMPLETION, cq.number)));
     let cq = pair.cqs[0];
     pair.rig.arm(&cq, false);
@@ -83,7 +83,7 @@ fn each_event_raises_one_interrupt() {
     let mut pair = mapped();
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     let before = pair.rig.device(0).interrupts.raised();
-    // More than an event queue has entries.
+    // More events than an event queue has entries.
     for _ in 0..600 {
         let cq = pair.cqs[0];
         pair.rig.arm(&cq, false);
@@ -102,7 +102,7 @@ fn doorbell_record_from_before_reset_posts_nothing() {
         let qp = pair.qps[node];
         pair.rig.simple(node, MLX5_CMD_OP_2RST_QP, qp.number);
     }
-    // The driver clears records only when the command has ended.
+    // The driver clears records only after the completion of the command.
     pair.rig.run();
     for node in [0, 1] {
         pair.rig.reset(&mut pair.qps[node]);
@@ -129,9 +129,9 @@ fn poll_interval_grows_while_doorbells_are_idle() {
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.perform(&work);
     assert!(next(&pair) <= Duration::from_micros(1));
-    pair.rig.pass(Duration::from_millis(1));
+    pair.rig.advance_time(Duration::from_millis(1));
     let later = next(&pair);
-    pair.rig.pass(Duration::from_secs(1));
+    pair.rig.advance_time(Duration::from_secs(1));
     assert!(next(&pair) > later);
     assert!(next(&pair) <= Duration::from_millis(1));
     pair.perform(&work);
@@ -153,7 +153,7 @@ fn unmapped_doorbell_record_is_ignored() {
     let mut rig = Rig::mapped(1);
     for record in [u64::MAX - 3, u64::MAX - 7, 1 << 63] {
         if let Ok(cq) = rig.cq_with(0, 4, record) {
-            rig.pass(Duration::from_millis(10));
+            rig.advance_time(Duration::from_millis(10));
             rig.simple(0, MLX5_CMD_OP_DESTROY_CQ, cq.number);
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Tests of whole devices, through the eyes of a driver.
+//! Tests of complete devices by the interface of the driver.
 
 mod counters;
 mod datagram;
@@ -50,7 +50,7 @@ impl Pair {
         Pair::new(Transport::Rc, &Options::default())
     }
 
-    /// Fills memory of a machine with bytes that differ from part to part.
+    /// Fills the memory of a machine with a pattern that differs in all parts.
     fn fill(&mut self, node: usize, offset: u64, length: u64) -> Vec<u8> {
         let bytes: Vec<u8> = (0..length).map(|at| (at * 7 + at / 251) as u8).collect();
         let address = self.mrs[node].address + offset;
@@ -63,7 +63,7 @@ impl Pair {
         self.rig.read(node, address, length)
     }
 
-    /// Lets the first queue pair do something at once. Returns its completion.
+    /// Executes a work request on the first queue pair. Returns its completion.
     fn perform(&mut self, work: &WorkRequest) -> Cqe {
         self.rig.post(&mut self.qps[0], work);
         self.rig.run();

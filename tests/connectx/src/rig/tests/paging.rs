@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Pages that are absent: the driver is asked for them once, and nothing is lost meanwhile.
+//! Absent pages: the device requests each page once, and no data is lost.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ const PAGE: u64 = 4096;
 const LATER: Duration = Duration::from_secs(10);
 
 impl Rig {
-    /// Lets the driver of a machine page.
+    /// Enables page faults of a machine.
     fn begin_paging(&mut self, node: usize) {
         self.device(node).firmware.settings.page_faults = true;
         self.events(node);
     }
 
-    /// Changes how the second page of memory is translated. Returns how it was.
+    /// Replaces the table entry of the second page. Returns the previous entry.
     fn swap(&mut self, mr: &Mr, new: [u8; MTT]) -> [u8; MTT] {
         let keys = &mut self.device(mr.node).objects.mkeys;
         let mkey = keys.get_mut(mr.key >> 8).unwrap();
@@ -32,7 +32,7 @@ impl Rig {
         old
     }
 
-    /// The driver's answer to what it is asked for: the only event that there is.
+    /// Replies to the page request in the only pending event.
     fn resume(&mut self, mr: &Mr, page: Option<[u8; MTT]>) {
         let events = self.events(mr.node);
         let [(PAGE_FAULT, token)] = events[..] else {
@@ -48,7 +48,7 @@ impl Rig {
 }
 
 impl Pair {
-    /// Two machines whose drivers page.
+    /// Returns two connected machines with page faults enabled.
     fn paging() -> Self {
         let mut pair = Pair::reliable();
         pair.rig.begin_paging(0);
@@ -56,7 +56,7 @@ impl Pair {
         pair
     }
 
-    /// Takes the second page of a machine's memory away. Returns how to bring it back.
+    /// Makes the second page of the memory of a machine absent. Returns its table entry.
     fn take(&mut self, node: usize) -> [u8; MTT] {
         self.swap(node, [0; MTT])
     }
@@ -67,24 +67,24 @@ impl Pair {
 
     fn resume(&mut self, node: usize, page: Option<[u8; MTT]>) {
         self.rig.resume(&self.mrs[node], page);
-        self.rig.pass(LATER);
+        self.rig.advance_time(LATER);
     }
 
-    /// Lets the first queue pair do something that meets an absent page of `node`, and goes on when it is
-    /// there.
+    /// Executes a work request of the first queue pair that accesses an absent page of `node`. The driver makes the page
+    /// present.
     fn perform_paging(&mut self, node: usize, work: &WorkRequest) -> Cqe {
         let page = self.take(node);
         self.rig.post(&mut self.qps[0], work);
         self.rig.run();
         assert_eq!(self.rig.poll(&mut self.cqs[0]), None);
-        self.rig.pass(LATER);
+        self.rig.advance_time(LATER);
         assert_eq!(self.rig.poll(&mut self.cqs[0]), None);
         self.resume(node, Some(page));
         self.rig.expect(&mut self.cqs[0])
     }
 
-    /// As [`Pair::perform_paging`], with a driver that has no such page.
-    fn perform_refused(&mut self, node: usize, work: &WorkRequest) -> Cqe {
+    /// Executes a work request as [`Pair::perform_paging`] does. The driver rejects the page request.
+    fn perform_without_page(&mut self, node: usize, work: &WorkRequest) -> Cqe {
         self.take(node);
         self.rig.post(&mut self.qps[0], work);
         self.rig.run();
@@ -153,10 +153,10 @@ fn unresolved_page_fails_request() {
     let work =
         |pair: &Pair| WorkRequest::write(&pair.mrs[1], ACROSS).local(&pair.mrs[0], ACROSS, BYTES);
     let mut pair = Pair::paging();
-    let cqe = pair.perform_refused(0, &work(&pair));
+    let cqe = pair.perform_without_page(0, &work(&pair));
     assert!(cqe.failed_by(Syndrome::LocalProtection));
     let mut pair = Pair::paging();
-    let cqe = pair.perform_refused(1, &work(&pair));
+    let cqe = pair.perform_without_page(1, &work(&pair));
     assert!(cqe.failed_by(Syndrome::RemoteAccess));
 }
 
@@ -167,7 +167,7 @@ fn page_fault_rejected_before_reset_is_raised_again() {
     let page = pair.take(1);
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.run();
-    // The sender never asks again.
+    // The sender does not retry.
     pair.rig.reset(&mut pair.qps[0]);
     pair.resume(1, None);
     pair.swap(1, page);
@@ -178,7 +178,7 @@ fn page_fault_rejected_before_reset_is_raised_again() {
     assert_eq!(pair.perform_paging(1, &work).kind, MLX5_CQE_REQ);
 }
 
-/// Targets and queue pairs have numbers of the same range.
+/// DC targets and queue pairs share a range of numbers.
 #[test]
 fn page_fault_of_dct_survives_destruction_of_unknown_qp() {
     let mut star = Star::with(&Options::default(), (0, 0));
@@ -191,7 +191,7 @@ fn page_fault_of_dct_survives_destruction_of_unknown_qp() {
     star.rig.resume(&peer, None);
     let destroyed = star.rig.try_simple(1, MLX5_CMD_OP_DESTROY_QP, number);
     assert_eq!(destroyed, Err(Status::BadResource as u8));
-    star.rig.pass(LATER);
+    star.rig.advance_time(LATER);
     let cqe = star.rig.expect(&mut star.cq);
     assert!(cqe.failed_by(Syndrome::RemoteAccess));
 }

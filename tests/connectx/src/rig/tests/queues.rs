@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Completion and event queues, as work fills them; ports, and devices that die.
+//! Completion queues, event queues, port states, and failed devices.
 
 use std::time::Duration;
 
@@ -17,8 +17,7 @@ fn cq_overrun_raises_error_event() {
     let mut qp = pair.rig.qp(0, &Spec::new(Transport::Rc, cq));
     pair.rig
         .connect_to(&qp, pair.qps[1].number, 1, &Options::default());
-    pair.rig
-        .connect_to_again(&pair.qps[1].clone(), qp.number, 0);
+    pair.rig.reconnect_to(&pair.qps[1].clone(), qp.number, 0);
     let work = WorkRequest::write(&pair.mrs[1], 0).local(&pair.mrs[0], 0, 8);
     for number in 0..6 {
         pair.rig.post(&mut qp, &work);
@@ -32,8 +31,8 @@ fn cq_overrun_raises_error_event() {
 }
 
 impl Rig {
-    /// Resets a queue pair, and connects it to another peer.
-    fn connect_to_again(&mut self, qp: &RigQp, peer: u32, node: usize) {
+    /// Resets a queue pair and connects it to another peer.
+    fn reconnect_to(&mut self, qp: &RigQp, peer: u32, node: usize) {
         let mut qp = *qp;
         self.reset(&mut qp);
         self.connect_to(&qp, peer, node, &Options::default());
@@ -57,7 +56,7 @@ fn armed_cq_raises_one_event() {
     assert!(!told(&mut pair));
 }
 
-/// Drivers count in arm words the events that they have taken.
+/// The arm word has the number of consumed events.
 #[test]
 fn cq_with_pending_event_raises_no_other_event() {
     for rig in [Rig::new(2), Rig::mapped(2)] {
@@ -98,12 +97,12 @@ fn port_down_and_up_raise_events_and_drop_packets() {
     assert!(matches!(pair.rig.events(1)[..], [.., (PORT, _)]));
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut pair.qps[0], &work);
-    pair.rig.pass(Duration::from_millis(100));
+    pair.rig.advance_time(Duration::from_millis(100));
     assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
     pair.rig.fabric.set_port(DeviceId(1), true);
     pair.rig.fabric.set_port(DeviceId(1), true);
     assert!(matches!(pair.rig.events(1)[..], [(PORT, _)]));
-    pair.rig.pass(Duration::from_millis(100));
+    pair.rig.advance_time(Duration::from_millis(100));
     assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
 }
 
@@ -113,20 +112,20 @@ fn port_down_sends_no_packets() {
     pair.rig.fabric.set_port(DeviceId(0), false);
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut pair.qps[0], &work);
-    pair.rig.pass(Duration::from_millis(100));
+    pair.rig.advance_time(Duration::from_millis(100));
     assert_eq!(pair.rig.device(1).cost.count.packets_received, 0);
     pair.rig.fabric.set_port(DeviceId(0), true);
-    pair.rig.pass(Duration::from_millis(100));
+    pair.rig.advance_time(Duration::from_millis(100));
     assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
 }
 
 #[test]
 fn lost_packets_are_counted_for_sender() {
     let mut pair = Pair::reliable();
-    pair.rig.lose_from(1);
+    pair.rig.drop_packets_from(1);
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut pair.qps[0], &work);
-    pair.rig.pass(Duration::from_millis(100));
+    pair.rig.advance_time(Duration::from_millis(100));
     let account = pair.rig.fabric.account();
     let lost = [0, 1].map(|node| account.devices[node].count.packets_lost);
     assert!(lost[0] > 0);
@@ -139,7 +138,7 @@ fn dead_device_sends_no_response() {
     pair.rig.device(1).dead = true;
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut pair.qps[0], &work);
-    pair.rig.pass(Duration::from_secs(10));
+    pair.rig.advance_time(Duration::from_secs(10));
     let cqe = pair.rig.expect(&mut pair.cqs[0]);
     assert!(cqe.failed_by(Syndrome::TransportRetry));
     assert_eq!(pair.memory(1, 0, 8), [0; 8]);
@@ -152,7 +151,7 @@ fn dead_device_does_not_continue_work() {
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.device(0).dead = true;
     let before = pair.rig.device(0).cost.count;
-    pair.rig.pass(Duration::from_secs(10));
+    pair.rig.advance_time(Duration::from_secs(10));
     assert_eq!(pair.rig.device(0).cost.count, before);
     assert_eq!(pair.rig.fabric.deadline(), None);
 }
@@ -172,7 +171,7 @@ fn work_updates_counters() {
     assert_eq!(own.0.bytes_sent - own.1.bytes_sent, 3000);
     assert_eq!(own.0.cqes - own.1.cqes, 1);
     assert_eq!(peer.0.packets_received - peer.1.packets_received, 3);
-    // One acknowledgement stands for all.
+    // One acknowledgement covers all packets.
     assert_eq!(peer.0.packets_sent - peer.1.packets_sent, 1);
     let translations = &after.devices[1].translations;
     assert!(translations.misses > 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Reliable connections: what each operation does.
+//! Reliable connections: effects of each operation.
 
 use std::time::Duration;
 
@@ -114,7 +114,7 @@ fn send_with_invalidate_invalidates_key() {
     let mut pair = Pair::reliable();
     pair.receive();
     let key = pair.mrs[1].key;
-    // The receive's own memory has that key: take another.
+    // The receive itself uses `key`, so the message invalidates another key.
     let victim = pair.rig.mr(1, 4096);
     assert_ne!(victim.key, key);
     assert!(pair
@@ -141,7 +141,7 @@ fn atomics_return_previous_value() {
         assert_eq!(cqe.bytes, 8);
         let bytes = pair.memory(0, 0, 8).try_into().unwrap();
         let now = pair.memory(1, 64, 8).try_into().unwrap();
-        // A device answers in network order, unless its driver wants it otherwise.
+        // Results are big-endian, unless the driver selects host order.
         (u64::from_be_bytes(bytes), u64::from_le_bytes(now))
     };
     assert_eq!(perform(WorkRequest::fetch_add(&peer, 64, 37)), (5, 42));
@@ -164,12 +164,12 @@ fn masked_atomics_change_masked_bits_only() {
     let mut pair = Pair::reliable();
     let (own, peer) = (pair.mrs[0], pair.mrs[1]);
     pair.rig.write(1, peer.address, &0x11ff_u64.to_le_bytes());
-    // Of 8 bytes: swap, compare, and which bits.
+    // Operands of 8 bytes: swap, compare, and their masks.
     let swap = WorkRequest::new(MLX5_OPCODE_ATOMIC_MASKED_CS).remote(&peer, 0);
     let swap = swap.words(&[0x2200, 0xff, 0xff00, 0xff]);
     assert!(pair.perform(&swap.modifier(9).local(&own, 0, 8)).is_done());
     assert_eq!(pair.memory(1, 0, 8), 0x22ff_u64.to_le_bytes());
-    // Of 4 bytes, in two fields: the lower does not carry into the upper.
+    // Operand of 4 bytes in two fields: the lower field does not carry into the upper.
     let add = WorkRequest::new(MLX5_OPCODE_ATOMIC_MASKED_FA).remote(&peer, 0);
     let add = add.words(&[(0x0001_0001 << 32) | (1 << 7), 0]);
     let cqe = pair.perform(&add.modifier(8).local(&own, 0, 4));
@@ -196,11 +196,11 @@ fn unsignalled_writes_are_executed_without_cqe() {
 }
 
 #[test]
-fn one_doorbell_starts_several_wqes() {
+fn doorbell_starts_several_wqes() {
     let mut pair = Pair::reliable();
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     for _ in 0..5 {
-        pair.rig.post_quietly(&mut pair.qps[0], &work);
+        pair.rig.post_without_doorbell(&mut pair.qps[0], &work);
     }
     pair.rig.run();
     assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
@@ -213,7 +213,7 @@ fn one_doorbell_starts_several_wqes() {
 #[test]
 fn send_ring_wraps() {
     let mut pair = Pair::reliable();
-    // Of three blocks each, so that some are on both ends of the ring.
+    // Each WQE has three blocks, so that some WQEs wrap around the end of the ring.
     let data = [0x77; 140];
     for round in 0..100 {
         let work = WorkRequest::write(&pair.mrs[1], round).inline(&data);
@@ -233,7 +233,7 @@ fn read_and_atomic_responses_need_no_ack() {
     ] {
         let before = pair.rig.device(1).cost.count.packets_sent;
         assert!(pair.perform(&pair.local(work, bytes)).is_done());
-        // No acknowledgement comes behind.
+        // No acknowledgement follows.
         let after = pair.rig.device(1).cost.count.packets_sent;
         assert_eq!(after - before, packets);
     }
@@ -244,11 +244,13 @@ fn fenced_request_waits_for_reads() {
     let mut pair = Pair::reliable();
     let (own, peer) = (pair.mrs[0], pair.mrs[1]);
     let data = pair.fill(1, 0, 50_000);
-    // What is read is sent back, elsewhere: without the fence it would not be there yet.
+    // The WRITE sends the data of the READ. Without the fence, it would send the old data.
     let read = WorkRequest::read(&peer, 0).local(&own, 0, 50_000);
     let write = WorkRequest::write(&peer, 100_000).local(&own, 0, 50_000);
-    pair.rig.post_quietly(&mut pair.qps[0], &read);
-    let index = pair.rig.post_quietly(&mut pair.qps[0], &write.fenced());
+    pair.rig.post_without_doorbell(&mut pair.qps[0], &read);
+    let index = pair
+        .rig
+        .post_without_doorbell(&mut pair.qps[0], &write.fenced());
     let qp = pair.qps[0];
     pair.rig.ring(&qp, index);
     pair.rig.run();
@@ -260,13 +262,13 @@ fn fenced_request_waits_for_reads() {
 fn strongly_ordered_request_waits_for_all_requests() {
     let mut pair = Pair::reliable();
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
-    pair.rig.post_quietly(&mut pair.qps[0], &work);
+    pair.rig.post_without_doorbell(&mut pair.qps[0], &work);
     let last = pair
         .rig
-        .post_quietly(&mut pair.qps[0], &work.strongly_ordered());
+        .post_without_doorbell(&mut pair.qps[0], &work.strongly_ordered());
     let qp = pair.qps[0];
     pair.rig.ring(&qp, last);
-    // The doorbell alone sends the first; no answer has come yet.
+    // The doorbell alone sends the first request; no response has arrived.
     assert_eq!(pair.rig.device(0).cost.count.packets_sent, 1);
     pair.rig.run();
     assert_eq!(pair.rig.drain(&mut pair.cqs[0]).len(), 2);
@@ -284,7 +286,7 @@ fn local_invalidate_waits_for_acknowledgement_of_writes() {
         .post(&mut pair.qps[0], &WorkRequest::invalidate(&own));
     pair.rig.run();
     pair.rig.fabric.network.mend(1, 2);
-    pair.rig.pass(Duration::from_secs(1));
+    pair.rig.advance_time(Duration::from_secs(1));
     for _ in 0..2 {
         assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
     }
@@ -293,7 +295,7 @@ fn local_invalidate_waits_for_acknowledgement_of_writes() {
 }
 
 #[test]
-fn one_doorbell_starts_full_ring_of_maximum_size() {
+fn doorbell_starts_full_ring_of_maximum_size() {
     let mut pair = Pair::reliable();
     let spec = Spec {
         log_send: 15,
@@ -305,7 +307,7 @@ fn one_doorbell_starts_full_ring_of_maximum_size() {
         .connect_to(&qp, peer.number, 1, &Options::default());
     let nop = WorkRequest::new(MLX5_OPCODE_NOP).unsignalled();
     for _ in 1..1 << 15 {
-        pair.rig.post_quietly(&mut qp, &nop);
+        pair.rig.post_without_doorbell(&mut qp, &nop);
     }
     let last = pair.rig.post(&mut qp, &WorkRequest::new(MLX5_OPCODE_NOP));
     pair.rig.run();
@@ -323,10 +325,10 @@ fn reads_in_flight_do_not_exceed_limit() {
         let work = pair.local(WorkRequest::read(&pair.mrs[1], 0), 8);
         let mut last = 0;
         for _ in 0..10 {
-            last = pair.rig.post_quietly(&mut pair.qps[0], &work);
+            last = pair.rig.post_without_doorbell(&mut pair.qps[0], &work);
         }
         let qp = pair.qps[0];
-        // The doorbell alone sends the first requests; no answer has come yet.
+        // The doorbell alone sends the first requests; no response has arrived.
         pair.rig.ring(&qp, last);
         let sent = pair.rig.device(0).cost.count.packets_sent;
         assert_eq!(sent, 1 << log_reads);
@@ -398,7 +400,7 @@ fn long_message_does_not_delay_other_qp() {
     pair.rig.post(&mut pair.qps[0], &long);
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut short, &work);
-    // As much as the fabric does before it listens to machines again.
+    // One run of the fabric, which is limited in its number of steps.
     let now = pair.rig.now;
     pair.rig.fabric.run(now);
     assert!(pair.rig.expect(&mut cq).is_done());

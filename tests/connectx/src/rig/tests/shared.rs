@@ -60,7 +60,7 @@ impl Sharing {
         self.rig.run();
     }
 
-    /// Asks for an event when fewer receives than this wait.
+    /// Requests an event if fewer receives than `limit` are posted.
     fn arm(&mut self, limit: u32) {
         let mut input = vec![0; size_of_rmp()];
         set!(input, modify_rmp_in, opcode, MLX5_CMD_OP_MODIFY_RMP);
@@ -115,7 +115,7 @@ fn srq_limit_raises_one_event() {
     assert_eq!(sharing.rig.events(1), [event]);
     sharing.send(0, 8);
     assert_eq!(sharing.rig.events(1), []);
-    // It is so already when it is asked for.
+    // The condition holds already when the limit is armed.
     sharing.arm(2);
     assert_eq!(sharing.rig.events(1), [event]);
 }
@@ -126,7 +126,7 @@ fn qp_in_error_leaves_srq_receives_to_others() {
     sharing.receive(0);
     let qp = sharing.receivers[0];
     sharing.rig.simple(1, MLX5_CMD_OP_2ERR_QP, qp.number);
-    sharing.rig.pass(Duration::from_millis(100));
+    sharing.rig.advance_time(Duration::from_millis(100));
     assert_eq!(sharing.rig.poll(&mut sharing.cqs[1]), None);
     assert!(sharing.rig.events(1).contains(&(LAST_WQE, qp.number)));
     sharing.send(1, 8);
@@ -137,14 +137,14 @@ fn qp_in_error_leaves_srq_receives_to_others() {
 fn send_to_empty_srq_is_retried() {
     let mut sharing = sharing();
     sharing.send(0, 8);
-    sharing.rig.pass(Duration::from_millis(3));
+    sharing.rig.advance_time(Duration::from_millis(3));
     assert_eq!(sharing.rig.poll(&mut sharing.cqs[0]), None);
     sharing.receive(0);
-    sharing.rig.pass(Duration::from_millis(1));
+    sharing.rig.advance_time(Duration::from_millis(1));
     assert!(sharing.rig.expect(&mut sharing.cqs[0]).is_done());
 }
 
-/// An XRC initiator, a target of a domain, and two receive queues of which the second is of another domain.
+/// XRC initiator, XRC target, and two SRQs. The second SRQ belongs to another XRC domain than the target.
 struct Extended {
     rig: Rig,
     sender: RigQp,
@@ -190,14 +190,14 @@ fn xrc_message_selects_srq() {
     extended.rig.post(&mut extended.sender, &work);
     extended.rig.run();
     assert!(extended.rig.expect(&mut extended.cqs[0]).is_done());
-    // The completion goes to the completion queue of the receive queue, with the latter's user index.
+    // The completion queue and the user index are those of the receive queue.
     let cqe = extended.rig.expect(&mut extended.cqs[2]);
     assert_eq!(
         (cqe.counter, cqe.bytes, cqe.user_index),
         (index, 5000, 0x5050)
     );
     assert_eq!(extended.rig.poll(&mut extended.cqs[1]), None);
-    // Memory is of the receive queue's domain.
+    // The protection domain of the memory is that of the receive queue.
     for work in [
         WorkRequest::write(&peer, 10_000),
         WorkRequest::read(&peer, 10_000),

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What takes time: retries, and how often and how long they are made.
+//! Timeouts and retries: intervals and counts.
 
 use std::time::Duration;
 
 use super::*;
 use crate::layout::ifc::{MLX5_CMD_OP_2ERR_QP, MLX5_CMD_OP_2RST_QP};
 
-/// The time of a code: 4.096 µs times 2 to its power.
+/// Returns the timeout of a code: 4.096 µs times 2 to the power of the code.
 fn timeout(code: u32) -> Duration {
     Duration::from_nanos(4096 << code)
 }
@@ -24,9 +24,9 @@ fn silent_peer_causes_configured_number_of_retries() {
         let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
         pair.rig.post(&mut pair.qps[0], &work);
         let whole = timeout(10) * (retries + 1);
-        pair.rig.pass(whole - Duration::from_nanos(1));
+        pair.rig.advance_time(whole - Duration::from_nanos(1));
         assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
-        pair.rig.pass(Duration::from_nanos(1));
+        pair.rig.advance_time(Duration::from_nanos(1));
         let cqe = pair.rig.expect(&mut pair.cqs[0]);
         assert!(cqe.failed_by(Syndrome::TransportRetry));
         let count = pair.rig.device(0).cost.count;
@@ -45,7 +45,7 @@ fn timeout_of_zero_never_expires() {
     pair.rig.fabric.network.cut(1, 2);
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     pair.rig.post(&mut pair.qps[0], &work);
-    pair.rig.pass(Duration::from_secs(100_000));
+    pair.rig.advance_time(Duration::from_secs(100_000));
     assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
 }
 
@@ -56,9 +56,9 @@ fn link_restored_before_last_retry_loses_nothing() {
     pair.rig.fabric.network.cut(2, 1);
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 100_000);
     pair.rig.post(&mut pair.qps[0], &work);
-    pair.rig.pass(timeout(14) * 5);
+    pair.rig.advance_time(timeout(14) * 5);
     pair.rig.fabric.network.mend(1, 2);
-    pair.rig.pass(timeout(14));
+    pair.rig.advance_time(timeout(14));
     assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
     assert_eq!(pair.memory(1, 0, 100_000), data);
 }
@@ -74,9 +74,10 @@ fn progress_resets_retry_count() {
     for _ in 0..10 {
         pair.rig.fabric.network.cut(1, 2);
         pair.rig.post(&mut pair.qps[0], &work);
-        pair.rig.pass(timeout(14) * 2 - Duration::from_nanos(1));
+        pair.rig
+            .advance_time(timeout(14) * 2 - Duration::from_nanos(1));
         pair.rig.fabric.network.mend(1, 2);
-        pair.rig.pass(Duration::from_nanos(1));
+        pair.rig.advance_time(Duration::from_nanos(1));
         assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
     }
 }
@@ -90,9 +91,9 @@ fn send_without_receive_is_retried() {
     pair.rig.post(&mut pair.qps[0], &work);
     pair.rig.run();
     let index = pair.receive();
-    pair.rig.pass(Duration::from_micros(639));
+    pair.rig.advance_time(Duration::from_micros(639));
     assert_eq!(pair.rig.poll(&mut pair.cqs[1]), None);
-    pair.rig.pass(Duration::from_micros(1));
+    pair.rig.advance_time(Duration::from_micros(1));
     assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
     assert_eq!(pair.rig.expect(&mut pair.cqs[1]).counter, index);
     assert_eq!(pair.rig.device(1).cost.count.receiver_not_ready, 1);
@@ -105,10 +106,10 @@ fn write_with_immediate_without_receive_is_retried() {
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 5000);
     let work = work.with_immediate(MLX5_OPCODE_RDMA_WRITE_IMM, 1);
     pair.rig.post(&mut pair.qps[0], &work);
-    pair.rig.pass(Duration::from_millis(5));
+    pair.rig.advance_time(Duration::from_millis(5));
     assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
     pair.receive();
-    pair.rig.pass(Duration::from_millis(5));
+    pair.rig.advance_time(Duration::from_millis(5));
     assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
     assert_eq!(pair.rig.expect(&mut pair.cqs[1]).bytes, 5000);
     assert_eq!(pair.memory(1, 0, 5000), data);
@@ -124,7 +125,7 @@ fn rnr_retries_end_after_configured_number() {
         let mut pair = Pair::new(Transport::Rc, &options);
         let work = pair.local(WorkRequest::send(), 8);
         pair.rig.post(&mut pair.qps[0], &work);
-        pair.rig.pass(Duration::from_secs(1));
+        pair.rig.advance_time(Duration::from_secs(1));
         let cqe = pair.rig.expect(&mut pair.cqs[0]);
         assert!(cqe.failed_by(Syndrome::RnrRetry));
         let count = pair.rig.device(1).cost.count.receiver_not_ready;
@@ -137,10 +138,10 @@ fn rnr_retry_count_of_7_is_unlimited() {
     let mut pair = Pair::reliable();
     let work = pair.local(WorkRequest::send(), 8);
     pair.rig.post(&mut pair.qps[0], &work);
-    pair.rig.pass(Duration::from_secs(60));
+    pair.rig.advance_time(Duration::from_secs(60));
     assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
     pair.receive();
-    pair.rig.pass(Duration::from_millis(1));
+    pair.rig.advance_time(Duration::from_millis(1));
     assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
 }
 
@@ -153,12 +154,12 @@ fn rnr_retries_leave_at_most_one_timer() {
     let mut pair = Pair::new(Transport::Rc, &options);
     let work = pair.local(WorkRequest::send(), 8);
     pair.rig.post(&mut pair.qps[0], &work);
-    pair.rig.pass(Duration::from_millis(100));
+    pair.rig.advance_time(Duration::from_millis(100));
     assert!(pair.rig.device(1).cost.count.receiver_not_ready > 100);
     pair.receive();
-    pair.rig.pass(Duration::from_millis(1));
+    pair.rig.advance_time(Duration::from_millis(1));
     assert!(pair.rig.expect(&mut pair.cqs[0]).is_done());
-    // The time to answer the last request, at most.
+    // At most the time until the response to the last request.
     let mut calls = 0;
     while let Some(next) = pair.rig.fabric.deadline() {
         pair.rig.now = next;
@@ -179,7 +180,7 @@ fn timer_of_destroyed_qp_has_no_effect() {
         pair.rig.simple(0, opcode, qp.number);
         let told = pair.rig.drain(&mut pair.cqs[0]).len();
         assert_eq!(told, usize::from(opcode == MLX5_CMD_OP_2ERR_QP));
-        pair.rig.pass(Duration::from_secs(10));
+        pair.rig.advance_time(Duration::from_secs(10));
         assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
         assert_eq!(pair.rig.device(0).cost.count.packets_sent, 1);
     }

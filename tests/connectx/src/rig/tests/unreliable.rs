@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Unreliable connections: there are no acknowledgements, and lost packets are not sent again.
+//! Unreliable connections: no acknowledgements and no retransmissions.
 
 use super::*;
 use crate::network::plan::{Plan, Rule};
@@ -61,7 +61,7 @@ fn uc_message_with_lost_packet_returns_its_receive() {
         seed: 5,
         rules: vec![rule],
     };
-    pair.rig.fabric.network.follow(plan).unwrap();
+    pair.rig.fabric.network.set_plan(plan).unwrap();
     let mut whole = 0;
     let mut expected = 0;
     for _ in 0..60 {

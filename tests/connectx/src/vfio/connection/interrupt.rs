@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Interrupts of the PCI device, as vfio describes and configures them. The device has MSI-X only.
+//! Interrupts of the PCI device: their vfio description and configuration. The device has MSI-X only.
 
 use std::os::fd::OwnedFd;
 
@@ -52,7 +52,7 @@ pub(super) fn set(
     };
     let end = start.checked_add(count).ok_or(Errno::INVAL)?;
     if index != MSIX || end > VECTORS as u32 || flags & SET_TRIGGER == 0 {
-        // The kinds that the device has none of may be disabled.
+        // Interrupts of unsupported kinds may be disabled.
         return if index < KINDS && count == 0 {
             Ok(Vec::new())
         } else {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Connection of one machine to its device: receives the requests of the machine, and sends the replies.
 //!
-//! `region` and `interrupt` answer the requests about parts of the PCI device.
+//! `region` and `interrupt` handle the requests for parts of the PCI device.
 
 mod interrupt;
 mod region;
@@ -42,7 +42,7 @@ const VERSION: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_s
 pub struct VfioConnection {
     id: DeviceId,
     socket: UnixStream,
-    /// Room for the longest message.
+    /// Receive buffer for the longest message.
     buffer: Vec<u8>,
     /// Number of received bytes in the buffer.
     filled: usize,
@@ -70,7 +70,7 @@ impl VfioConnection {
         self.socket.as_fd()
     }
 
-    /// Receives and answers requests, as far as the buffer has room. An error ends the connection.
+    /// Receives and executes requests, up to the size of the buffer. An error ends the connection.
     pub fn serve(&mut self, fabric: &mut Fabric) -> io::Result<()> {
         self.fill()?;
         let buffer = std::mem::take(&mut self.buffer);

@@ -192,7 +192,7 @@ fn mapped_memory_is_usable_until_unmapped() {
     machine.map(0x10_0000, 0x2000).unwrap();
     let written = machine.fabric.device(ID).dma.write(0x10_1ffe, &[1, 2]);
     assert_eq!(written, Ok(()));
-    // Over what is there, or of no size.
+    // Mappings that overlap an existing mapping, or have no size.
     assert_eq!(machine.map(0x10_1000, 0x2000), Err(Errno::INVAL));
     assert_eq!(machine.map(0x20_0000, 0), Err(Errno::INVAL));
     assert_eq!(machine.map(u64::MAX - 0xfff, 0x2000), Err(Errno::INVAL));

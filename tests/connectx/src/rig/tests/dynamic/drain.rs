@@ -23,7 +23,7 @@ fn drained_dct_accepts_no_message_and_is_destroyed() {
     star.rig.simple(1, MLX5_CMD_OP_DESTROY_DCT, number);
     let work = star.to(0, KEY, WorkRequest::write(&peer, 0).local(&own, 0, 8));
     star.rig.post(&mut star.dci, &work);
-    star.rig.pass(Duration::from_secs(60));
+    star.rig.advance_time(Duration::from_secs(60));
     let cqe = star.rig.expect(&mut star.cq);
     assert!(cqe.failed_by(Syndrome::TransportRetry));
 }
@@ -55,7 +55,7 @@ fn dct_is_drained_after_timeout_of_dead_dci() {
     star.rig.device(0).dead = true;
     star.rig.simple(1, MLX5_CMD_OP_DRAIN_DCT, number);
     assert_eq!(star.rig.events(1), []);
-    star.rig.pass(Duration::from_secs(60));
+    star.rig.advance_time(Duration::from_secs(60));
     assert_eq!(star.rig.events(1), [(DRAINED, number)]);
     star.rig.simple(1, MLX5_CMD_OP_DESTROY_DCT, number);
     // Another target with the same SRQ uses the receive of the aborted message.

@@ -165,7 +165,7 @@ fn dci_connects_to_one_dct_at_a_time() {
         let peer = star.targets[target].mr;
         let work = WorkRequest::write(&peer, round as u64 * 8).local(&own, 0, 3000);
         let work = star.to(target, KEY, work);
-        last = star.rig.post_quietly(&mut star.dci, &work);
+        last = star.rig.post_without_doorbell(&mut star.dci, &work);
     }
     let dci = star.dci;
     star.rig.ring(&dci, last);
@@ -259,10 +259,10 @@ fn send_to_dct_without_receive_is_retried() {
     let own = star.mr;
     let work = star.to(0, KEY, WorkRequest::send().local(&own, 0, 5000));
     star.rig.post(&mut star.dci, &work);
-    star.rig.pass(Duration::from_millis(2));
+    star.rig.advance_time(Duration::from_millis(2));
     assert_eq!(star.rig.poll(&mut star.cq), None);
     star.receive(0);
-    star.rig.pass(Duration::from_millis(1));
+    star.rig.advance_time(Duration::from_millis(1));
     assert!(star.rig.expect(&mut star.cq).is_done());
     assert_eq!(star.rig.expect(&mut star.targets[0].cq).bytes, 5000);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Initiators and devices that are reset, and connect again.
+//! Reconnection after a reset of initiator or device.
 
 use std::time::Duration;
 
@@ -41,21 +41,21 @@ fn delayed_packets_of_old_connection_are_ignored() {
         ..Rule::default()
     }];
     let plan = Plan { seed: 0, rules };
-    star.rig.fabric.network.follow(plan).unwrap();
+    star.rig.fabric.network.set_plan(plan).unwrap();
     for at in 0..4 {
         let work = star.to(0, KEY, WorkRequest::write(&peer, at * 8).local(&own, 0, 8));
         star.rig.post(&mut star.dci, &work);
     }
     star.rig.run();
     // The initiator restarts at the same sequence numbers while these packets are in flight.
-    star.rig.fabric.network.follow(Plan::default()).unwrap();
+    star.rig.fabric.network.set_plan(Plan::default()).unwrap();
     star.rig.reset(&mut star.dci);
     star.rig
         .connect_to(&star.dci.clone(), 0, 0, &Options::default());
     assert!(star
         .perform(0, WorkRequest::write(&peer, 100).local(&own, 0, 8))
         .is_done());
-    star.rig.pass(Duration::from_millis(2));
+    star.rig.advance_time(Duration::from_millis(2));
     assert_eq!(star.rig.read(1, peer.address, 32), [0; 32]);
     assert_eq!(star.rig.read(1, peer.address + 100, 8), [7; 8]);
 }

@@ -28,7 +28,7 @@ impl Star {
         self.post(0, work.stream(stream))
     }
 
-    /// Returns the counter of each completion, and the error if there is one.
+    /// Returns counter and error of each completion.
     fn completions(&mut self) -> Vec<(u16, Option<u32>)> {
         self.rig.run();
         let all = self.rig.drain(&mut self.cq);
@@ -76,12 +76,12 @@ fn started_requests_after_failure_are_flushed() {
     for (mr, error) in [(target, None), (bad, ACCESS), (target, FLUSH)] {
         let work = WorkRequest::write(&mr, 0).local(&own, 0, 3000).stream(1);
         let work = star.to(0, KEY, work);
-        posted.push((star.rig.post_quietly(&mut star.dci, &work), error));
+        posted.push((star.rig.post_without_doorbell(&mut star.dci, &work), error));
         let other = WorkRequest::write(&target, 0)
             .local(&own, 0, 3000)
             .stream(2);
         let other = star.to(0, KEY, other);
-        posted.push((star.rig.post_quietly(&mut star.dci, &other), None));
+        posted.push((star.rig.post_without_doorbell(&mut star.dci, &other), None));
     }
     let dci = star.dci;
     star.rig.ring(&dci, posted[5].0);
@@ -176,13 +176,13 @@ fn stream_does_not_wait_for_dct_of_other_stream() {
         // No receive is posted for the message.
         let send = star.post(0, WorkRequest::send().local(&own, 0, 8).stream(1));
         let write = star.write(1, 2);
-        star.rig.pass(Duration::from_millis(2));
+        star.rig.advance_time(Duration::from_millis(2));
         let peer = star.targets[1].mr;
         let written = star.rig.read(2, peer.address + 16, 8);
         assert_eq!(written == [7; 8], !waits);
         assert_eq!(star.completions(), []);
         star.receive(0);
-        star.rig.pass(Duration::from_millis(2));
+        star.rig.advance_time(Duration::from_millis(2));
         // Completions are in order: for the driver, a completion ends all earlier requests.
         assert_eq!(star.completions(), [(send, None), (write, None)]);
     }
@@ -200,7 +200,7 @@ fn strong_ordering_applies_within_stream() {
         .local(&own, 0, 8)
         .strongly_ordered();
     star.post(1, work.stream(2));
-    star.rig.pass(Duration::from_millis(2));
+    star.rig.advance_time(Duration::from_millis(2));
     assert_eq!(star.rig.read(2, peer.address, 8), [7; 8]);
 }
 
@@ -216,7 +216,7 @@ fn streams_share_channels() {
                 .local(&own, 0, 8)
                 .stream(stream);
             let work = star.to(usize::from(at % 2), KEY, work);
-            (star.rig.post_quietly(&mut star.dci, &work), None)
+            (star.rig.post_without_doorbell(&mut star.dci, &work), None)
         })
         .collect();
     let dci = star.dci;
@@ -239,7 +239,7 @@ fn stream_keeps_order_on_lossy_network() {
     star.rig
         .fabric
         .network
-        .follow(Plan { seed: 3, rules })
+        .set_plan(Plan { seed: 3, rules })
         .unwrap();
     let peer = star.targets[0].mr;
     let mut posted = Vec::new();
@@ -251,7 +251,7 @@ fn stream_keeps_order_on_lossy_network() {
         let work = WorkRequest::write(&peer, offset).local(&own, at, 3000);
         posted.push((star.post(0, work.stream(stream)), None));
     }
-    star.rig.pass(Duration::from_secs(60));
+    star.rig.advance_time(Duration::from_secs(60));
     assert_eq!(star.completions(), posted);
     // Memory has the data of the last request of each stream.
     for (stream, last) in [(0, 18), (1, 19), (2, 17)] {
