@@ -116,7 +116,7 @@ pub fn write(device: &mut Device, offset: u64, data: &[u8], outbox: &mut Outbox)
     if offset < register::END {
         return match data.try_into() {
             Ok(word) => set_register(device, offset, u32::from_be_bytes(word)),
-            Err(_) => debug!(offset, "a write to registers that is not a word's"),
+            Err(_) => debug!(offset, "register write ignored: not one word"),
         };
     }
     if offset >= memic::BAR_OFFSET {
@@ -131,7 +131,7 @@ pub fn write(device: &mut Device, offset: u64, data: &[u8], outbox: &mut Outbox)
             handle_doorbell(device, offset, [a, b, c, d, e, f, g, h], outbox)
         }
         [a, b, c, d] => handle_half_doorbell(device, offset, [a, b, c, d], outbox),
-        _ => debug!(offset, "a write that is too short for a doorbell"),
+        _ => debug!(offset, "doorbell write ignored: too short"),
     }
 }
 
@@ -139,7 +139,7 @@ pub fn write(device: &mut Device, offset: u64, data: &[u8], outbox: &mut Outbox)
 /// same counter.
 fn report_trap(state: &mut BarState) {
     if !std::mem::replace(&mut state.trapped, true) {
-        warn!("doorbells are offered to be mapped, and trapped");
+        warn!("doorbell trapped although doorbells are mapped");
     }
 }
 
@@ -153,7 +153,7 @@ fn set_register(device: &mut Device, offset: u64, value: u32) {
             device.bar.interface = (value >> 8) & 7;
         }
         register::COMMAND => queue::run(device, value),
-        _ => debug!(offset, value, "a write to a register that has no effect"),
+        _ => debug!(offset, value, "register write without effect"),
     }
 }
 
@@ -190,7 +190,7 @@ fn handle_doorbell(device: &mut Device, offset: u64, value: [u8; 8], outbox: &mu
             engine::handle_doorbell(device, low >> 8, (high >> 8) as u16, outbox);
         }
         doorbell::SEND..doorbell::SEND_END => (),
-        within => warn!(within, "no such doorbell"),
+        within => warn!(within, "unknown doorbell"),
     }
 }
 

@@ -29,10 +29,10 @@ impl Interrupts {
         self.raised += 1;
         trace!(vector, "interrupt");
         // A write to an eventfd fails only if its counter is at the maximum. The interrupt is then already pending.
-        let told = eventfd
+        let is_written = eventfd
             .as_ref()
             .is_some_and(|fd| rustix::io::write(fd, &1u64.to_ne_bytes()).is_ok());
-        if !told {
+        if !is_written {
             self.pending |= 1 << vector;
         }
     }

@@ -131,7 +131,7 @@ impl ControlSocket {
     pub fn serve(&mut self, fabric: &mut Fabric, endpoints: &mut [Endpoint]) {
         while let Ok((socket, _)) = self.listener.accept() {
             if let Err(error) = socket.set_nonblocking(true) {
-                warn!(%error, "a client of the control socket is turned away");
+                warn!(%error, "client of the control socket disconnected");
                 continue;
             }
             self.clients.push(Client {
@@ -157,9 +157,9 @@ impl Client {
             }
             while let Some(end) = self.begun.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.begun.drain(..=end).collect();
-                let mut answer = serde_json::to_vec(&execute_line(&line, fabric, endpoints))?;
-                answer.push(b'\n');
-                self.socket.write_all(&answer)?;
+                let mut reply = serde_json::to_vec(&execute_line(&line, fabric, endpoints))?;
+                reply.push(b'\n');
+                self.socket.write_all(&reply)?;
             }
             if self.begun.len() > LONGEST {
                 return Err(io::ErrorKind::InvalidData.into());
@@ -171,7 +171,7 @@ impl Client {
 fn execute_line(line: &[u8], fabric: &mut Fabric, endpoints: &mut [Endpoint]) -> ControlReply {
     match execute(line, fabric, endpoints) {
         Ok(account) => ControlReply::Ok(account),
-        Err(refusal) => ControlReply::Error(refusal.to_string()),
+        Err(error) => ControlReply::Error(error.to_string()),
     }
 }
 
@@ -272,8 +272,8 @@ mod tests {
             r#"{ "remove": 0 }"#,
             r#"{ "plan": { "rules": [{ "drop": 2 }] } }"#,
         ] {
-            let answer = execute_line(line.as_bytes(), &mut fabric, &mut []);
-            assert!(matches!(answer, ControlReply::Error(_)), "{line}");
+            let reply = execute_line(line.as_bytes(), &mut fabric, &mut []);
+            assert!(matches!(reply, ControlReply::Error(_)), "{line}");
         }
         assert_eq!(fabric.account(), before);
     }
@@ -303,15 +303,15 @@ mod tests {
         client.set_nonblocking(true).unwrap();
         client.write_all(b"{ \"cut\": [1,").unwrap();
         control.serve(&mut fabric, &mut []);
-        let mut answer = [0; 64];
-        let none = client.read(&mut answer).unwrap_err();
+        let mut reply = [0; 64];
+        let none = client.read(&mut reply).unwrap_err();
         assert_eq!(none.kind(), io::ErrorKind::WouldBlock);
         client.write_all(b" 2] }\n{ \"kill\": 2 }\n").unwrap();
         control.serve(&mut fabric, &mut []);
-        let length = client.read(&mut answer).unwrap();
-        let answer = String::from_utf8_lossy(&answer[..length]);
+        let length = client.read(&mut reply).unwrap();
+        let reply = String::from_utf8_lossy(&reply[..length]);
         assert_eq!(
-            answer,
+            reply,
             "{\"ok\":null}\n{\"error\":\"there is no device 2\"}\n"
         );
         std::fs::remove_file(&path).unwrap();

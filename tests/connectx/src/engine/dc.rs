@@ -239,9 +239,9 @@ fn channel_id(connection: DcConnection, packet: &Packet) -> DciChannel {
 
 fn accept_request(device: &mut Device, dct: &mut Dct, connection: DcConnection, packet: &Packet) {
     let initiator = channel_id(connection, packet);
-    let known = dct.initiators.connections.get(&initiator);
-    let is_new = known.is_none_or(|known| known.number < connection.number);
-    if known.is_some_and(|known| known.number > connection.number)
+    let previous = dct.initiators.connections.get(&initiator);
+    let is_new = previous.is_none_or(|previous| previous.number < connection.number);
+    if previous.is_some_and(|previous| previous.number > connection.number)
         || is_new && dct.state != DctState::Active
     {
         return;
@@ -398,8 +398,9 @@ mod tests {
         );
         send_all_responses(&mut device, target);
         send_empty_write(&mut device, target, most, KEY);
-        let known = [0, 1, 2, most].map(|initiator| has_connection(&device, target, initiator));
-        assert_eq!(known, [true, false, true, true]);
+        let is_connected =
+            [0, 1, 2, most].map(|initiator| has_connection(&device, target, initiator));
+        assert_eq!(is_connected, [true, false, true, true]);
     }
 
     #[test]

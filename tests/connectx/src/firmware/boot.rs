@@ -105,7 +105,7 @@ fn query_pages(_: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
 fn manage_pages(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Status> {
     let count = get!(input, manage_pages_in, input_num_entries) as usize;
     match get!(input, manage_pages_in, op_mod) {
-        0 => debug!("the driver has no pages"),
+        0 => debug!("driver has no pages"),
         1 => {
             let pages = input.get(at!(manage_pages_in, pas)..).unwrap_or_default();
             if pages.len() / 8 < count {
@@ -123,10 +123,10 @@ fn manage_pages(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<
     Ok(())
 }
 
-fn reclaim_pages(device: &mut Device, wanted: usize, output: &mut [u8]) {
+fn reclaim_pages(device: &mut Device, requested: usize, output: &mut [u8]) {
     let first = at!(manage_pages_out, pas);
     let pages = &mut device.firmware.pages;
-    let count = wanted
+    let count = requested
         .min(pages.len())
         .min(output.len().saturating_sub(first) / 8);
     set!(output, manage_pages_out, output_num_entries, count as u32);

@@ -97,24 +97,24 @@ fn query(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Sta
 }
 
 fn change(device: &mut Device, input: &[u8], _: &mut [u8]) -> Result<(), Status> {
-    let wanted = input
+    let requested = input
         .get(at!(set_hca_cap_in, capability)..)
         .unwrap_or_default();
     let settings = &mut device.firmware.settings;
     match get!(input, set_hca_cap_in, op_mod) >> 1 {
         GENERAL => {
-            let log_qps = get!(wanted, cmd_hca_cap, log_max_qp);
-            let is_unknown = get!(wanted, cmd_hca_cap, pkey_table_size) != 0
-                || get!(wanted, cmd_hca_cap, log_uar_page_sz) != 0
-                || get!(wanted, cmd_hca_cap, cmdif_checksum) != 0;
+            let log_qps = get!(requested, cmd_hca_cap, log_max_qp);
+            let is_unknown = get!(requested, cmd_hca_cap, pkey_table_size) != 0
+                || get!(requested, cmd_hca_cap, log_uar_page_sz) != 0
+                || get!(requested, cmd_hca_cap, cmdif_checksum) != 0;
             if log_qps > LOG_QPS || is_unknown {
                 return Err(Status::BadParameter);
             }
             settings.log_qps = log_qps;
         }
-        PAGING => settings.page_faults = get!(wanted, odp_cap, mem_page_fault) != 0,
+        PAGING => settings.page_faults = get!(requested, odp_cap, mem_page_fault) != 0,
         ATOMIC => {
-            let order = get!(wanted, atomic_caps, atomic_req_8B_endianness_mode);
+            let order = get!(requested, atomic_caps, atomic_req_8B_endianness_mode);
             settings.host_order = order == HOST_ORDER;
         }
         _ => return Err(Status::BadParameter),

@@ -69,7 +69,7 @@ fn create(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
         consumer: 0,
         solicited: 0,
         armed: None,
-        told: None,
+        event_sequence: None,
         arm_word: 0,
         ignores_overrun: get!(context, cqc, oi) != 0,
         failed: false,

@@ -203,17 +203,17 @@ fn mad(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), Statu
     let room = output
         .get_mut(at!(mad_ifc_out, response_mad_packet)..)
         .unwrap_or_default();
-    let answer: &mut [u8; 256] = room.first_chunk_mut().ok_or(Status::BadOutputLength)?;
-    *answer = *request;
-    answer[3] = GET_RESPONSE;
+    let response: &mut [u8; 256] = room.first_chunk_mut().ok_or(Status::BadOutputLength)?;
+    *response = *request;
+    response[3] = GET_RESPONSE;
     let known = attribute(
         device,
         crate::layout::be(request, 16, 2),
-        &mut answer[64..128],
+        &mut response[64..128],
     );
     let returning = if class == 0x81 { RETURNING } else { 0 };
     put_be(
-        answer,
+        response,
         4,
         2,
         returning | if known { 0 } else { UNSUPPORTED },

@@ -83,8 +83,8 @@ pub fn run(device: &mut Device, slots: u32) {
     for slot in (0..1 << LOG_SLOTS).filter(|slot| (slots >> slot) & 1 != 0) {
         match run_slot(device, slot) {
             Ok(true) => ended |= 1 << slot,
-            Ok(false) => debug!(slot, "the slot is not firmware's"),
-            Err(fault) => debug!(slot, %fault, "the command queue is out of reach"),
+            Ok(false) => debug!(slot, "slot not owned by firmware"),
+            Err(fault) => debug!(slot, %fault, "cannot access the command queue"),
         }
     }
     if is_subscribed && ended != 0 {
@@ -102,9 +102,9 @@ fn run_slot(device: &mut Device, index: u32) -> Result<bool, DmaFault> {
     }
     let status = match deliver(device, &mut slot) {
         Ok(()) => 0,
-        Err(why) => {
-            debug!(?why, "the command cannot be delivered");
-            why as u8
+        Err(cause) => {
+            debug!(?cause, "command not delivered");
+            cause as u8
         }
     };
     slot[offset_of!(CommandSlot, status)] = status << 1;
@@ -183,7 +183,7 @@ fn execute(device: &mut Device, input: &[u8], length: usize) -> Vec<u8> {
             device = device.id.0,
             opcode = format_args!("{opcode:#x}"),
             ?status,
-            "refused"
+            "command rejected"
         );
         output.fill(0);
         output[0] = status as u8;
@@ -410,11 +410,11 @@ mod tests {
                 Undelivered::OutputLength,
             ),
         ];
-        for (slot, why) in cases {
+        for (slot, cause) in cases {
             let mut fabric = fabric();
             let device = fabric.device(DeviceId(0));
             mailboxes(device);
-            assert_eq!(execute_slot(device, slot).0, (why as u8) << 1);
+            assert_eq!(execute_slot(device, slot).0, (cause as u8) << 1);
         }
         let mut long = slot(MLX5_CMD_OP_ENABLE_HCA, 16);
         put_be(&mut long, offset_of!(CommandSlot, input_length), 4, 64);

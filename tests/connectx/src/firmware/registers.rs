@@ -47,13 +47,13 @@ fn access(device: &mut Device, input: &[u8], output: &mut [u8]) -> Result<(), St
     let given = input
         .get(at!(access_register_in, register_data)..)
         .unwrap_or_default();
-    let wanted = output
+    let requested = output
         .get_mut(at!(access_register_out, register_data)..)
         .unwrap_or_default();
     let register = get!(input, access_register_in, register_id);
     match get!(input, access_register_in, op_mod) {
         0 => write(device, register, given),
-        1 => read(device, register, given, wanted),
+        1 => read(device, register, given, requested),
         _ => Err(Status::BadParameter),
     }
 }

@@ -52,7 +52,7 @@ pub struct Cq {
     /// Arm request of the driver for which no event was raised yet.
     pub armed: Option<Arm>,
     /// Sequence number of the arm request for which the last event was raised.
-    pub told: Option<u32>,
+    pub event_sequence: Option<u32>,
     /// Last arm word read from the doorbell record.
     pub arm_word: u32,
     /// `true` if the driver itself ensures that the queue is never full.
@@ -249,8 +249,8 @@ impl Cq {
         log_size: u32,
         entry: u32,
     ) -> Result<(), Status> {
-        let refusal = |_| Status::BadParameter;
-        self.consumer = dma.read_be32(self.doorbell).map_err(refusal)? & COUNTER;
+        let bad_parameter = |_| Status::BadParameter;
+        self.consumer = dma.read_be32(self.doorbell).map_err(bad_parameter)? & COUNTER;
         if self.outstanding() >= 1 << log_size {
             return Err(Status::BadSizeOutstanding);
         }
@@ -280,7 +280,7 @@ impl Cq {
         let since = newest.wrapping_sub(arm.consumer) & COUNTER;
         let due = (1..COUNTER / 2).contains(&since);
         if due {
-            self.told = Some(arm.sequence);
+            self.event_sequence = Some(arm.sequence);
             self.armed = None;
         }
         due
@@ -353,18 +353,18 @@ impl Completion {
 /// Writes a completion, and raises an event if one is due. A full queue enters the error state.
 pub fn complete(device: &mut Device, cqn: u32, completion: &Completion) {
     let Some(cq) = device.objects.cqs.get_mut(cqn) else {
-        return debug!(cqn, "a completion for no queue");
+        return debug!(cqn, "completion dropped: unknown completion queue");
     };
     if cq.failed {
         return;
     }
     trace!(cqn, ?completion);
     device.cost.count.cqes += 1;
-    if let Err(why) = cq.push(&device.dma, completion, ticks(device.now)) {
+    if let Err(cause) = cq.push(&device.dma, completion, ticks(device.now)) {
         cq.failed = true;
         return device.event(Event::CqError(
             cqn,
-            if why == Syndrome::LocalLength { 1 } else { 2 },
+            if cause == Syndrome::LocalLength { 1 } else { 2 },
         ));
     }
     raise_event(device, cqn);
@@ -379,7 +379,7 @@ pub fn arm(device: &mut Device, cqn: u32, command: u32) {
     };
     let arm = Arm::decode(command);
     cq.consumer = arm.consumer;
-    if cq.told != Some(arm.sequence) {
+    if cq.event_sequence != Some(arm.sequence) {
         cq.armed = Some(arm);
     }
     raise_event(device, cqn);

@@ -179,7 +179,7 @@ impl Eq {
         let size = 1 << self.log_size;
         let waiting = self.producer.wrapping_sub(self.consumer) & COUNTER;
         if waiting >= size && !self.unheard {
-            warn!("an event queue is full, and an event lost");
+            warn!("event queue full: event dropped");
             return Ok(false);
         }
         entry[OWNER] = ((self.producer >> self.log_size) & 1) as u8;
@@ -219,7 +219,7 @@ fn push(device: &mut Device, eqn: u32, event: Event) {
     match eq.push(&device.dma, event.entry()) {
         Ok(true) => device.interrupts.raise(eq.vector),
         Ok(false) => (),
-        Err(fault) => warn!(eqn, %fault, "an event queue is out of reach"),
+        Err(fault) => warn!(eqn, %fault, "cannot access the event queue"),
     }
 }
 

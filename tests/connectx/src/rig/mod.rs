@@ -58,7 +58,7 @@ struct Node {
     eq: u64,
     events: u32,
     /// Number of consumed events of each completion queue, for its arm words.
-    told: BTreeMap<u32, u32>,
+    consumed_events: BTreeMap<u32, u32>,
 }
 
 /// Status of a rejected command.
@@ -99,7 +99,7 @@ impl Rig {
                 eqn: 0,
                 eq: 0,
                 events: 0,
-                told: BTreeMap::new(),
+                consumed_events: BTreeMap::new(),
             });
             rig.boot(node);
         }
@@ -331,7 +331,7 @@ impl Rig {
             _ => be32(&entry, 56),
         };
         if entry[1] == 0 {
-            *self.nodes[node].told.entry(number).or_default() += 1;
+            *self.nodes[node].consumed_events.entry(number).or_default() += 1;
         }
         Some((entry[1], number & 0xff_ffff))
     }

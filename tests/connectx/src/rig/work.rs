@@ -319,8 +319,12 @@ impl Rig {
 
     /// Arms a queue for the next completion, or for the next solicited completion or error.
     pub(crate) fn arm(&mut self, cq: &RigCq, solicited: bool) {
-        let told = self.nodes[cq.node].told.get(&cq.number).unwrap_or(&0);
-        let command = ((told & 3) << 28) | (u32::from(solicited) << 24) | cq.taken & 0xff_ffff;
+        let consumed_events = self.nodes[cq.node]
+            .consumed_events
+            .get(&cq.number)
+            .unwrap_or(&0);
+        let command =
+            ((consumed_events & 3) << 28) | (u32::from(solicited) << 24) | cq.taken & 0xff_ffff;
         self.write(cq.node, cq.record + 4, &command.to_be_bytes());
         let mut bytes = [0; 8];
         put_be(&mut bytes, 0, 4, u64::from(command));

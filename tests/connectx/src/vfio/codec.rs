@@ -298,8 +298,8 @@ mod tests {
         assert_eq!(reply[..4], [7, 0, 9, 0]);
         assert_eq!(reply[4..12], [18, 0, 0, 0, 1, 0, 0, 0]);
         assert_eq!(reply[16..], [1, 2]);
-        let refusal = header.reply(Err(Errno::INVAL)).unwrap();
-        assert_eq!(refusal[4..], [16, 0, 0, 0, 33, 0, 0, 0, 22, 0, 0, 0]);
+        let error_reply = header.reply(Err(Errno::INVAL)).unwrap();
+        assert_eq!(error_reply[4..], [16, 0, 0, 0, 33, 0, 0, 0, 22, 0, 0, 0]);
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Endpoint {
         match connection.serve(fabric) {
             Ok(()) => false,
             Err(error) => {
-                info!(device = self.id.0, %error, "the machine is gone");
+                info!(device = self.id.0, %error, "machine disconnected");
                 self.disconnect(fabric);
                 true
             }
@@ -82,14 +82,14 @@ impl Endpoint {
             .and_then(|(socket, _)| VfioConnection::new(self.id, socket));
         match connection {
             Ok(connection) => {
-                info!(device = self.id.0, "a machine has come");
+                info!(device = self.id.0, "machine connected");
                 fabric.device(self.id).reset();
                 self.connection = Some(connection);
                 true
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
             Err(error) => {
-                warn!(device = self.id.0, %error, "a machine could not connect");
+                warn!(device = self.id.0, %error, "connection of a machine failed");
                 false
             }
         }

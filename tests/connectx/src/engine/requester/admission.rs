@@ -46,8 +46,8 @@ impl Requester<'_> {
         let streams = self.qp.attributes.streams;
         let stream = if streams.any() { wqe.control.stream } else { 0 };
         let channels = &mut self.qp.requester.channels;
-        let known = channels.iter().position(|channel| channel.stream == stream);
-        let c = match known {
+        let existing = channels.iter().position(|channel| channel.stream == stream);
+        let c = match existing {
             Some(c) => c,
             None if channels.len() < streams.channels => {
                 channels.push(Channel::new(stream));

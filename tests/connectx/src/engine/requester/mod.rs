@@ -88,8 +88,8 @@ impl RequesterState {
     /// Returns `true` if work requests up to the index `counter` are already recorded as posted, in a ring of `blocks`
     /// blocks.
     pub fn is_posted(&self, counter: u16, blocks: u32) -> bool {
-        let known = self.posted.unwrap_or(self.next.wrapping_sub(1));
-        let ahead = counter.wrapping_sub(known);
+        let last_posted = self.posted.unwrap_or(self.next.wrapping_sub(1));
+        let ahead = counter.wrapping_sub(last_posted);
         !(1..=blocks).contains(&u32::from(ahead))
     }
 

@@ -26,12 +26,14 @@ impl Requester<'_> {
             PacketBody::Acknowledge(Answer::Ack) => {
                 self.handle_ack(c, packet.psn.plus(1));
             }
-            PacketBody::Acknowledge(answer) if self.handle_ack(c, packet.psn) => match answer {
-                Answer::ReceiverNotReady(code) => self.handle_rnr_nak(c, code),
-                Answer::Nak(Nak::Sequence) => self.retransmit(c),
-                Answer::Nak(nak) => self.fail_channel(c, nak_syndrome(nak)),
-                Answer::Ack => {}
-            },
+            PacketBody::Acknowledge(acknowledgement) if self.handle_ack(c, packet.psn) => {
+                match acknowledgement {
+                    Answer::ReceiverNotReady(code) => self.handle_rnr_nak(c, code),
+                    Answer::Nak(Nak::Sequence) => self.retransmit(c),
+                    Answer::Nak(nak) => self.fail_channel(c, nak_syndrome(nak)),
+                    Answer::Ack => {}
+                }
+            }
             _ => {}
         }
     }
@@ -39,7 +41,7 @@ impl Requester<'_> {
     /// Returns the channel of a response. Returns `None` if no channel has a request in flight for it.
     fn find_channel(&self, packet: &Packet) -> Option<usize> {
         let is_of = |channel: &Channel| match (packet.service, &channel.connection) {
-            (Service::Dc(answered), Some((_, current))) => answered.number == current.number,
+            (Service::Dc(received), Some((_, current))) => received.number == current.number,
             (Service::Dc(_), None) => false,
             _ => true,
         };

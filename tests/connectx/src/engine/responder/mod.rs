@@ -77,9 +77,8 @@ impl Responder<'_> {
             Err(Rejection::NotReady) => {
                 self.count(|count| count.receiver_not_ready += 1);
                 self.state.nak_sent = true;
-                let answer = Answer::ReceiverNotReady(self.context.min_rnr_nak);
-                self.state
-                    .queue_response(Response::RetryableNak(psn, answer));
+                let nak = Answer::ReceiverNotReady(self.context.min_rnr_nak);
+                self.state.queue_response(Response::RetryableNak(psn, nak));
             }
             Err(Rejection::Final(nak, event)) => {
                 self.state.failed = true;
@@ -94,9 +93,9 @@ impl Responder<'_> {
         if !self.state.nak_sent {
             self.count(|count| count.out_of_sequence += 1);
             self.state.nak_sent = true;
-            let answer = Answer::Nak(Nak::Sequence);
+            let nak = Answer::Nak(Nak::Sequence);
             self.state
-                .queue_response(Response::RetryableNak(expected, answer));
+                .queue_response(Response::RetryableNak(expected, nak));
         }
     }
 
@@ -112,8 +111,8 @@ impl Responder<'_> {
             }
             PacketBody::Atomic(_) => {
                 if let Some(found) = self.state.atomic_result(packet.psn) {
-                    let answer = Response::Atomic(packet.psn, found, Delivery::Duplicate);
-                    self.state.queue_response(answer);
+                    let response = Response::Atomic(packet.psn, found, Delivery::Duplicate);
+                    self.state.queue_response(response);
                 }
             }
             _ if packet.acknowledge => self

@@ -160,7 +160,9 @@ impl ResponderState {
             };
             let (psn, body) = match response {
                 Response::Ack(psn) => (psn, PacketBody::Acknowledge(Answer::Ack)),
-                Response::RetryableNak(psn, answer) => (psn, PacketBody::Acknowledge(answer)),
+                Response::RetryableNak(psn, acknowledgement) => {
+                    (psn, PacketBody::Acknowledge(acknowledgement))
+                }
                 Response::Atomic(psn, found, _) => (psn, PacketBody::AtomicResponse(found)),
                 Response::Read(progress) => {
                     self.send_read_response(device, outbox, &peer, progress);

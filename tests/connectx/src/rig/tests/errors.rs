@@ -311,7 +311,7 @@ fn peer_in_error_state_sends_no_response() {
 
 #[test]
 fn reads_beyond_limit_of_peer_are_rejected() {
-    for (log_own, log_peer, refused) in [(2, 2, false), (3, 3, false), (3, 2, true)] {
+    for (log_own, log_peer, rejected) in [(2, 2, false), (3, 3, false), (3, 2, true)] {
         let mut rig = Rig::new(2);
         let mut cqs = [0, 1].map(|node| rig.cq(node, 6));
         let mut qps = [0, 1].map(|node| rig.qp(node, &Spec::new(Transport::Rc, cqs[node])));
@@ -333,10 +333,10 @@ fn reads_beyond_limit_of_peer_are_rejected() {
         rig.ring(&qps[0], last.unwrap());
         rig.run();
         let cqes = rig.drain(&mut cqs[0]);
-        assert_eq!(cqes.iter().all(Cqe::is_done), !refused);
+        assert_eq!(cqes.iter().all(Cqe::is_done), !rejected);
         let is_refusal = |cqe: &Cqe| cqe.failed_by(Syndrome::RemoteInvalidRequest);
-        assert_eq!(cqes.iter().any(is_refusal), refused);
-        assert_eq!(rig.is_in_error(&qps[1]), refused);
+        assert_eq!(cqes.iter().any(is_refusal), rejected);
+        assert_eq!(rig.is_in_error(&qps[1]), rejected);
     }
 }
 

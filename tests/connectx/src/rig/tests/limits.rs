@@ -117,22 +117,22 @@ fn address_mapping_requires_existing_qp() {
     let mut pair = Pair::reliable();
     let qp = pair.qps[0].number;
     let mapping = pair.rig.map_address(ADDRESS_TO_QP, qp).unwrap();
-    let gone = Err(Status::BadResource as u8);
-    assert_eq!(pair.rig.map_address(ADDRESS_TO_QP, qp + 100), gone);
+    let not_found = Err(Status::BadResource as u8);
+    assert_eq!(pair.rig.map_address(ADDRESS_TO_QP, qp + 100), not_found);
     let unknown = Err(Status::BadParameter as u8);
     assert_eq!(pair.rig.map_address(ADDRESS_TO_QP + 1, qp), unknown);
     let mut unmap = |kind| pair.rig.unmap_address(kind, mapping);
     assert_eq!(unmap(ADDRESS_TO_QP + 1), unknown.map(drop));
     assert_eq!(unmap(ADDRESS_TO_QP), Ok(()));
-    assert_eq!(unmap(ADDRESS_TO_QP), gone.map(drop));
+    assert_eq!(unmap(ADDRESS_TO_QP), not_found.map(drop));
 }
 
 #[test]
 fn pages_beyond_requested_number_are_rejected() {
     let mut rig = Rig::new(1);
     assert!(rig.manage_pages(true, 16).is_ok());
-    let refused = rig.manage_pages(true, 1);
-    assert_eq!(refused, Err(Status::LimitExceeded as u8));
+    let rejected = rig.manage_pages(true, 1);
+    assert_eq!(rejected, Err(Status::LimitExceeded as u8));
     assert_eq!(rig.manage_pages(false, 20), Ok(16));
     assert!(rig.manage_pages(true, 16).is_ok());
 }
@@ -160,14 +160,14 @@ fn read_limit_above_capability_is_rejected() {
     let mut context = pair.rig.query(&qp);
     pair.rig.reset(&mut qp);
     let mut modify = |opcode, context: &[u8]| pair.rig.modify(&qp, opcode, context);
-    let refused = Err(Status::BadParameter as u8);
+    let rejected = Err(Status::BadParameter as u8);
     assert_eq!(modify(MLX5_CMD_OP_RST2INIT_QP, &context), Ok(()));
     set!(context, qpc, log_rra_max, 7u32);
-    assert_eq!(modify(MLX5_CMD_OP_INIT2RTR_QP, &context), refused);
+    assert_eq!(modify(MLX5_CMD_OP_INIT2RTR_QP, &context), rejected);
     set!(context, qpc, log_rra_max, 6u32);
     assert_eq!(modify(MLX5_CMD_OP_INIT2RTR_QP, &context), Ok(()));
     set!(context, qpc, log_sra_max, 7u32);
-    assert_eq!(modify(MLX5_CMD_OP_RTR2RTS_QP, &context), refused);
+    assert_eq!(modify(MLX5_CMD_OP_RTR2RTS_QP, &context), rejected);
     set!(context, qpc, log_sra_max, 6u32);
     assert_eq!(modify(MLX5_CMD_OP_RTR2RTS_QP, &context), Ok(()));
 }
@@ -178,22 +178,22 @@ fn path_migration_is_rejected() {
     const MIGRATION: u32 = 1 << 10;
     let mut pair = Pair::reliable();
     let qp = pair.qps[0];
-    let refused = Err(Status::BadParameter as u8);
+    let rejected = Err(Status::BadParameter as u8);
     let mut context = pair.rig.query(&qp);
-    assert_eq!(pair.rig.change(&qp, ALTERNATE_PATH, &context), refused);
+    assert_eq!(pair.rig.change(&qp, ALTERNATE_PATH, &context), rejected);
     set!(context, qpc, pm_state, MIGRATED);
     assert_eq!(pair.rig.change(&qp, MIGRATION, &context), Ok(()));
     set!(context, qpc, pm_state, MIGRATED - 2);
-    assert_eq!(pair.rig.change(&qp, MIGRATION, &context), refused);
+    assert_eq!(pair.rig.change(&qp, MIGRATION, &context), rejected);
 }
 
 #[test]
 fn truncated_command_is_rejected() {
     let mut pair = Pair::reliable();
-    let refused = Err(Status::BadInputLength as u8);
+    let rejected = Err(Status::BadInputLength as u8);
     let mut input = vec![0; at!(create_qp_in, qpc) + size!(qpc) - 1];
     set!(input, create_qp_in, opcode, MLX5_CMD_OP_CREATE_QP);
-    assert_eq!(pair.rig.command(0, &input, 16), refused);
+    assert_eq!(pair.rig.command(0, &input, 16), rejected);
     set!(input, create_qp_in, opcode, MLX5_CMD_OP_ALLOC_PD);
-    assert_eq!(pair.rig.command(0, &input[..12], 16), refused);
+    assert_eq!(pair.rig.command(0, &input[..12], 16), rejected);
 }

@@ -293,8 +293,11 @@ fn check(
         assert!(outcome.0 == expected.0, "memory");
     }
     // Both the fault plan and the operations had an effect.
-    let signalled =
-        |side: &Vec<(RandomOperation, bool)>| side.iter().filter(|(_, told)| *told).count();
+    let signalled = |side: &Vec<(RandomOperation, bool)>| {
+        side.iter()
+            .filter(|(_, is_signalled)| *is_signalled)
+            .count()
+    };
     assert_eq!(expected[0].1.len(), signalled(&all[0]));
     assert_eq!(expected[1].1.len(), signalled(&all[1]));
 }

@@ -46,9 +46,9 @@ fn doorbells_of_queues_sharing_register_are_not_lost() {
         pair.rig.post(qp, &work);
     }
     pair.rig.run();
-    let mut told: Vec<_> = std::iter::from_fn(|| pair.rig.event(0)).collect();
-    told.sort_unstable();
-    assert_eq!(told, cqs.map(|cq| (COMPLETION, cq.number)));
+    let mut completion_events: Vec<_> = std::iter::from_fn(|| pair.rig.event(0)).collect();
+    completion_events.sort_unstable();
+    assert_eq!(completion_events, cqs.map(|cq| (COMPLETION, cq.number)));
     for mut cq in cqs {
         assert_eq!(pair.rig.drain(&mut cq).len(), 2);
     }

@@ -44,16 +44,16 @@ fn armed_cq_raises_one_event() {
     let mut pair = Pair::reliable();
     let work = pair.local(WorkRequest::write(&pair.mrs[1], 0), 8);
     let cq = pair.cqs[0];
-    let told = |pair: &mut Pair| pair.rig.event(0) == Some((COMPLETION, cq.number));
+    let has_event = |pair: &mut Pair| pair.rig.event(0) == Some((COMPLETION, cq.number));
     pair.perform(&work);
-    assert!(!told(&mut pair));
+    assert!(!has_event(&mut pair));
     let cq = pair.cqs[0];
     pair.rig.arm(&cq, false);
-    assert!(!told(&mut pair));
+    assert!(!has_event(&mut pair));
     pair.perform(&work);
-    assert!(told(&mut pair));
+    assert!(has_event(&mut pair));
     pair.perform(&work);
-    assert!(!told(&mut pair));
+    assert!(!has_event(&mut pair));
 }
 
 /// The arm word has the number of consumed events.

@@ -178,8 +178,8 @@ fn timer_of_destroyed_qp_has_no_effect() {
         pair.rig.post(&mut pair.qps[0], &work);
         let qp = pair.qps[0];
         pair.rig.simple(0, opcode, qp.number);
-        let told = pair.rig.drain(&mut pair.cqs[0]).len();
-        assert_eq!(told, usize::from(opcode == MLX5_CMD_OP_2ERR_QP));
+        let completed = pair.rig.drain(&mut pair.cqs[0]).len();
+        assert_eq!(completed, usize::from(opcode == MLX5_CMD_OP_2ERR_QP));
         pair.rig.advance_time(Duration::from_secs(10));
         assert_eq!(pair.rig.poll(&mut pair.cqs[0]), None);
         assert_eq!(pair.rig.device(0).cost.count.packets_sent, 1);

@@ -48,7 +48,7 @@ pub struct VfioConnection {
     filled: usize,
     /// Received files, in order, each with the end of its bytes in the buffer.
     files: Vec<(usize, OwnedFd)>,
-    agreed: bool,
+    is_negotiated: bool,
 }
 
 impl VfioConnection {
@@ -61,7 +61,7 @@ impl VfioConnection {
             buffer: vec![0; HEADER + MAX_BODY],
             filled: 0,
             files: Vec::new(),
-            agreed: false,
+            is_negotiated: false,
         })
     }
 
@@ -96,9 +96,9 @@ impl VfioConnection {
         files: Vec<OwnedFd>,
     ) -> io::Result<()> {
         let request = VfioRequest::decode(header.command, body);
-        let outcome = request.and_then(|request| self.answer(fabric, request, files));
+        let outcome = request.and_then(|request| self.execute_request(fabric, request, files));
         if let Err(errno) = outcome {
-            debug!(device = self.id.0, command = header.command, %errno, "refused");
+            debug!(device = self.id.0, command = header.command, %errno, "request rejected");
         }
         let attached = match (&request, &outcome) {
             (Ok(VfioRequest::RegionInfo { index: BAR0, .. }), Ok(_)) => {
@@ -153,18 +153,19 @@ impl VfioConnection {
         }
     }
 
-    fn answer(
+    /// Executes a request. Returns the body of the reply.
+    fn execute_request(
         &mut self,
         fabric: &mut Fabric,
         request: VfioRequest<'_>,
         fds: Vec<OwnedFd>,
     ) -> Result<Vec<u8>, Errno> {
         if let VfioRequest::Version { major, .. } = request {
-            self.agreed = major == 0;
+            self.is_negotiated = major == 0;
             let version = ReplyBody::default().u32(0).bytes(VERSION).finish();
-            return self.agreed.then_some(version).ok_or(Errno::NOTSUP);
+            return self.is_negotiated.then_some(version).ok_or(Errno::NOTSUP);
         }
-        if !self.agreed {
+        if !self.is_negotiated {
             return Err(Errno::PROTO);
         }
         let device = fabric.device(self.id);

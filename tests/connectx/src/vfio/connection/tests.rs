@@ -32,9 +32,9 @@ impl VfioClient {
         }
     }
 
-    fn agreed() -> Self {
+    fn negotiated() -> Self {
         let mut machine = VfioClient::new();
-        machine.ask(1, &[0; 4]).unwrap();
+        machine.request(1, &[0; 4]).unwrap();
         machine
     }
 
@@ -43,11 +43,11 @@ impl VfioClient {
     }
 
     /// Sends a request and returns the body of the reply.
-    fn ask(&mut self, command: u16, body: &[u8]) -> Result<Vec<u8>, Errno> {
-        self.ask_with(command, body, &[])
+    fn request(&mut self, command: u16, body: &[u8]) -> Result<Vec<u8>, Errno> {
+        self.request_with_files(command, body, &[])
     }
 
-    fn ask_with(
+    fn request_with_files(
         &mut self,
         command: u16,
         body: &[u8],
@@ -96,7 +96,7 @@ impl VfioClient {
         ftruncate(&file, size).unwrap();
         let body = ReplyBody::default().u32(32).u32(READABLE | WRITABLE);
         let body = body.u64(0).u64(address).u64(size).finish();
-        self.ask_with(2, &body, &[file.as_fd()])
+        self.request_with_files(2, &body, &[file.as_fd()])
     }
 }
 
@@ -110,11 +110,11 @@ fn access(region: u32, offset: u64, count: u32) -> Vec<u8> {
 
 #[test]
 fn config_space_and_bar_size_are_readable() {
-    let mut machine = VfioClient::agreed();
-    let reply = machine.ask(9, &access(CONFIG, 0, 4)).unwrap();
+    let mut machine = VfioClient::negotiated();
+    let reply = machine.request(9, &access(CONFIG, 0, 4)).unwrap();
     assert_eq!(reply[16..], [0xb3, 0x15, 0x19, 0x10]);
     let info = machine
-        .ask(5, &ReplyBody::default().u32(32).u32(0).u32(BAR0).finish())
+        .request(5, &ReplyBody::default().u32(32).u32(0).u32(BAR0).finish())
         .unwrap();
     assert_eq!(info[16..24], bar::SIZE.to_ne_bytes());
 }
@@ -122,10 +122,10 @@ fn config_space_and_bar_size_are_readable() {
 #[test]
 fn region_info_offers_mapping_of_doorbells_only() {
     const FD: usize = HEADER + 64;
-    let mut machine = VfioClient::agreed();
+    let mut machine = VfioClient::negotiated();
     machine.fabric.map_doorbells().unwrap();
-    let ask = |room: u32| message(5, &ReplyBody::default().u32(room).u32(0).u32(BAR0).finish());
-    machine.socket.write_all(&ask(64)).unwrap();
+    let request = |room: u32| message(5, &ReplyBody::default().u32(room).u32(0).u32(BAR0).finish());
+    machine.socket.write_all(&request(64)).unwrap();
     machine.serve().unwrap();
     let (reply, fds) = machine.receive();
     assert_eq!((reply.len(), fds.len()), (FD, 1));
@@ -141,7 +141,7 @@ fn region_info_offers_mapping_of_doorbells_only() {
         bar::SIZE
     );
     // A client with too little room receives the length that it needs.
-    machine.socket.write_all(&ask(32)).unwrap();
+    machine.socket.write_all(&request(32)).unwrap();
     machine.serve().unwrap();
     let (reply, _) = machine.receive();
     assert_eq!(reply[HEADER..HEADER + 4], 64u32.to_ne_bytes());
@@ -149,7 +149,7 @@ fn region_info_offers_mapping_of_doorbells_only() {
 
 #[test]
 fn message_in_pieces_is_answered_once_complete() {
-    let mut machine = VfioClient::agreed();
+    let mut machine = VfioClient::negotiated();
     for byte in message(9, &access(CONFIG, 0, 2)) {
         machine.serve().unwrap();
         let waiting = machine.socket.read(&mut [0]).unwrap_err();
@@ -162,7 +162,7 @@ fn message_in_pieces_is_answered_once_complete() {
 
 #[test]
 fn messages_in_one_read_are_all_answered() {
-    let mut machine = VfioClient::agreed();
+    let mut machine = VfioClient::negotiated();
     let one = message(9, &access(CONFIG, 0, 2));
     machine
         .socket
@@ -179,16 +179,16 @@ fn messages_in_one_read_are_all_answered() {
 #[test]
 fn request_before_version_is_rejected() {
     let mut machine = VfioClient::new();
-    assert_eq!(machine.ask(13, &[]), Err(Errno::PROTO));
-    assert_eq!(machine.ask(1, &[1, 0, 0, 0]), Err(Errno::NOTSUP));
-    assert_eq!(machine.ask(13, &[]), Err(Errno::PROTO));
-    assert!(machine.ask(1, &[0; 4]).is_ok());
-    assert_eq!(machine.ask(13, &[]), Ok(Vec::new()));
+    assert_eq!(machine.request(13, &[]), Err(Errno::PROTO));
+    assert_eq!(machine.request(1, &[1, 0, 0, 0]), Err(Errno::NOTSUP));
+    assert_eq!(machine.request(13, &[]), Err(Errno::PROTO));
+    assert!(machine.request(1, &[0; 4]).is_ok());
+    assert_eq!(machine.request(13, &[]), Ok(Vec::new()));
 }
 
 #[test]
 fn mapped_memory_is_usable_until_unmapped() {
-    let mut machine = VfioClient::agreed();
+    let mut machine = VfioClient::negotiated();
     machine.map(0x10_0000, 0x2000).unwrap();
     let written = machine.fabric.device(ID).dma.write(0x10_1ffe, &[1, 2]);
     assert_eq!(written, Ok(()));
@@ -202,7 +202,7 @@ fn mapped_memory_is_usable_until_unmapped() {
         .u64(0x10_0000)
         .u64(0x2000)
         .finish();
-    assert_eq!(machine.ask(3, &body).unwrap(), body);
+    assert_eq!(machine.request(3, &body).unwrap(), body);
     assert!(machine
         .fabric
         .device(ID)
@@ -214,7 +214,7 @@ fn mapped_memory_is_usable_until_unmapped() {
 #[test]
 fn file_belongs_to_its_own_message() {
     const NO_REPLY: u8 = 1 << 4;
-    let mut machine = VfioClient::agreed();
+    let mut machine = VfioClient::negotiated();
     let mut before = message(9, &access(CONFIG, 0, 2));
     before[8] = NO_REPLY;
     machine.socket.write_all(&before).unwrap();
@@ -225,7 +225,7 @@ fn file_belongs_to_its_own_message() {
 
 #[test]
 fn access_beyond_region_is_rejected() {
-    let mut machine = VfioClient::agreed();
+    let mut machine = VfioClient::negotiated();
     for (region, offset, count) in [
         (CONFIG, 4094, 4),
         (CONFIG, u64::MAX, 4),
@@ -236,7 +236,7 @@ fn access_beyond_region_is_rejected() {
         (CONFIG, 0, u32::MAX),
     ] {
         assert_eq!(
-            machine.ask(9, &access(region, offset, count)),
+            machine.request(9, &access(region, offset, count)),
             Err(Errno::INVAL)
         );
     }
@@ -244,7 +244,7 @@ fn access_beyond_region_is_rejected() {
 
 #[test]
 fn unknown_interrupt_is_rejected() {
-    let mut machine = VfioClient::agreed();
+    let mut machine = VfioClient::negotiated();
     let eventfd = SET_EVENTFD | SET_TRIGGER;
     for (flags, index, start, count) in [
         (eventfd, MSIX, VECTORS as u32, 1),
@@ -259,27 +259,27 @@ fn unknown_interrupt_is_rejected() {
             .u32(index)
             .u32(start)
             .u32(count);
-        assert_eq!(machine.ask(8, &body.finish()), Err(Errno::INVAL));
+        assert_eq!(machine.request(8, &body.finish()), Err(Errno::INVAL));
     }
 }
 
 #[test]
 fn machine_not_reading_replies_is_disconnected() {
-    let mut machine = VfioClient::agreed();
+    let mut machine = VfioClient::negotiated();
     let read = message(9, &access(BAR0, 0, MAX_TRANSFER as u32));
-    let gone = (0..1000).find_map(|_| {
+    let disconnected = (0..1000).find_map(|_| {
         machine.socket.write_all(&read).unwrap();
         machine.serve().err()
     });
-    assert!(gone.is_some());
+    assert!(disconnected.is_some());
 }
 
 #[test]
 fn invalid_message_or_shutdown_ends_connection() {
-    let mut machine = VfioClient::agreed();
+    let mut machine = VfioClient::negotiated();
     machine.socket.write_all(&[0xff; 64]).unwrap();
     assert_eq!(machine.serve().unwrap_err().kind(), ErrorKind::InvalidData);
-    let mut machine = VfioClient::agreed();
+    let mut machine = VfioClient::negotiated();
     machine.socket.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(
         machine.serve().unwrap_err().kind(),
