@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Fields of the device's formats, by the names that its drivers' headers give them.
+//! Fields of device formats, by their names in the headers of the drivers.
 //!
 //! Commands and contexts ([`ifc`]) are big-endian bit fields: in the header each field is an array with
-//! one byte a bit, so an offset in its C structure is an offset in bits. [`get!`], [`get64!`], [`set!`],
+//! one byte per bit, so an offset in the C structure is an offset in bits. [`get!`], [`get64!`], [`set!`],
 //! [`at!`] and [`size!`] work on these. Work requests and completions ([`wqe`]) are C structures of
 //! big-endian integers, for [`word!`] and [`put!`].
 //!
-//! What lies beyond the bytes at hand reads as zero and is not written: a driver may send less than a
-//! whole structure, and a hostile one will.
+//! Fields beyond the end of the buffer read as 0, and writes to them have no effect: a driver, in particular a hostile
+//! one, may send less than a whole structure.
 
 #[allow(
     missing_docs,
@@ -21,7 +21,7 @@
     clippy::undocumented_unsafe_blocks
 )]
 pub(crate) mod ifc {
-    //! The kernel's mlx5_ifc.h.
+    //! Bindings of mlx5_ifc.h of the kernel.
     include!(concat!(env!("OUT_DIR"), "/ifc.rs"));
 }
 
@@ -35,7 +35,7 @@ pub(crate) mod ifc {
     clippy::all
 )]
 pub(crate) mod wqe {
-    //! rdma-core's mlx5dv.h.
+    //! Bindings of mlx5dv.h of rdma-core.
     include!(concat!(env!("OUT_DIR"), "/wqe.rs"));
 }
 
@@ -44,14 +44,15 @@ pub(crate) const fn width<S, F>(_: fn(&S) -> &F) -> usize {
     size_of::<F>()
 }
 
-/// Reads `width` bits at most 32, that do not cross a 32-bit word.
+/// Reads a field of `width` bits. A field has at most 32 bits and does not cross a 32-bit word.
 pub(crate) fn bits(bytes: &[u8], offset: usize, width: usize) -> u32 {
     let word = be32(bytes, offset / 32 * 4);
     let shifted = u64::from(word) >> (32 - offset % 32 - width);
     (shifted & ((1 << width) - 1)) as u32
 }
 
-/// Writes `width` bits at most 32, that do not cross a 32-bit word; `value` is cut to them.
+/// Writes a field of `width` bits. A field has at most 32 bits and does not cross a 32-bit word. `value` is truncated to
+/// the field.
 pub(crate) fn set_bits(bytes: &mut [u8], offset: usize, width: usize, value: u64) {
     let start = offset / 32 * 4;
     if width > 32 {
@@ -63,17 +64,17 @@ pub(crate) fn set_bits(bytes: &mut [u8], offset: usize, width: usize, value: u64
     put_be(bytes, start, 4, u64::from(word));
 }
 
-/// The big-endian 32-bit word at byte `at`.
+/// Returns the big-endian 32-bit word at byte `at`.
 pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
     be(bytes, at, 4) as u32
 }
 
-/// The big-endian 64-bit word at byte `at`.
+/// Returns the big-endian 64-bit word at byte `at`.
 pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
     be(bytes, at, 8)
 }
 
-/// The big-endian integer of `size` bytes at byte `at`.
+/// Returns the big-endian integer of `size` bytes at byte `at`.
 pub(crate) fn be(bytes: &[u8], at: usize, size: usize) -> u64 {
     let field = bytes.get(at..at + size).unwrap_or_default();
     field
@@ -88,7 +89,7 @@ pub(crate) fn put_be(bytes: &mut [u8], at: usize, size: usize, value: u64) {
     }
 }
 
-/// `get!(bytes, create_qp_in, qpc.pd)`: a field of at most 32 bits, as `u32`.
+/// `get!(bytes, create_qp_in, qpc.pd)` returns a field of at most 32 bits as `u32`.
 macro_rules! get {
     ($bytes:expr, $struct:ident, $($field:ident).+) => {{
         const OFFSET: usize = core::mem::offset_of!($crate::layout::ifc::$struct, $($field).+);
@@ -99,7 +100,7 @@ macro_rules! get {
     }};
 }
 
-/// `get64!(bytes, mkc, start_addr)`: a field of 64 bits, as `u64`.
+/// `get64!(bytes, mkc, start_addr)` returns a field of 64 bits as `u64`.
 macro_rules! get64 {
     ($bytes:expr, $struct:ident, $($field:ident).+) => {{
         const OFFSET: usize = core::mem::offset_of!($crate::layout::ifc::$struct, $($field).+);
@@ -110,7 +111,7 @@ macro_rules! get64 {
     }};
 }
 
-/// `set!(bytes, qpc, state, 3)`: writes a field of at most 32 bits, or of 64.
+/// `set!(bytes, qpc, state, 3)` writes a field of at most 32 bits, or of 64 bits.
 macro_rules! set {
     ($bytes:expr, $struct:ident, $($field:ident).+, $value:expr) => {{
         const OFFSET: usize = core::mem::offset_of!($crate::layout::ifc::$struct, $($field).+);
@@ -121,7 +122,7 @@ macro_rules! set {
     }};
 }
 
-/// `at!(create_qp_in, pas)`: where a field that begins with a byte begins, in bytes.
+/// `at!(create_qp_in, pas)` returns the offset of a byte-aligned field in bytes.
 macro_rules! at {
     ($struct:ident, $($field:ident).+) => {{
         const OFFSET: usize = core::mem::offset_of!($crate::layout::ifc::$struct, $($field).+);
@@ -130,14 +131,14 @@ macro_rules! at {
     }};
 }
 
-/// `size!(qpc)`: a structure's size in bytes.
+/// `size!(qpc)` returns the size of a structure in bytes.
 macro_rules! size {
     ($struct:ident) => {
         core::mem::size_of::<$crate::layout::ifc::$struct>() / 8
     };
 }
 
-/// `word!(bytes, mlx5_cqe64, byte_cnt)`: an integer field of a work request or completion, as `u64`.
+/// `word!(bytes, mlx5_cqe64, byte_cnt)` returns an integer field of a work request or completion as `u64`.
 macro_rules! word {
     ($bytes:expr, $struct:ident, $($field:ident).+) => {
         $crate::layout::be(
@@ -148,7 +149,7 @@ macro_rules! word {
     };
 }
 
-/// `put!(bytes, mlx5_cqe64, byte_cnt, 7)`: writes an integer field of a work request or completion.
+/// `put!(bytes, mlx5_cqe64, byte_cnt, 7)` writes an integer field of a work request or completion.
 macro_rules! put {
     ($bytes:expr, $struct:ident, $($field:ident).+, $value:expr) => {
         $crate::layout::put_be(

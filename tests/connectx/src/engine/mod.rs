@@ -64,7 +64,7 @@ impl EngineState {
 }
 
 /// Handles a doorbell of the send queue of `qpn`. `counter` is the index, in basic blocks, of the last posted work
-/// request, whose control segment the doorbell carried.
+/// request. The doorbell carries the control segment of this work request.
 pub fn handle_doorbell(device: &mut Device, qpn: u32, counter: u16, outbox: &mut Outbox) {
     with_qp(device, qpn, |device, qp| {
         device.cost.record_context(qpn);
@@ -133,7 +133,7 @@ pub fn next_deadline(device: &Device) -> Option<Duration> {
     device.engine.timers.first().map(|(time, _)| *time)
 }
 
-/// Schedules a turn of a queue pair whose state a command has changed.
+/// Schedules a turn of a queue pair after a change of its state by a command.
 pub fn wake_qp(device: &mut Device, qpn: u32) {
     device.engine.wake(qpn);
 }

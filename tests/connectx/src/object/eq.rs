@@ -59,7 +59,7 @@ pub enum QpEvent {
     CommunicationEstablished = 0x02,
     /// The send queue is drained.
     SqDrained = 0x03,
-    /// An error that no completion can report.
+    /// Error without a completion to report it.
     Catastrophic = 0x05,
     /// The migration of the path has failed.
     PathMigrationFailed = 0x07,

@@ -65,7 +65,7 @@ struct Node {
 pub(crate) type StatusCode = u8;
 
 impl Rig {
-    /// Returns a rig of `count` machines, whose devices are initialised.
+    /// Returns a rig of `count` machines with initialised devices.
     pub(crate) fn new(count: usize) -> Self {
         Rig::on(Fabric::new(count))
     }

@@ -79,7 +79,7 @@ pub struct ResponderContext {
     pub rights: Rights,
     /// RNR timer code in NAKs if no receive is posted.
     pub min_rnr_nak: u8,
-    /// Maximum size of a message whose data is placed in the CQE.
+    /// Maximum size of a message that is placed in the CQE.
     pub scatter: u8,
     /// Source QPN in completions; for DC only.
     pub source: u32,

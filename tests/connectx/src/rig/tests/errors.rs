@@ -289,7 +289,7 @@ fn error_state_flushes_both_queues() {
             .iter()
             .all(|cqe| cqe.syndrome == Syndrome::Flush as u32));
     }
-    // A receive that is posted later is flushed without any doorbell.
+    // The device flushes a receive that is posted later, without a doorbell.
     let late = pair.receive();
     pair.rig.advance_time(std::time::Duration::from_millis(100));
     let cqe = pair.rig.expect(&mut pair.cqs[1]);

@@ -134,7 +134,7 @@ fn each_operation_reaches_addressed_dct() {
         let cqe = star.rig.expect(&mut star.targets[target].cq);
         assert_eq!((cqe.kind, cqe.bytes), (MLX5_CQE_RESP_SEND, 5000));
         assert_eq!(cqe.counter, index);
-        // The completion names the target by number and user index, and the sender by queue pair.
+        // The completion has the number and user index of the target, and the QPN of the sender.
         assert_eq!(
             (cqe.qpn, cqe.user_index),
             (star.targets[target].dct.number, 0xdc7)
