@@ -27,7 +27,7 @@
 
 use super::{member_instance, Cluster};
 use crate::{
-    errno,
+    errno::{self, TryError, TryResult},
     fabric::peer::{Peer, PeerAddress},
     mlx5::{dct::DctId, wr::DcAddress},
     sys::{
@@ -322,14 +322,14 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: no replica has the entry, or none is readable.
+    /// - [`TryError::WouldBlock`]: no replica has the entry, or none is readable.
     /// - `EHOSTDOWN`: the peer is not in the view.
     fn query_replicas(
         &self,
         instance: NodeInstance,
         min_epoch: u64,
         deadline: Deadline,
-    ) -> Result<DirectoryEntry> {
+    ) -> TryResult<DirectoryEntry> {
         drop(self.fabric.peer_or_self(instance)?);
         for i in 0..DIRECTORY_REPLICAS {
             let replica = self.directory.replicas.lock().get(i).copied();
@@ -346,7 +346,7 @@ impl Cluster {
             }
         }
         self.fabric.stats.directory_misses.add(1);
-        Err(EAGAIN)
+        Err(TryError::WouldBlock)
     }
 
     /// Reads the entry from one replica: from local memory, or by RDMA READ. Returns `None` on any failure.

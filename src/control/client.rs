@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     cluster::Cluster,
-    errno,
+    errno::{self, TryError},
     fabric::peer::{session::SequenceGuard, Peer},
     sys::deadline::{retry_until, Deadline},
 };
@@ -76,7 +76,7 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
     ) -> Result<ReplyMessage> {
         retry_until(deadline, || {
             let answer = self.request(node, request, deadline)?;
-            answer.decode().map(drop)?;
+            answer.result()?;
             Ok(answer)
         })
     }
@@ -104,8 +104,8 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
         let request = request(seq_guard.sequence);
         let answer = retry_until(deadline, || {
             let answer = self.request_peer(&peer, &request, deadline)?;
-            match answer.decode() {
-                Err(error) if error == errno::inprogress() => Err(error),
+            match answer.result() {
+                Err(TryError::InTransition) => Err(TryError::InTransition),
                 _ => Ok(answer),
             }
         });
@@ -122,7 +122,7 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
             &request,
             Deadline::after_ms(CONTROL_TIMEOUT_MS),
         ) {
-            Ok(answer) => answer.decode().err() != Some(errno::inprogress()),
+            Ok(answer) => answer.result() != Err(TryError::InTransition),
             // A view without the peer's incarnation means that no packet of the request is delivered any
             // longer.
             Err(error) => {

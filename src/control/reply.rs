@@ -2,6 +2,7 @@
 
 //! Reply to a control request.
 
+use crate::errno::TryResult;
 use kernel::prelude::*;
 use kite_core::wire::{self, ControlBody, ControlReply};
 
@@ -23,6 +24,15 @@ impl ReplyMessage {
             Ok((_, ControlBody::Reply(reply))) => Ok(reply),
             _ => Err(EIO),
         }
+    }
+
+    /// Returns the result of the request without its value.
+    ///
+    /// # Errors
+    ///
+    /// See [`Self::decode`].
+    pub(super) fn result(&self) -> TryResult {
+        Ok(self.decode().map(drop)?)
     }
 
     /// Checks the reply to a request without result.

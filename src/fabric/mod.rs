@@ -56,6 +56,7 @@ use self::{
     send::slots::{SendEngine, SlotClass, SlotGuard},
 };
 use crate::{
+    errno::TryResult,
     mlx5::Mlx5Device,
     params,
     stats::Stats,
@@ -250,8 +251,8 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: no slot of the class is free.
-    pub(crate) fn try_acquire_slot(&self, class: SlotClass) -> Result<SlotGuard> {
+    /// - [`TryError::WouldBlock`]: no slot of the class is free.
+    pub(crate) fn try_acquire_slot(&self, class: SlotClass) -> TryResult<SlotGuard> {
         self.send_engine().acquire_slot(class, None)
     }
 

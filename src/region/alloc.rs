@@ -358,7 +358,9 @@ impl MemoryService {
             let epoch = self.cluster.epoch();
             retry_until(deadline, || {
                 let name_owner = self.cluster.name_owner(&name)?;
-                self.request(name_owner, &request, deadline)?.expect_done()
+                Ok(self
+                    .request(name_owner, &request, deadline)?
+                    .expect_done()?)
             })?;
             region.set_name_registered();
             // From now on, each view change sends the name to the new name owner. Repeat if one was missed.

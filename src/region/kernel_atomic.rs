@@ -73,7 +73,7 @@ impl MemoryService {
         op: AtomicOp,
     ) -> Result<u64> {
         let peer = self.fabric().peer(node)?;
-        peer.execute_once_unordered(sequence, || self.update_mr_word(word, op))
+        Ok(peer.execute_once_unordered(sequence, || self.update_mr_word(word, op))?)
     }
 
     fn update_mr_word(&self, MrWord { mr_key, uid, addr }: MrWord, op: AtomicOp) -> Result<u64> {
@@ -82,6 +82,6 @@ impl MemoryService {
         let needed = Rights::READ | Rights::WRITE;
         let allowed = mr.entry.check_access(uid, needed, addr, WORD_BYTES);
         allowed.map_err(mr_access_errno)?;
-        fabric.execute_atomic(&mr, addr, op)
+        Ok(fabric.execute_atomic(&mr, addr, op)?)
     }
 }

@@ -224,7 +224,7 @@ impl Rpc {
         let (home, memory_service) = (mapping.home, &self.memory_service);
         if memory_service.cluster.local_node() == Ok(home) {
             return retry_until(deadline, || {
-                parse_attach_reply(&self.dispatch(home, &request)?)
+                Ok(parse_attach_reply(&self.dispatch(home, &request)?)?)
             });
         }
         let answer = memory_service.request_with_retry(home, &request, deadline)?;

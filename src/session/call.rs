@@ -22,6 +22,7 @@ use super::{
     Session,
 };
 use crate::{
+    errno::{TryError, TryResult},
     fabric::qos::tenant::AdmissionTicket,
     rpc::{
         channel::{send_op::RpcSendOp, RpcChannel},
@@ -115,28 +116,32 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the call would block.
+    /// - [`TryError::WouldBlock`]: the call would block.
     /// - Otherwise see [`Self::call`].
     pub(super) fn try_start_call(
         &self,
         handle_id: u64,
         request: &RpcRequest,
         ticket: &mut AdmissionTicket,
-    ) -> Result<CallStartResult> {
+    ) -> TryResult<CallStartResult> {
         let rpc = self.enter_rpc()?;
         let handle = self.try_get(handle_id)?;
         if !handle.rights.contains(Rights::WRITE) {
-            return Err(EACCES);
+            return Err(EACCES.into());
         }
         let header = request.header()?;
         drop(handle.mapping.access()?);
-        let channel = handle.rpc_state.try_lock().ok_or(EAGAIN)?.live_channel();
+        let channel = handle
+            .rpc_state
+            .try_lock()
+            .ok_or(TryError::WouldBlock)?
+            .live_channel();
         let Some(channel) = channel.filter(|_| header.buffer_ids_len() == 0) else {
             return Ok(CallStartResult::NeedsWorker);
         };
         let tenant = self.tenant()?;
         if !tenant.try_admit(ticket, request.len, request.deadline)? {
-            return Err(EAGAIN);
+            return Err(TryError::WouldBlock);
         }
         let high_priority = !tenant.is_low_priority();
         match request.prepare_send(
@@ -149,7 +154,7 @@ impl Session {
             Ok((sending, pending)) => Ok(CallStartResult::Sending(sending, pending)),
             // A worker allocates with blocking, which can reclaim memory.
             Err(error) if error == ENOMEM => Ok(CallStartResult::NeedsWorker),
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         }
     }
 

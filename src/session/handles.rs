@@ -16,6 +16,7 @@
 
 use super::Session;
 use crate::{
+    errno::{TryError, TryResult},
     fabric::send::inflight::Direction,
     region::map::Mapping,
     rpc::{channel::RpcChannel, server::RpcService},
@@ -132,10 +133,11 @@ impl Session {
         self.handles.lock().get(&handle_id).cloned().ok_or(EBADF)
     }
 
-    /// Like [`Self::get`], but does not wait for a scan of the table: fails with `EAGAIN` instead.
-    pub(super) fn try_get(&self, handle_id: u64) -> Result<Arc<Handle>> {
-        let handles = self.handles.try_lock().ok_or(EAGAIN)?;
-        handles.get(&handle_id).cloned().ok_or(EBADF)
+    /// Like [`Self::get`], but does not wait for a scan of the table: fails with
+    /// [`TryError::WouldBlock`] instead.
+    pub(super) fn try_get(&self, handle_id: u64) -> TryResult<Arc<Handle>> {
+        let handles = self.handles.try_lock().ok_or(TryError::WouldBlock)?;
+        Ok(handles.get(&handle_id).cloned().ok_or(EBADF)?)
     }
 
     /// Removes a handle from the table, and returns the handle. The caller closes the handle.

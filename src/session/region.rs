@@ -16,7 +16,7 @@
 
 use super::{handles::Handle, iovec::IoVec, Session};
 use crate::{
-    errno,
+    errno::{self, TryResult},
     fabric::send::inflight::Direction,
     region::{
         alloc::AllocRequest,
@@ -192,7 +192,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the access would block.
+    /// - [`TryError::WouldBlock`]: the access would block.
     /// - Otherwise see [`Self::access`].
     pub(super) fn submit_access(
         &self,
@@ -200,7 +200,7 @@ impl Session {
         access: &AccessRequest,
         memory: &Buffer,
         context: &mut SubmitContext<'_>,
-    ) -> Result<SubmitResult> {
+    ) -> TryResult<SubmitResult> {
         let memory_service = self.enter_memory_service()?;
         let mapping = self.try_get(handle_id)?.mapping_for(access.direction)?;
         access.submit(&memory_service, &mapping, memory, context)

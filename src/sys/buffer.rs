@@ -10,7 +10,10 @@ use super::{
     pages::ContiguousPages,
     pin::{PinMode, PinnedPages},
 };
-use crate::bindings;
+use crate::{
+    bindings,
+    errno::{TryError, TryResult},
+};
 use kernel::{
     prelude::*,
     sync::Arc,
@@ -83,7 +86,7 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: memory of the process is not present. Call [`Self::fault_in`] and try again.
+    /// - [`TryError::WouldBlock`]: memory of the process is not present. Call [`Self::fault_in`] and try again.
     /// - `EFAULT`: the range exceeds the buffer.
     /// - `ERANGE`: the range exceeds `pages`.
     pub(crate) fn try_copy_to_pages(
@@ -92,7 +95,7 @@ impl Buffer {
         offset: usize,
         at: usize,
         len: usize,
-    ) -> Result {
+    ) -> TryResult {
         match self {
             Self::User(base) => pages.try_write_from_user(offset, base.wrapping_add(at), len),
             Self::Kernel(buffer) => {
@@ -105,7 +108,7 @@ impl Buffer {
             Self::Pinned(pinned, base) => {
                 let range = pages.range_ptr(offset, len)?;
                 // SAFETY: `range_ptr` checked the destination.
-                unsafe { pinned.read(base.wrapping_add(at), range, len) }
+                Ok(unsafe { pinned.read(base.wrapping_add(at), range, len) }?)
             }
             Self::Vectored(segments) => {
                 let (segment, at) = Self::segment_at(segments, at)?;
@@ -125,7 +128,7 @@ impl Buffer {
         offset: usize,
         at: usize,
         len: usize,
-    ) -> Result {
+    ) -> TryResult {
         match self {
             Self::User(base) => pages.try_read_to_user(offset, base.wrapping_add(at), len),
             Self::Kernel(buffer) => {
@@ -138,7 +141,7 @@ impl Buffer {
             Self::Pinned(pinned, base) => {
                 let range = pages.range_ptr(offset, len)?;
                 // SAFETY: `range_ptr` checked the source.
-                unsafe { pinned.write(base.wrapping_add(at), range, len) }
+                Ok(unsafe { pinned.write(base.wrapping_add(at), range, len) }?)
             }
             Self::Vectored(segments) => {
                 let (segment, at) = Self::segment_at(segments, at)?;
@@ -263,17 +266,18 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: memory of the process cannot be pinned without a fault. Call [`Self::fault_in_for_pin`],
+    /// - [`TryError::WouldBlock`]: memory of the process cannot be pinned without a fault. Call [`Self::fault_in_for_pin`],
     ///   which returns the cause of a permanent failure, and try again.
     /// - `EFAULT`, `ENOMEM`: memory of another kernel module or pinned memory: the range exceeds the buffer,
     ///   or out of memory.
-    pub(crate) fn try_pin(&self, at: usize, len: usize, writable: bool) -> Result<PinnedPages> {
+    pub(crate) fn try_pin(&self, at: usize, len: usize, writable: bool) -> TryResult<PinnedPages> {
         match self {
             Self::User(base) => {
                 let addr = base.checked_add(at).ok_or(EFAULT)?;
-                PinnedPages::pin_user(addr, len, writable, PinMode::NoFault).map_err(|_| EAGAIN)
+                PinnedPages::pin_user(addr, len, writable, PinMode::NoFault)
+                    .map_err(|_| TryError::WouldBlock)
             }
-            Self::Pinned(pinned, base) => pinned.slice(base.wrapping_add(at), len),
+            Self::Pinned(pinned, base) => Ok(pinned.slice(base.wrapping_add(at), len)?),
             Self::Vectored(segments) => {
                 let (segment, at) = Self::segment_at(segments, at)?;
                 segment.try_pin(at, len, writable)
@@ -281,7 +285,11 @@ impl Buffer {
             // SAFETY: By the type invariants, the memory is valid, and `range_ptr` checks the range. The
             // caller of a read or write waits for its end, so the memory outlives the result.
             Self::Kernel(buffer) => unsafe {
-                PinnedPages::from_kernel(buffer.range_ptr(at, len)?, len, None)
+                Ok(PinnedPages::from_kernel(
+                    buffer.range_ptr(at, len)?,
+                    len,
+                    None,
+                )?)
             },
         }
     }

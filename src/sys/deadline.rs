@@ -8,7 +8,7 @@
 
 use crate::{
     bindings::{self, inline},
-    errno,
+    errno::{TryError, TryResult},
 };
 use kernel::{
     prelude::*,
@@ -132,21 +132,20 @@ impl Deadline {
 const RETRY_MIN_US: i64 = 50;
 const RETRY_MAX_US: i64 = 2_000;
 
-/// Calls `f` until the result is neither `EAGAIN` nor `EINPROGRESS`, with exponential back-off.
-///
-/// These errors mean that the view is changing, a region is moving, or a request is still in progress.
+/// Calls `f` until it succeeds or fails, with exponential back-off.
 ///
 /// # Errors
 ///
 /// - `ETIMEDOUT`: the deadline has passed.
 /// - `EINTR`: a signal that may end the wait is pending.
-/// - Any other error of `f`.
-pub(crate) fn retry_until<T>(deadline: Deadline, mut f: impl FnMut() -> Result<T>) -> Result<T> {
+/// - The error with which `f` failed.
+pub(crate) fn retry_until<T>(deadline: Deadline, mut f: impl FnMut() -> TryResult<T>) -> Result<T> {
     let mut delay_us = RETRY_MIN_US;
     loop {
         match f() {
-            Err(error) if error == EAGAIN || error == errno::inprogress() => {}
-            result => return result,
+            Ok(value) => return Ok(value),
+            Err(TryError::Failed(error)) => return Err(error),
+            Err(TryError::WouldBlock | TryError::InTransition) => {}
         }
         deadline.check()?;
         fsleep(Delta::from_micros(delay_us));

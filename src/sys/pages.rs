@@ -10,7 +10,10 @@
 //! `copy_from_user_nofault` and no `si_meminfo`. With these abstractions this file can be removed.
 
 use super::{atomic::apply_atomic, pin::PinnedPages};
-use crate::bindings::{self, inline};
+use crate::{
+    bindings::{self, inline},
+    errno::{TryError, TryResult},
+};
 use core::ptr::NonNull;
 use kernel::{
     page::PAGE_SIZE,
@@ -229,16 +232,16 @@ impl ContiguousPages {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the memory of the process is not present.
+    /// - [`TryError::WouldBlock`]: the memory of the process is not present.
     /// - `ERANGE`: the range exceeds the memory of `self`.
-    pub(crate) fn try_write_from_user(&self, offset: usize, user: usize, len: usize) -> Result {
+    pub(crate) fn try_write_from_user(&self, offset: usize, user: usize, len: usize) -> TryResult {
         let dst = self.range_ptr(offset, len)?.cast();
         // SAFETY: `range_ptr` checked the destination. The call checks the source.
         let copied = unsafe { bindings::copy_from_user_nofault(dst, user as *const c_void, len) };
         if copied == 0 {
             Ok(())
         } else {
-            Err(EAGAIN)
+            Err(TryError::WouldBlock)
         }
     }
 
@@ -246,16 +249,16 @@ impl ContiguousPages {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the memory of the process is not present.
+    /// - [`TryError::WouldBlock`]: the memory of the process is not present.
     /// - `ERANGE`: the range exceeds the memory of `self`.
-    pub(crate) fn try_read_to_user(&self, offset: usize, user: usize, len: usize) -> Result {
+    pub(crate) fn try_read_to_user(&self, offset: usize, user: usize, len: usize) -> TryResult {
         let src = self.range_ptr(offset, len)?.cast();
         // SAFETY: `range_ptr` checked the source. The call checks the destination.
         let copied = unsafe { bindings::copy_to_user_nofault(user as *mut c_void, src, len) };
         if copied == 0 {
             Ok(())
         } else {
-            Err(EAGAIN)
+            Err(TryError::WouldBlock)
         }
     }
 }

@@ -21,6 +21,7 @@
 //! clears the flags.
 
 use super::completion::CountingCompletion;
+use crate::errno::{TryError, TryResult};
 use core::{cell::UnsafeCell, ops::Deref, ptr::NonNull};
 use kernel::{
     prelude::*,
@@ -122,15 +123,15 @@ impl<T> SleepableRevocable<T> {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: a guard still exists.
-    pub(crate) fn try_revoke(&self) -> Result<Option<T>> {
+    /// - [`TryError::WouldBlock`]: a guard still exists.
+    pub(crate) fn try_revoke(&self) -> TryResult<Option<T>> {
         self.revoke_nosync();
         match self.state.cmpxchg(REVOKED, REVOKED | VALUE_TAKEN, Full) {
             // INVARIANT: `VALUE_TAKEN` is set now. Threads that find `REVOKED` set change only the count.
             // SAFETY: `REVOKED` was set and the count was zero. Only one thread can have set `VALUE_TAKEN`.
             Ok(_) => Ok(unsafe { (*self.value.get()).take() }),
             Err(state) if state & VALUE_TAKEN != 0 => Ok(None),
-            Err(_) => Err(EAGAIN),
+            Err(_) => Err(TryError::WouldBlock),
         }
     }
 

@@ -12,8 +12,12 @@
 //! The `Release` store of `is_closed` pairs with the `Acquire` load in `VqpTable::accept`.
 
 use super::Vqp;
-use crate::sys::{
-    completion::CountingCompletion, deadline::Deadline, event_counter::EventCounter, memcg::Memcg,
+use crate::{
+    errno::{TryError, TryResult},
+    sys::{
+        completion::CountingCompletion, deadline::Deadline, event_counter::EventCounter,
+        memcg::Memcg,
+    },
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -50,7 +54,7 @@ impl Listener {
         )
     }
 
-    /// Calls `f` until the result is not `EAGAIN`, and sleeps in between until a new endpoint arrives.
+    /// Calls `f` until the result is not [`TryError::WouldBlock`], and sleeps in between until a new endpoint arrives.
     ///
     /// # Errors
     ///
@@ -59,12 +63,12 @@ impl Listener {
     pub(crate) fn wait<T>(
         &self,
         deadline: Deadline,
-        mut f: impl FnMut() -> Result<T>,
+        mut f: impl FnMut() -> TryResult<T>,
     ) -> Result<T> {
         loop {
             match f() {
-                Err(error) if error == EAGAIN => deadline.check()?,
-                done => return done,
+                Err(TryError::WouldBlock) => deadline.check()?,
+                done => return Ok(done?),
             }
             let woken = self
                 .pending_event

@@ -54,7 +54,7 @@ use self::{
 };
 use crate::{
     cluster::Cluster,
-    errno,
+    errno::{self, TryError, TryResult},
     fabric::{
         qos::{cost::RequestCost, tenant::Tenant},
         Fabric,
@@ -235,18 +235,18 @@ impl Vqp {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: no completion is available.
+    /// - [`TryError::WouldBlock`]: no completion is available.
     /// - `ENOMEM`: there is no memory for the list.
     /// - The cause of the close, if the VQP is closed and no request is pending.
-    pub(crate) fn pop(&self, fabric: &Fabric, max: usize) -> Result<KVec<VqpCompletion>> {
+    pub(crate) fn pop(&self, fabric: &Fabric, max: usize) -> TryResult<KVec<VqpCompletion>> {
         let mut state = self.state.lock();
         self.make_progress_and_kick(fabric, &mut state);
         let completions = state.pop_completions(max)?;
         Self::wake_blocked_push(fabric, &mut state);
         match state.closed_with {
             // Report the close only when no request is pending: the process may then reuse its memory.
-            Some(error) if completions.is_empty() && state.pending == 0 => Err(error),
-            _ if completions.is_empty() => Err(EAGAIN),
+            Some(error) if completions.is_empty() && state.pending == 0 => Err(error.into()),
+            _ if completions.is_empty() => Err(TryError::WouldBlock),
             _ => Ok(completions),
         }
     }

@@ -25,7 +25,8 @@ use super::{
     Vqp,
 };
 use crate::{
-    bindings, errno,
+    bindings,
+    errno::{self, TryError, TryResult},
     region::MemoryService,
     sys::{
         event_counter::EventCounter,
@@ -351,15 +352,19 @@ impl VqpTable {
         }
     }
 
-    fn pop_pending_accept(&self, listener: &Arc<Listener>) -> Result<AcceptedVqp> {
+    fn pop_pending_accept(&self, listener: &Arc<Listener>) -> TryResult<AcceptedVqp> {
         let mut table = self.state.lock();
         let mut pending = table.pending_accepts.iter();
         let index = pending.position(|entry| Arc::ptr_eq(&entry.listener, listener));
         let entry = table
             .pending_accepts
-            .remove(index.ok_or(EAGAIN)?)
-            .map_err(|_| EAGAIN)?;
-        let vqp = table.by_vqpn.get(&entry.vqpn).cloned().ok_or(EAGAIN)?;
+            .remove(index.ok_or(TryError::WouldBlock)?)
+            .map_err(|_| TryError::WouldBlock)?;
+        let vqp = table
+            .by_vqpn
+            .get(&entry.vqpn)
+            .cloned()
+            .ok_or(TryError::WouldBlock)?;
         Ok(AcceptedVqp {
             vqp,
             peer_uid: entry.peer_uid,
@@ -370,11 +375,11 @@ impl VqpTable {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: no endpoint waits.
+    /// - [`TryError::WouldBlock`]: no endpoint waits.
     /// - `EBADF`: the listener is closed.
-    pub(crate) fn accept(self: &Arc<Self>, listener: &Arc<Listener>) -> Result<AcceptedVqp> {
+    pub(crate) fn accept(self: &Arc<Self>, listener: &Arc<Listener>) -> TryResult<AcceptedVqp> {
         if listener.is_closed.load(Acquire) {
-            return Err(EBADF);
+            return Err(EBADF.into());
         }
         let accepted = self.pop_pending_accept(listener)?;
         accepted.vqp.state.lock().accepted = true;

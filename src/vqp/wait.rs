@@ -12,7 +12,10 @@
 //! The sleep is on `Vqp::event_cv` with `Vqp::state`. `user_polls_until` is relaxed, since it is only a hint.
 
 use super::{table::VqpTable, Vqp, VqpEvent};
-use crate::sys::deadline::{monotonic_ns, Deadline};
+use crate::{
+    errno::{TryError, TryResult},
+    sys::deadline::{monotonic_ns, Deadline},
+};
 use core::ops::Deref;
 use kernel::{
     prelude::*,
@@ -26,7 +29,7 @@ const USER_POLL_NS: u64 = 10_000_000;
 const USER_POLL_GRACE_NS: u64 = 100_000;
 
 impl Vqp {
-    /// Calls `f` until the result is not `EAGAIN`. Polls for the adaptive spin time at first, then sleeps
+    /// Calls `f` until the result is not [`TryError::WouldBlock`]. Polls for the adaptive spin time at first, then sleeps
     /// until events arrive.
     ///
     /// # Errors
@@ -37,12 +40,12 @@ impl Vqp {
         &self,
         event: VqpEvent,
         deadline: Deadline,
-        mut f: impl FnMut() -> Result<T>,
+        mut f: impl FnMut() -> TryResult<T>,
     ) -> Result<T> {
-        let mut result = Err(EAGAIN);
+        let mut result = Err(TryError::WouldBlock);
         let mut is_ready = || {
             result = f();
-            !matches!(&result, Err(error) if *error == EAGAIN)
+            !matches!(&result, Err(TryError::WouldBlock))
         };
         self.set_user_poll_window(USER_POLL_NS);
         let spin_sample = self.adaptive_spin.spin_until(&mut is_ready);
@@ -58,10 +61,11 @@ impl Vqp {
                 self.sleep_slice(event, deadline)?;
             }
         }
-        result
+        Ok(result?)
     }
 
-    /// Calls `f`, and calls `f` once more after polling the receive queue if the result was `EAGAIN`.
+    /// Calls `f`, and calls `f` once more after polling the receive queue if the result was
+    /// [`TryError::WouldBlock`].
     ///
     /// # Errors
     ///
@@ -70,15 +74,15 @@ impl Vqp {
         &self,
         table: impl Deref<Target = Arc<VqpTable>>,
         event: VqpEvent,
-        mut f: impl FnMut() -> Result<T>,
+        mut f: impl FnMut() -> TryResult<T>,
     ) -> Result<T> {
         match f() {
-            Err(error) if error == EAGAIN && self.depends_on_peer_packets(event) => {
+            Err(TryError::WouldBlock) if self.depends_on_peer_packets(event) => {
                 // A process that polls without pause then does not depend on the wake-up of the poller.
                 table.lmr.cluster.fabric.try_poll_recv();
-                f()
+                Ok(f()?)
             }
-            done => done,
+            done => Ok(done?),
         }
     }
 

@@ -5,7 +5,7 @@
 //! # Operation
 //!
 //! A [`ConnCreditRequest`] names the capacity that must fit at once: work requests, control requests, bytes
-//! of virtual queue pairs. Without a deadline a reservation fails with `EAGAIN` instead of sleeping. Sleepers
+//! of virtual queue pairs. Without a deadline a reservation fails with [`TryError::WouldBlock`] instead of sleeping. Sleepers
 //! and such callers alternate ([`kite_core::sync::fairness`]), since a caller that polls would otherwise take
 //! all capacity before a woken thread runs.
 //!
@@ -16,7 +16,7 @@
 
 use super::{credit::ConnCredit, Conn, ConnState};
 use crate::{
-    errno,
+    errno::{self, TryError, TryResult},
     fabric::{
         endpoint::{MAX_CONTROL_REQUESTS, RC_SEND_DEPTH},
         Fabric,
@@ -82,7 +82,7 @@ impl Conn {
     /// # Errors
     ///
     /// - The error passed to [`Self::close`], if the connection is closed.
-    /// - `EAGAIN`: the caller would have to wait, and `deadline` is `None`.
+    /// - [`TryError::WouldBlock`]: the caller would have to wait, and `deadline` is `None`.
     /// - `ETIMEDOUT`: the deadline expired.
     /// - `EINTR`: a signal arrived that may end the wait (see [`Deadline::check`]).
     pub(crate) fn acquire(
@@ -90,7 +90,7 @@ impl Conn {
         wr_count: u32,
         control_requests: u32,
         deadline: Option<Deadline>,
-    ) -> Result<ConnCredit> {
+    ) -> TryResult<ConnCredit> {
         let request = ConnCreditRequest {
             min_wrs: wr_count,
             max_wrs: wr_count,
@@ -113,7 +113,7 @@ impl Conn {
         wr_count: u32,
         fabric: &Fabric,
         deadline: Option<Deadline>,
-    ) -> Result<ConnCredit> {
+    ) -> TryResult<ConnCredit> {
         let request = ConnCreditRequest {
             min_wrs: wr_count,
             max_wrs: wr_count,
@@ -135,7 +135,7 @@ impl Conn {
         wr_count: u32,
         vqp_bytes: u64,
         fabric: &Fabric,
-    ) -> Result<ConnCredit> {
+    ) -> TryResult<ConnCredit> {
         self.acquire_credits(
             &ConnCreditRequest::for_vqp(wr_count, vqp_bytes, fabric),
             None,
@@ -171,7 +171,7 @@ impl Conn {
         wr_count: u32,
         max_wrs: u32,
         fabric: &Fabric,
-    ) -> Result<ConnCredit> {
+    ) -> TryResult<ConnCredit> {
         let request = ConnCreditRequest {
             min_wrs: wr_count,
             max_wrs,
@@ -193,7 +193,7 @@ impl Conn {
         self: &Arc<Self>,
         endpoint_id: u32,
         deadline: Deadline,
-    ) -> Result<ConnCredit> {
+    ) -> TryResult<ConnCredit> {
         let request = ConnCreditRequest {
             min_wrs: 1,
             max_wrs: 1,
@@ -209,12 +209,12 @@ impl Conn {
         self: &Arc<Self>,
         request: &ConnCreditRequest<'_>,
         deadline: Option<Deadline>,
-    ) -> Result<ConnCredit> {
+    ) -> TryResult<ConnCredit> {
         let mut state = self.state.lock();
         while !self.has_credits(&mut state, request)?
             || (deadline.is_none() && !state.admission.can_admit_poller())
         {
-            let deadline = deadline.ok_or(EAGAIN)?;
+            let deadline = deadline.ok_or(TryError::WouldBlock)?;
             deadline.check()?;
             // A control request also waits for replies to others. It does not compete for segment capacity,
             // so fair admission excludes it.

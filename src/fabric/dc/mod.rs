@@ -32,6 +32,7 @@ pub(crate) use self::credit::DciCredit;
 
 use super::{recv::wake::ThreadWaker, send::usage::SendQueueUsage};
 use crate::{
+    errno::{TryError, TryResult},
     mlx5::{
         cq::Mlx5Cq,
         dct::{Dct, DctId},
@@ -382,12 +383,12 @@ impl DcTransport {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: no DCI has capacity.
+    /// - [`TryError::WouldBlock`]: no DCI has capacity.
     pub(crate) fn try_acquire(
         self: &Arc<Self>,
         amount: (u32, u64),
         dci_index: Option<usize>,
-    ) -> Result<DciCredit> {
+    ) -> TryResult<DciCredit> {
         let first_dci = kernel::cpu::CpuId::current().as_u32() as usize * DCIS_PER_CPU;
         let next_dci = first_dci + self.next_dci.fetch_add(1u32, Relaxed) as usize % DCIS_PER_CPU;
         let any = |_: &DciState| true;
@@ -404,7 +405,7 @@ impl DcTransport {
                 })
                 .or_else(|| self.try_acquire_from((next_dci, self.dcis.len()), amount, any)),
         };
-        credit.ok_or(EAGAIN)
+        credit.ok_or(TryError::WouldBlock)
     }
 
     /// Reserves on the first eligible one of `dci_count` DCIs, beginning at `first`.

@@ -24,7 +24,7 @@ use super::{
     table::UserMr,
 };
 use crate::{
-    errno,
+    errno::{TryError, TryResult},
     fabric::{recv::wake::ThreadWaker, Fabric},
     mlx5::{
         cq::Mlx5Cq,
@@ -83,7 +83,7 @@ impl LoopbackQp {
         })
     }
 
-    fn execute(&self, remote: RemoteAddr, verb: RdmaOpcode) -> Result<u64> {
+    fn execute(&self, remote: RemoteAddr, verb: RdmaOpcode) -> TryResult<u64> {
         let op = RdmaOp {
             opcode: verb,
             sges: &self.sges,
@@ -93,11 +93,11 @@ impl LoopbackQp {
         // SAFETY: `result` stays mapped until the operation completes or the QP is reset. If the reset fails,
         // `abort` leaks it.
         if unsafe { self.private.qp.post(&[Mlx5SendWr::new_rc(&op, 0)]) } == 0 {
-            return Err(errno::inprogress());
+            return Err(TryError::InTransition);
         }
         match self.private.wait(ATOMIC_TIMEOUT_MS) {
-            Ok(WcStatus::Success) => self.read_result(),
-            _ => Err(self.abort()),
+            Ok(WcStatus::Success) => Ok(self.read_result()?),
+            _ => Err(self.abort().into()),
         }
     }
 
@@ -149,17 +149,17 @@ impl AtomicEngine {
         hca: &Arc<Mlx5Device>,
         remote: RemoteAddr,
         verb: RdmaOpcode,
-    ) -> Result<u64> {
+    ) -> TryResult<u64> {
         let mut state = self.state.lock();
         if state
             .backoff_until
             .is_some_and(|until| !until.has_expired())
         {
-            return Err(errno::inprogress());
+            return Err(TryError::InTransition);
         }
         let qp = state.qp.take();
         let qp = qp.map_or_else(|| LoopbackQp::new(fabric, hca), Ok);
-        let result = qp.map_err(|_| errno::inprogress()).and_then(|qp| {
+        let result = qp.map_err(|_| TryError::InTransition).and_then(|qp| {
             let old_value = qp.execute(remote, verb)?;
             Ok((qp, old_value))
         });
@@ -196,21 +196,20 @@ impl Fabric {
     ///
     /// - `ENXIO`: the RNIC executes atomic operations for peers, but they cannot be issued by this module.
     /// - `ETIMEDOUT`: the operation may have been executed.
-    /// - `EINPROGRESS`: the operation was not started.
+    /// - [`TryError::InTransition`]: the operation was not started.
     /// - `EFAULT`: the word is not in the MR.
     /// - `EINVAL`: the RNIC lacks the operation, or the word is misaligned.
-    pub(crate) fn execute_atomic(&self, mr: &UserMr, addr: u64, op: AtomicOp) -> Result<u64> {
+    pub(crate) fn execute_atomic(&self, mr: &UserMr, addr: u64, op: AtomicOp) -> TryResult<u64> {
         if let Some(hca) = &self.hca {
             let verb = atomic_verb(op).ok_or(EINVAL)?;
             let key = mr.entry.rkey;
-            return self
-                .atomic_engine
-                .execute(self, hca, RemoteAddr { addr, rkey: key }, verb);
+            let remote = RemoteAddr { addr, rkey: key };
+            return self.atomic_engine.execute(self, hca, remote, verb);
         }
         if self.device().has_kernel_atomics() {
-            return Err(ENXIO);
+            return Err(ENXIO.into());
         }
-        mr.execute_atomic(addr, op)
+        Ok(mr.execute_atomic(addr, op)?)
     }
 
     /// Destroys the QP, which is connected to the present address of this node. No operation may be in

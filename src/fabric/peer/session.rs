@@ -25,7 +25,7 @@
 
 use super::{identity::PeerIdentity, suspicion::Suspicion, Peer};
 use crate::{
-    errno,
+    errno::{TryError, TryResult},
     fabric::{conn::Conn, qos::ConnSubset},
 };
 use kernel::{
@@ -199,13 +199,13 @@ impl Drop for SequenceGuard {
 ///
 /// # Errors
 ///
-/// - `EINPROGRESS`: the request is being executed.
+/// - [`TryError::InTransition`]: the request is being executed.
 /// - `ETIMEDOUT`: the outcome is unknown.
-fn recorded_result(state: RequestState) -> Result<u64> {
+fn recorded_result(state: RequestState) -> TryResult<u64> {
     match state {
         RequestState::Done(reply) => Ok(reply),
-        RequestState::Indeterminate => Err(ETIMEDOUT),
-        RequestState::New | RequestState::InProgress => Err(errno::inprogress()),
+        RequestState::Indeterminate => Err(ETIMEDOUT.into()),
+        RequestState::New | RequestState::InProgress => Err(TryError::InTransition),
     }
 }
 
@@ -251,11 +251,11 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the window of numbers is full.
+    /// - [`TryError::WouldBlock`]: the window of numbers is full.
     /// - `ENOMEM`: out of memory.
-    pub(crate) fn assign_sequence(self: &Arc<Self>, kind: u64) -> Result<SequenceGuard> {
+    pub(crate) fn assign_sequence(self: &Arc<Self>, kind: u64) -> TryResult<SequenceGuard> {
         let space = self.ensure_session()?.sequence_space(kind);
-        let sequence = space.sent.lock().allocate().ok_or(EAGAIN)?;
+        let sequence = space.sent.lock().allocate().ok_or(TryError::WouldBlock)?;
         Ok(SequenceGuard {
             peer: self.clone(),
             sequence: sequence | kind,
@@ -269,14 +269,14 @@ impl Peer {
     /// # Errors
     ///
     /// - The error of `execute`.
-    /// - `EINPROGRESS`: the request is being executed.
+    /// - [`TryError::InTransition`]: the request is being executed.
     /// - `ETIMEDOUT`: the number is too old, so the peer waits for no reply, or the outcome is unknown.
     /// - `ENOMEM`: out of memory.
     pub(crate) fn execute_once(
         &self,
         sequence: u64,
         execute: impl FnOnce() -> Result<u64>,
-    ) -> Result<u64> {
+    ) -> TryResult<u64> {
         let mut cache = self
             .ensure_session()?
             .sequence_space(sequence)
@@ -287,7 +287,7 @@ impl Peer {
             RequestState::New => {
                 let result = execute();
                 cache.complete(sequence, result.ok());
-                result
+                Ok(result?)
             }
             state => recorded_result(state),
         }
@@ -303,7 +303,7 @@ impl Peer {
         &self,
         sequence: u64,
         execute: impl FnOnce() -> Result<u64>,
-    ) -> Result<u64> {
+    ) -> TryResult<u64> {
         let state = self.admit_once(sequence)?;
         if state != RequestState::New {
             return recorded_result(state);
@@ -319,7 +319,7 @@ impl Peer {
             Err(error) if error == ETIMEDOUT => cache.mark_indeterminate(sequence),
             _ => cache.complete(sequence, result.ok()),
         }
-        result
+        Ok(result?)
     }
 
     /// Admits the request of the peer with this number for asynchronous execution. After

@@ -20,6 +20,7 @@ use super::{
     slots::{AttachedMemory, SlotClass, SLOT_BUFFER_BYTES},
 };
 use crate::{
+    errno::TryResult,
     fabric::{conn::Conn, Fabric},
     sys::buffer::Buffer,
     verbs::{
@@ -55,7 +56,7 @@ impl WrChain {
     /// # Errors
     ///
     /// - `ENOMEM`: no memory for the chain.
-    pub(crate) fn new() -> Result<Self> {
+    pub(crate) fn new() -> TryResult<Self> {
         Ok(Self(KVec::with_capacity(MAX_BATCH_WRS, GFP_KERNEL)?))
     }
 }
@@ -90,7 +91,7 @@ impl<G: InflightGuard> SegmentBatch<G> {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: no credit or no slot is available.
+    /// - [`TryError::WouldBlock`]: no credit or no slot is available.
     /// - The error of `acquire_guard`.
     /// - See [`Conn::acquire`] for errors of the connection.
     pub(crate) fn new(
@@ -184,7 +185,7 @@ impl<G: InflightGuard> SegmentBatch<G> {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: memory of the process is not present.
+    /// - [`TryError::WouldBlock`]: memory of the process is not present.
     /// - `EFAULT`: the memory is invalid.
     /// - `EINVAL`: the batch has no room, see [`Self::has_room`].
     /// - `ENOMEM`: no memory for the work requests.
@@ -194,9 +195,9 @@ impl<G: InflightGuard> SegmentBatch<G> {
         buffer: &Buffer,
         segment: Segment,
         wrs: &mut WrChain,
-    ) -> Result<BatchedSegment> {
+    ) -> TryResult<BatchedSegment> {
         if !self.has_room(buffer, segment.len) {
-            return Err(EINVAL);
+            return Err(EINVAL.into());
         }
         let remote = RemoteAddr {
             addr: segment.addr,
@@ -239,7 +240,7 @@ impl<G: InflightGuard> SegmentBatch<G> {
         fabric: &Fabric,
         buffer: &Buffer,
         segment: Segment,
-    ) -> Result<(RdmaOpcode, Sge)> {
+    ) -> TryResult<(RdmaOpcode, Sge)> {
         let (bounce_offset, InflightOp { slot, credit, .. }) = (self.bounce_used, &self.op);
         if self.direction == Direction::Write {
             buffer.try_copy_to_pages(
@@ -252,7 +253,7 @@ impl<G: InflightGuard> SegmentBatch<G> {
         let wr = self
             .direction
             .bounce_sge(fabric, credit, slot, bounce_offset, segment.len);
-        wr.ok_or(EINVAL)
+        Ok(wr.ok_or(EINVAL)?)
     }
 
     /// Builds work requests for `sges`, appends them to `wrs`, and returns their number.

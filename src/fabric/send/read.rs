@@ -9,7 +9,7 @@
 //!
 //! # Recovery
 //!
-//! A request that fails with its QP returns `EAGAIN`, and the caller may repeat the request.
+//! A request that fails with its QP returns [`TryError::WouldBlock`], and the caller may repeat the request.
 //! A request that does not complete returns `EIO` if its QP cannot be moved to RESET.
 
 use super::{
@@ -17,6 +17,7 @@ use super::{
     slots::{SlotClass, SlotGuard},
 };
 use crate::{
+    errno::{TryError, TryResult},
     fabric::{peer::PeerAddress, Fabric},
     sys::deadline::{retry_until, Deadline},
     verbs::{
@@ -32,7 +33,7 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the QP failed.
+    /// - [`TryError::WouldBlock`]: the QP failed.
     /// - `EINVAL`: `out` is longer than the buffer of a slot.
     /// - `EIO`: the READ did not complete, and QP recovery failed.
     /// - `EHOSTDOWN`: the peer is not in the view.
@@ -43,7 +44,7 @@ impl Fabric {
         addr: u64,
         out: &mut [u8],
         deadline: Deadline,
-    ) -> Result {
+    ) -> TryResult {
         let conn = self
             .peer_by_instance(instance)?
             .select_conn(self.qos.conn_subset(false))?;
@@ -55,14 +56,14 @@ impl Fabric {
         if status != WcStatus::Success {
             credit.report_failure(status);
         }
-        Self::copy_read_data(&slot, status, out)
+        Ok(Self::copy_read_data(&slot, status, out)?)
     }
 
     /// Reads memory of a peer into `out`, without a connection if both nodes have DC.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the peer did not respond, or a request of another user failed the shared DCI.
+    /// - [`TryError::WouldBlock`]: the peer did not respond, or a request of another user failed the shared DCI.
     /// - `EINVAL`: `out` is longer than the buffer of a slot.
     /// - `EIO`: the READ did not complete, and QP recovery failed.
     /// - `ETIMEDOUT`, `EINTR`: the deadline passed, or a signal arrived, before the READ was posted.
@@ -73,7 +74,7 @@ impl Fabric {
         addr: u64,
         out: &mut [u8],
         deadline: Deadline,
-    ) -> Result {
+    ) -> TryResult {
         if address.dc_address.is_none() {
             return self.read_remote_rc(instance, addr, out, deadline);
         }
@@ -85,7 +86,7 @@ impl Fabric {
         let op = read_op(&sges, remote);
         // SAFETY: The work request names the buffer of `slot`, which stays mapped until the call returns.
         let status = unsafe { self.post_and_wait((instance, address), &slot, op, deadline)? };
-        Self::copy_read_data(&slot, status, out)
+        Ok(Self::copy_read_data(&slot, status, out)?)
     }
 
     /// Reads memory of a peer directly into mapped memory of this node.
@@ -99,7 +100,7 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: `is_admitted` returned `false`.
+    /// - [`TryError::WouldBlock`]: `is_admitted` returned `false`.
     /// - See [`Self::read_remote`] for the other errors, except `EINVAL`.
     pub(crate) unsafe fn read_remote_into(
         &self,
@@ -108,7 +109,7 @@ impl Fabric {
         remaining: &mut Option<Sge>,
         is_admitted: impl Fn() -> bool,
         deadline: Deadline,
-    ) -> Result {
+    ) -> TryResult {
         let slot = self
             .send_engine()
             .acquire_slot(SlotClass::Control, Some(deadline))?;
@@ -154,7 +155,7 @@ impl Fabric {
         (instance, address): (NodeInstance, &PeerAddress),
         bytes: &[u8],
         deadline: Deadline,
-    ) -> Result {
+    ) -> TryResult {
         let (slot, sges) = self.acquire_bounce_sge(bytes.len(), deadline)?;
         slot.buffer().write(0, bytes)?;
         slot.buffer().sync_for_device(bytes.len());
@@ -179,13 +180,13 @@ impl Fabric {
         slot: &SlotGuard,
         op: RdmaOp<'_>,
         deadline: Deadline,
-    ) -> Result<WcStatus> {
+    ) -> TryResult<WcStatus> {
         // SAFETY: The caller guarantees that the memory named by `op` stays mapped.
         unsafe { self.post_and_wait_if(|| true, peer, slot, op, deadline) }
     }
 
     /// Posts one operation if `is_admitted` returns `true` once a credit is available, and waits for the
-    /// completion. Returns `EAGAIN` if `is_admitted` returns `false`.
+    /// completion. Returns [`TryError::WouldBlock`] if `is_admitted` returns `false`.
     ///
     /// # Safety
     ///
@@ -197,11 +198,11 @@ impl Fabric {
         slot: &SlotGuard,
         op: RdmaOp<'_>,
         deadline: Deadline,
-    ) -> Result<WcStatus> {
+    ) -> TryResult<WcStatus> {
         let bytes = op.sges.iter().map(|sge| u64::from(sge.len())).sum();
         let credit = self.acquire_post_credit((instance, address), bytes, deadline)?;
         if !is_admitted() {
-            return Err(EAGAIN);
+            return Err(TryError::WouldBlock);
         }
         // SAFETY: The caller guarantees that the memory named by `op` stays mapped until the function
         // returns, and the function returns only after `slot.wait`.
@@ -262,11 +263,11 @@ fn read_op(sges: &[Sge], remote: RemoteAddr) -> RdmaOp<'_> {
     }
 }
 
-/// Converts a status to a result. `EAGAIN` means that the QP failed and the request may be repeated.
-fn status_to_result(status: WcStatus) -> Result {
+/// Converts a status to a result. [`TryError::WouldBlock`] means that the QP failed and the request may be repeated.
+fn status_to_result(status: WcStatus) -> TryResult {
     match status {
         WcStatus::Success => Ok(()),
-        WcStatus::TimedOut => Err(EIO),
-        _ => Err(EAGAIN),
+        WcStatus::TimedOut => Err(EIO.into()),
+        _ => Err(TryError::WouldBlock),
     }
 }

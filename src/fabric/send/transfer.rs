@@ -26,7 +26,7 @@ use super::{
     slots::SlotGuard,
 };
 use crate::{
-    errno,
+    errno::TryError,
     fabric::conn::Conn,
     sys::{buffer::Buffer, deadline::Deadline},
 };
@@ -143,13 +143,12 @@ impl From<Error> for TransferStop {
 }
 
 impl TransferStop {
-    /// Converts an error at `offset`, before which all bytes are completed. `EINPROGRESS` means that the
-    /// region moved.
-    pub(crate) fn new(error: Error, offset: usize) -> Self {
-        if error == errno::inprogress() {
-            Self::RegionMoved { completed: offset }
-        } else {
-            Self::Failed(error)
+    /// Converts an error at `offset`, before which all bytes are completed. [`TryError::InTransition`]
+    /// means that the region moved.
+    pub(crate) fn new(error: TryError, offset: usize) -> Self {
+        match error {
+            TryError::InTransition => Self::RegionMoved { completed: offset },
+            error => Self::Failed(error.into()),
         }
     }
 
@@ -333,7 +332,7 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         let posted = self
             .poster
             .post_segment(conn, segment, &self.acquire_guard, deadline);
-        posted.map_err(|error| TransferStop::new(error, segment.buffer_offset))
+        posted.map_err(|error| TransferStop::new(error.into(), segment.buffer_offset))
     }
 
     /// Waits for an operation. If its QP failed, waits for the other operations too, and repeats the failed
@@ -383,7 +382,10 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         }
         // If access is no longer permitted, return that error.
         let error = (self.acquire_guard)().err().unwrap_or(EIO);
-        Err(TransferStop::new(error, failed_op.segment.buffer_offset))
+        Err(TransferStop::new(
+            error.into(),
+            failed_op.segment.buffer_offset,
+        ))
     }
 
     /// Waits for an operation, and copies the data of a short READ. Returns the failed operation if the QP
@@ -392,8 +394,8 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         let (poster, deferred) = (&self.poster, &mut self.resume.deferred);
         op.complete(&poster.fabric.stats, |slot, segment| {
             match copy_out(poster.direction, poster.buffer, slot, segment, 0) {
-                Err(error) if error == EAGAIN => defer_copy_out(deferred, slot, segment),
-                result => result,
+                Err(TryError::WouldBlock) => defer_copy_out(deferred, slot, segment),
+                result => Ok(result?),
             }
         })
     }

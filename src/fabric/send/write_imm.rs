@@ -18,6 +18,7 @@ use super::{
     slots::{SlotClass, SlotGuard},
 };
 use crate::{
+    errno::{TryError, TryResult},
     fabric::{
         conn::{credit::ConnCredit, Conn},
         qos::LatencyProbe,
@@ -162,7 +163,7 @@ impl Fabric {
         acquire_guard: impl FnOnce() -> Result<G>,
     ) -> Result<Option<InflightOp<G>>> {
         let bytes = payload.bytes;
-        let acquire = || -> Result<(ConnCredit, SlotGuard)> {
+        let acquire = || -> TryResult<(ConnCredit, SlotGuard)> {
             let credit = conn.acquire_segment(1, self, None)?;
             Ok((
                 credit,
@@ -170,7 +171,7 @@ impl Fabric {
             ))
         };
         let (credit, slot) = match acquire() {
-            Err(error) if error == EAGAIN => return Ok(None),
+            Err(TryError::WouldBlock) => return Ok(None),
             acquired => acquired?,
         };
         slot.buffer().write(0, bytes)?;

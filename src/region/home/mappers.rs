@@ -12,7 +12,7 @@
 //! All methods take the region's `state` mutex for one step. Iterators take the mutex per item.
 
 use super::{lock_table::WaiterId, MapperInfo, Region};
-use crate::errno;
+use crate::errno::TryError;
 use kernel::prelude::*;
 use kite_core::rights::Rights;
 
@@ -50,7 +50,7 @@ impl Region {
             return state.check_rights(request.node, request.mapping, rights);
         }
         if state.move_state.frozen {
-            return Err(errno::inprogress());
+            return Err(TryError::InTransition.into());
         }
         let entry = MapperInfo {
             rights,

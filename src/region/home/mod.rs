@@ -36,7 +36,7 @@ mod waiters;
 
 use self::{lock_table::LockTable, placement::Placement};
 use super::{lend::loan::NodeScopedId, table::Numbered};
-use crate::{errno, sys::memcg::Memcg};
+use crate::{errno::TryError, sys::memcg::Memcg};
 use core::{convert::Infallible, mem::MaybeUninit};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -271,7 +271,7 @@ impl Region {
         let (_, result) = recent
             .find(|(requester, _)| *requester == (node, token))
             .ok_or(ENOENT)?;
-        result.unwrap_or_else(|| Err(errno::inprogress()))
+        result.unwrap_or(Err(TryError::InTransition.into()))
     }
 
     /// Blocks or allows new mappers.

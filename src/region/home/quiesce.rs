@@ -22,7 +22,7 @@ use crate::{
         reply_code::is_gone_error,
         retry::{CONTROL_TIMEOUT_MS, DRAIN_POLL_MS, RETRY_MS},
     },
-    errno,
+    errno::{TryError, TryResult},
     fabric::peer::{session::SequenceGuard, Peer},
     region::{
         map::{chunk_map::MappedChunk, Mapping},
@@ -72,14 +72,14 @@ impl MemoryService {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: not all nodes quiesced in time, or not all members synchronized the view in time.
+    /// - [`TryError::WouldBlock`]: not all nodes quiesced in time, or not all members synchronized the view in time.
     /// - Other errors: this node has left the cluster, or out of memory.
     pub(in crate::region) fn quiesce_all(
         self: &Arc<Self>,
         region: &Region,
         quiesced: &mut KVec<QuiescedNode>,
         deadline: Deadline,
-    ) -> Result {
+    ) -> TryResult {
         let quiesce_deadline = Deadline::after_ms(QUIESCE_TIMEOUT_MS.min(deadline.remaining_ms()));
         for node in region.mapper_nodes() {
             // A node outside the view has no mapping any longer.
@@ -87,14 +87,18 @@ impl MemoryService {
                 self.quiesce_node(region, instance, quiesced, quiesce_deadline)?;
             }
         }
-        self.wait_view_synced(quiesce_deadline).map_err(|_| EAGAIN)
+        self.wait_view_synced(quiesce_deadline)
+            .map_err(|_| TryError::WouldBlock)
     }
 
     /// Waits until all members have synchronized the view. After that, nothing sent by removed nodes arrives.
     pub(in crate::region) fn wait_view_synced(&self, deadline: Deadline) -> Result {
         retry_until(deadline, || {
             self.cluster.local_node()?;
-            self.cluster.synced_epoch().map(drop).ok_or(EAGAIN)
+            self.cluster
+                .synced_epoch()
+                .map(drop)
+                .ok_or(TryError::WouldBlock)
         })
     }
 
@@ -104,7 +108,7 @@ impl MemoryService {
         instance: NodeInstance,
         quiesced: &mut KVec<QuiescedNode>,
         deadline: Deadline,
-    ) -> Result {
+    ) -> TryResult {
         quiesced.reserve(1, GFP_KERNEL)?;
         let mut quiesced_node = QuiescedNode {
             instance,
@@ -114,19 +118,24 @@ impl MemoryService {
         if self.cluster.local_node()? == instance.node {
             let _ = quiesced.push(quiesced_node, GFP_KERNEL);
             return retry_until(deadline, || self.quiesce_local(instance.node, region.id))
-                .map_err(|_| EAGAIN);
+                .map_err(|_| TryError::WouldBlock);
         }
         let peer = self
             .fabric()
             .peer_by_instance(instance)
-            .map_err(|_| EAGAIN)?;
-        let seq_guard = retry_until(deadline, || peer.assign_sequence(0)).map_err(|_| EAGAIN)?;
+            .map_err(|_| TryError::WouldBlock)?;
+        let seq_guard =
+            retry_until(deadline, || peer.assign_sequence(0)).map_err(|_| TryError::WouldBlock)?;
         let request = ControlRequest::QuiesceRegion {
             sequence: seq_guard.sequence,
             region: region.id,
         };
-        let send = || self.request_peer(&peer, &request, deadline)?.expect_done();
-        let answered = retry_until(deadline, send).map_err(|_| EAGAIN);
+        let send = || {
+            Ok(self
+                .request_peer(&peer, &request, deadline)?
+                .expect_done()?)
+        };
+        let answered = retry_until(deadline, send).map_err(|_| TryError::WouldBlock);
         quiesced_node.peer = Some(peer.clone());
         // Keep the sequence number for the cancellation: otherwise the request could arrive late.
         quiesced_node.unacked = answered.is_err().then_some(seq_guard);
@@ -229,10 +238,10 @@ impl MemoryService {
         region: u64,
     ) -> Result {
         self.quiesce_local(node, region)?;
-        self.check_requester_view(header)
+        Ok(self.check_requester_view(header)?)
     }
 
-    fn quiesce_local(&self, home: u32, region: u64) -> Result {
+    fn quiesce_local(&self, home: u32, region: u64) -> TryResult {
         let all_quiesced = Atomic::new(1u32);
         self.for_each_mapping_of(home, region, |mapping| {
             if mapping.try_quiesce().is_err() || !self.is_drained(mapping) {
@@ -240,7 +249,7 @@ impl MemoryService {
             }
         });
         let all_quiesced = all_quiesced.load(Acquire) != 0;
-        all_quiesced.then_some(()).ok_or_else(errno::inprogress)
+        all_quiesced.then_some(()).ok_or(TryError::InTransition)
     }
 
     /// Resumes accesses to a region of this home on this node, with the new locations `moved`.

@@ -28,7 +28,7 @@ use crate::{
         reply_code::{errno_of, result_from_errno},
         retry::{retry_alloc, CONTROL_TIMEOUT_MS, DRAIN_POLL_MS},
     },
-    errno,
+    errno::{self, TryError},
     fabric::{
         conn::credit::StaleQp,
         peer::Peer,
@@ -164,16 +164,16 @@ impl MemoryService {
             RequestState::New if views_match => {}
             RequestState::New => {
                 peer.complete_once(sequence, None);
-                return Err(errno::inprogress());
+                return Err(TryError::InTransition.into());
             }
-            RequestState::InProgress => return Err(errno::inprogress()),
+            RequestState::InProgress => return Err(TryError::InTransition.into()),
             RequestState::Indeterminate => return Err(ETIMEDOUT),
             RequestState::Done(answer) => return result_from_errno(answer),
         }
         let started = self.start_push(&peer, sequence, source, (home, destination), len);
         // Record the error, so that a delayed copy of the request fails, too.
         started.inspect_err(|error| peer.complete_once(sequence, Some(errno_of(*error))))?;
-        Err(errno::inprogress())
+        Err(TryError::InTransition.into())
     }
 
     fn start_push(

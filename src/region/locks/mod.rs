@@ -30,7 +30,7 @@ use crate::{
         reply_code::is_gone_error,
         retry::{CONTROL_TIMEOUT_MS, DRAIN_POLL_MS, RETRY_MS},
     },
-    errno,
+    errno::{self, TryError, TryResult},
     fabric::peer::{session::SequenceGuard, Peer},
     sys::deadline::{retry_until, Deadline},
     trace,
@@ -268,9 +268,9 @@ impl MemoryService {
         }
     }
 
-    fn check_drained(&self, mapping: &Mapping) -> Result {
+    fn check_drained(&self, mapping: &Mapping) -> TryResult {
         let drained = self.is_drained(mapping);
-        drained.then_some(()).ok_or(EAGAIN)
+        drained.then_some(()).ok_or(TryError::WouldBlock)
     }
 
     /// Removes a ticket at the home.

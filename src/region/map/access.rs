@@ -6,7 +6,7 @@
 
 use super::Mapping;
 use crate::{
-    errno,
+    errno::{TryError, TryResult},
     fabric::{
         qos::tenant::{AdmissionTicket, Tenant},
         send::{
@@ -59,22 +59,22 @@ impl AccessRequest {
     }
 
     /// Counts and traces an error, unless the caller must retry the access. A moving region is reported as
-    /// `EAGAIN`.
+    /// [`TryError::WouldBlock`].
     pub(super) fn account_unless_retry<T>(
         &self,
         mapping: &Mapping,
         stats: &Stats,
         now: Instant<Monotonic>,
-        submitted: Result<T>,
-    ) -> Result<T> {
+        submitted: TryResult<T>,
+    ) -> TryResult<T> {
         // Compare with `now` only: a pending signal of the polling thread must not fail the caller's access.
         let error = match submitted {
-            Err(error) if error != EAGAIN && error != errno::inprogress() => error,
+            Err(TryError::Failed(error)) => error,
             Err(_) if self.deadline.has_expired_at(now) => ETIMEDOUT,
-            submitted => return submitted.map_err(|_| EAGAIN),
+            submitted => return submitted.map_err(|_| TryError::WouldBlock),
         };
         self.account(mapping, stats, Some(error));
-        Err(error)
+        Err(error.into())
     }
 
     /// Returns the piece that the access covers. Returns `None` if the access crosses a chunk boundary, or is

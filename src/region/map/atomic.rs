@@ -16,7 +16,8 @@
 
 use super::{chunk_map::PieceLocation, remote::RemoteRequestGuard, Mapping};
 use crate::{
-    control::client::ControlClient, region::MemoryService, sys::deadline::Deadline, trace,
+    control::client::ControlClient, errno::TryResult, region::MemoryService,
+    sys::deadline::Deadline, trace,
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
@@ -62,9 +63,9 @@ impl MemoryService {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         update: &AtomicRequest,
-    ) -> Result<u64> {
+    ) -> TryResult<u64> {
         if update.offset % WORD_BYTES != 0 {
-            return Err(EINVAL);
+            return Err(EINVAL.into());
         }
         let pieces = mapping.layout()?.pieces(update.offset, WORD_BYTES);
         let piece = pieces.map_err(|_| ERANGE)?.next().ok_or(ERANGE)?;
@@ -73,12 +74,12 @@ impl MemoryService {
         match chunk_map.find(piece)? {
             PieceLocation::Local(chunk) => {
                 update.deadline.check()?;
-                chunk.apply_atomic(piece.offset as usize, update.op)
+                Ok(chunk.apply_atomic(piece.offset as usize, update.op)?)
             }
             PieceLocation::Remote(location) => {
                 let request_guard = mapping.start_remote_request()?;
                 drop(chunk_map);
-                self.request_from_lender(mapping, request_guard, location, piece, update)
+                Ok(self.request_from_lender(mapping, request_guard, location, piece, update)?)
             }
         }
     }
@@ -124,9 +125,10 @@ impl MemoryService {
         op: AtomicOp,
     ) -> Result<u64> {
         let peer = self.fabric().peer(node)?;
-        peer.execute_once(sequence, || {
+        let old_value = peer.execute_once(sequence, || {
             let chunk = self.find_lent_chunk(home, region, chunk)?;
             chunk.apply_atomic(offset as usize, op)
-        })
+        })?;
+        Ok(old_value)
     }
 }

@@ -12,6 +12,7 @@ use super::{
     Mapping,
 };
 use crate::{
+    errno::{TryError, TryResult},
     fabric::{
         send::{
             batch::{self, BatchedSegment, WrChain},
@@ -23,7 +24,6 @@ use crate::{
     verbs::dma::LongTermDmaMap,
 };
 use kernel::{
-    prelude::*,
     sync::Arc,
     time::{Instant, Monotonic},
 };
@@ -41,7 +41,7 @@ impl AccessBatch {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the call would have to wait, for example for credits or a slot.
+    /// - [`TryError::WouldBlock`]: the call would have to wait, for example for credits or a slot.
     /// - Other errors: see [`AccessRequest::run`].
     pub(super) fn new(
         poster: &SegmentPoster<'_>,
@@ -50,7 +50,7 @@ impl AccessBatch {
         version: u32,
         first_segment: Segment,
         arena: Option<&Arc<LongTermDmaMap>>,
-    ) -> Result<Option<Self>> {
+    ) -> TryResult<Option<Self>> {
         let peer = poster.fabric.peer_by_instance(first_segment.instance)?;
         let conn = peer.select_conn(poster.tenant.conn_subset())?;
         let permit = || mapping.start_owned_remote_access(version);
@@ -79,7 +79,7 @@ impl AccessBatch {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the tenant's rate limit does not admit the access yet.
+    /// - [`TryError::WouldBlock`]: the tenant's rate limit does not admit the access yet.
     /// - Other errors: see [`AccessRequest::run`].
     pub(super) fn try_join(
         &mut self,
@@ -87,7 +87,7 @@ impl AccessBatch {
         access: &AccessRequest,
         memory: &Buffer,
         context: &mut SubmitContext<'_>,
-    ) -> Result<Option<BatchedSegment>> {
+    ) -> TryResult<Option<BatchedSegment>> {
         let fits = access.len != 0 && self.inner.has_room(memory, access.len as usize);
         if access.direction != self.direction() || !fits {
             return Ok(None);
@@ -103,7 +103,7 @@ impl AccessBatch {
             _ => return Ok(None),
         };
         if !context.try_admit(access)? {
-            return Err(EAGAIN);
+            return Err(TryError::WouldBlock);
         }
         let segment = access.to_segment(location);
         self.add_segment(fabric, memory, segment, context.wr_chain)
@@ -121,7 +121,7 @@ impl AccessBatch {
         memory: &Buffer,
         segment: Segment,
         wr_chain: &mut WrChain,
-    ) -> Result<BatchedSegment> {
+    ) -> TryResult<BatchedSegment> {
         self.inner.add_segment(fabric, memory, segment, wr_chain)
     }
 

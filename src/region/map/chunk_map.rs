@@ -18,6 +18,7 @@
 //! The `update` of a resume takes `Cluster::state` and `LoanTable::chunks_by_addr` inside.
 
 use crate::{
+    errno::{TryError, TryResult},
     region::lend::loan::LentChunk,
     sys::revocable::{RevocableGuard, SleepableRevocable},
 };
@@ -122,25 +123,25 @@ impl ChunkMapCell {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the chunks may have moved since the version of `chunk_map`.
+    /// - [`TryError::WouldBlock`]: the chunks may have moved since the version of `chunk_map`.
     /// - `EEXIST`: a map is installed.
-    pub(crate) fn install(&self, chunk_map: ChunkMap) -> Result {
+    pub(crate) fn install(&self, chunk_map: ChunkMap) -> TryResult {
         let state = self.state.lock();
         if state.quiesced || state.version != chunk_map.version {
-            return Err(EAGAIN);
+            return Err(TryError::WouldBlock);
         }
         if state.closed {
             return Ok(());
         }
-        self.map.install(chunk_map)
+        Ok(self.map.install(chunk_map)?)
     }
 
     /// Withdraws the map until [`Self::resume`]. New accesses are rejected in any case.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: an access still holds the map.
-    pub(crate) fn try_quiesce(&self) -> Result {
+    /// - [`TryError::WouldBlock`]: an access still holds the map.
+    pub(crate) fn try_quiesce(&self) -> TryResult {
         let mut state = self.state.lock();
         if !state.quiesced {
             state.version = state.version.wrapping_add(1);

@@ -17,7 +17,7 @@
 use super::{access::AccessRequest, chunk_map::PieceLocation, Mapping};
 use crate::{
     control::client::ControlClient,
-    errno,
+    errno::{self, TryError, TryResult},
     fabric::{qos::tenant::Tenant, send::inflight::Direction},
     region::{
         lend::loan::{LentChunk, NodeScopedId},
@@ -127,7 +127,7 @@ impl FillRequest {
         memory_service: &Arc<MemoryService>,
         mapping: &Arc<Mapping>,
         piece: Piece,
-    ) -> Result {
+    ) -> TryResult {
         let (len, byte) = (piece.len, self.byte);
         // The guard keeps local memory from being freed.
         let chunk_map = mapping.access_chunks()?;
@@ -152,7 +152,7 @@ impl FillRequest {
                         byte,
                     },
                 )?;
-                answer.expect_done()
+                Ok(answer.expect_done()?)
             }
         }
     }
@@ -227,22 +227,23 @@ impl CopyRequest<'_> {
         Ok(())
     }
 
-    /// Calls `f`, and again after each move of either region for which `f` returns `EINPROGRESS`.
-    fn retry_on_move<T>(&self, mut f: impl FnMut() -> Result<T>) -> Result<T> {
+    /// Calls `f`, and again after each move of either region for which `f` returns
+    /// [`TryError::InTransition`].
+    fn retry_on_move<T>(&self, mut f: impl FnMut() -> TryResult<T>) -> Result<T> {
         loop {
             match f() {
-                Err(error) if error == errno::inprogress() => {
+                Err(TryError::InTransition) => {
                     self.from.mapping.wait_resumed(self.deadline)?;
                     self.to.mapping.wait_resumed(self.deadline)?;
                 }
-                result => return result,
+                result => return Ok(result?),
             }
         }
     }
 
     /// Returns `true` if other nodes copy the step. Transfers from or to this node are admitted by
     /// [`AccessRequest::run`] instead.
-    fn is_all_remote(&self, step: CopySegment) -> Result<bool> {
+    fn is_all_remote(&self, step: CopySegment) -> TryResult<bool> {
         let (from, to) = (self.from, self.to);
         Ok(from.mapping.is_remote(from.piece(step)?)? && to.mapping.is_remote(to.piece(step)?)?)
     }
@@ -253,7 +254,7 @@ impl CopyRequest<'_> {
         &self,
         memory_service: &Arc<MemoryService>,
         step: CopySegment,
-    ) -> Result<bool> {
+    ) -> TryResult<bool> {
         let (from_piece, to_piece) = (self.from.piece(step)?, self.to.piece(step)?);
         // The guards keep local memory from being freed.
         let (source_map, target_map) = (
@@ -299,7 +300,8 @@ impl CopyRequest<'_> {
                         },
                     )
                 }?;
-                answer.expect_done().map(|()| true)
+                answer.expect_done()?;
+                Ok(true)
             }
             _ => Ok(false),
         }
@@ -392,13 +394,13 @@ impl MemoryService {
         len: u32,
         byte: u8,
     ) -> Result {
-        let done = self.fabric().peer(node)?.execute_once(sequence, || {
+        self.fabric().peer(node)?.execute_once(sequence, || {
             let chunk =
                 self.find_lent_chunk(destination.home, destination.region, destination.chunk_addr)?;
             chunk.fill(destination.offset as usize, len as usize, byte)?;
             Ok(0)
-        });
-        done.map(drop)
+        })?;
+        Ok(())
     }
 
     /// Copies between lent chunks for a peer.
@@ -410,7 +412,7 @@ impl MemoryService {
         destination: LentChunkAddr,
         len: u32,
     ) -> Result {
-        let done = self.fabric().peer(node)?.execute_once(sequence, || {
+        self.fabric().peer(node)?.execute_once(sequence, || {
             let source_chunk =
                 self.find_lent_chunk(source.home, source.region, source.chunk_addr)?;
             let target_chunk =
@@ -421,7 +423,7 @@ impl MemoryService {
                 len,
             )?;
             Ok(0)
-        });
-        done.map(drop)
+        })?;
+        Ok(())
     }
 }

@@ -19,6 +19,7 @@ use super::{
     Mapping,
 };
 use crate::{
+    errno::TryError,
     fabric::{
         qos::tenant::Tenant,
         send::{
@@ -276,7 +277,7 @@ impl MemoryService {
             };
             match copied {
                 Ok(()) => self.stats.local_bytes.add(len as u64),
-                Err(error) if error == EAGAIN => {
+                Err(TryError::WouldBlock) => {
                     return Ok(Some(FaultNeeded {
                         buffer_offset,
                         len,
@@ -285,7 +286,7 @@ impl MemoryService {
                         completed: buffer_offset,
                     }))
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(None)

@@ -39,7 +39,7 @@ pub(crate) mod submit;
 use self::chunk_map::{ChunkMap, ChunkMapCell, MappedChunk, PieceLocation};
 use super::table::Numbered;
 use crate::{
-    errno,
+    errno::{self, TryError, TryResult},
     fabric::conn::credit::StaleQp,
     sys::{
         deadline::{retry_until, Deadline},
@@ -145,14 +145,14 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the region may have moved since `version` was read.
+    /// - [`TryError::WouldBlock`]: the region may have moved since `version` was read.
     /// - `ESTALE`, `EACCES`, `EHOSTDOWN`, `EBADF`: the mapping ended. See [`Self::access`].
     pub(super) fn install_chunks(
         &self,
         layout: Layout,
         version: u32,
         chunks: KVVec<MappedChunk>,
-    ) -> Result {
+    ) -> TryResult {
         let guard = self.access()?;
         self.chunk_map.install(ChunkMap { version, chunks })?;
         guard.populate(layout);
@@ -172,9 +172,9 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// - `EINPROGRESS`: the region is moving.
+    /// - [`TryError::InTransition`]: the region is moving.
     /// - `ESTALE`, `EACCES`, `EHOSTDOWN`, `EBADF`: the mapping ended. See [`Self::access`].
-    pub(crate) fn access_chunks(&self) -> Result<RevocableGuard<'_, ChunkMap>> {
+    pub(crate) fn access_chunks(&self) -> TryResult<RevocableGuard<'_, ChunkMap>> {
         self.chunk_map
             .try_access()
             .ok_or_else(|| self.access_error())
@@ -184,16 +184,18 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// - `EINPROGRESS`: the region has moved since, or is moving.
+    /// - [`TryError::InTransition`]: the region has moved since, or is moving.
     /// - `ESTALE`, `EACCES`, `EHOSTDOWN`, `EBADF`: the mapping ended. See [`Self::access`].
-    pub(crate) fn access_chunks_at(&self, version: u32) -> Result<RevocableGuard<'_, ChunkMap>> {
+    pub(crate) fn access_chunks_at(&self, version: u32) -> TryResult<RevocableGuard<'_, ChunkMap>> {
         let chunk_map = self.access_chunks()?;
         let same = chunk_map.version == version;
-        same.then_some(chunk_map).ok_or_else(errno::inprogress)
+        same.then_some(chunk_map).ok_or(TryError::InTransition)
     }
 
-    fn access_error(&self) -> Error {
-        self.access().err().unwrap_or_else(errno::inprogress)
+    fn access_error(&self) -> TryError {
+        self.access()
+            .err()
+            .map_or(TryError::InTransition, TryError::from)
     }
 
     /// Waits until the region is not moving.
@@ -212,27 +214,27 @@ impl Mapping {
     /// # Errors
     ///
     /// See [`Self::access_chunks`]. `EIO` is returned if the region has no such chunk.
-    pub(crate) fn is_remote(&self, piece: Piece) -> Result<bool> {
+    pub(crate) fn is_remote(&self, piece: Piece) -> TryResult<bool> {
         Ok(matches!(
             self.access_chunks()?.find(piece)?,
             PieceLocation::Remote(_)
         ))
     }
 
-    /// Calls `f`, and again after each move of the region for which `f` returns `EINPROGRESS`.
+    /// Calls `f`, and again after each move of the region for which `f` returns [`TryError::InTransition`].
     ///
     /// # Errors
     ///
-    /// Those of `f` except `EINPROGRESS`, and those of [`Self::wait_resumed`].
+    /// Those of `f` except [`TryError::InTransition`], and those of [`Self::wait_resumed`].
     pub(crate) fn retry_on_move<T>(
         &self,
         deadline: Deadline,
-        mut f: impl FnMut() -> Result<T>,
+        mut f: impl FnMut() -> TryResult<T>,
     ) -> Result<T> {
         loop {
             match f() {
-                Err(error) if error == errno::inprogress() => self.wait_resumed(deadline)?,
-                result => return result,
+                Err(TryError::InTransition) => self.wait_resumed(deadline)?,
+                result => return Ok(result?),
             }
         }
     }
@@ -241,8 +243,8 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: an access still holds the chunk map.
-    pub(super) fn try_quiesce(&self) -> Result {
+    /// - [`TryError::WouldBlock`]: an access still holds the chunk map.
+    pub(super) fn try_quiesce(&self) -> TryResult {
         self.chunk_map.try_quiesce()
     }
 

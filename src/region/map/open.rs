@@ -15,7 +15,7 @@
 use super::{chunk_map::MappedChunk, Mapping};
 use crate::{
     control::{client::ControlClient, retry::CONTROL_TIMEOUT_MS},
-    errno,
+    errno::{self, TryError},
     region::{lend::loan::NodeScopedId, MemoryService},
     sys::{
         deadline::{retry_until, Deadline},
@@ -51,7 +51,7 @@ impl MemoryService {
                 .decode()?
             {
                 ControlReply::NameFound { home, region } => Ok((home, region)),
-                _ => Err(EIO),
+                _ => Err(EIO.into()),
             }
         })?;
         self.map_region(home, region, uid, rights, event_counter, deadline)
@@ -111,8 +111,8 @@ impl MemoryService {
             match self.fetch_chunk_locations((home, region), &layout, deadline) {
                 Ok(chunks) => mapping.install_chunks(layout, version, chunks),
                 // The region may have moved: a chunk was not at the location that the home sent.
-                Err(_) if mapping.chunk_map_version() != version => Err(EAGAIN),
-                Err(error) => Err(error),
+                Err(_) if mapping.chunk_map_version() != version => Err(TryError::WouldBlock),
+                Err(error) => Err(error.into()),
             }
         })
     }

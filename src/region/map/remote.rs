@@ -22,7 +22,7 @@
 use super::{chunk_map::ChunkMap, Mapping};
 use crate::{
     control::retry::retry_alloc,
-    errno,
+    errno::TryError,
     fabric::{conn::credit::StaleQp, send::inflight::InflightGuard},
     sys::revocable::{OwnedRevocableGuard, RevocableGuard},
 };
@@ -63,7 +63,7 @@ impl Mapping {
             OwnedRevocableGuard::try_access(self.clone(), |mapping| mapping.chunk_map.revocable());
         let guard = guard.ok_or_else(|| self.access_error())?;
         let same = guard.version == version;
-        let guard = same.then_some(guard).ok_or_else(errno::inprogress)?;
+        let guard = same.then_some(guard).ok_or(TryError::InTransition)?;
         Ok(OwnedRemoteAccess(guard))
     }
 

@@ -15,6 +15,7 @@ use super::{
     Mapping,
 };
 use crate::{
+    errno::{TryError, TryResult},
     fabric::{
         send::{
             batch::BatchedSegment,
@@ -33,7 +34,7 @@ impl AccessRequest {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the call would have to wait.
+    /// - [`TryError::WouldBlock`]: the call would have to wait.
     /// - `ETIMEDOUT`: the deadline expired.
     /// - Other errors: see [`Self::run`].
     pub(crate) fn submit(
@@ -42,7 +43,7 @@ impl AccessRequest {
         mapping: &Arc<Mapping>,
         memory: &Buffer,
         context: &mut SubmitContext<'_>,
-    ) -> Result<SubmitResult> {
+    ) -> TryResult<SubmitResult> {
         let submitted = memory_service.submit_access(mapping, self, memory, context);
         if matches!(&submitted, Ok(SubmitResult::Done)) {
             self.account(mapping, &memory_service.stats, None);
@@ -62,7 +63,7 @@ impl AccessRequest {
         batch: &mut AccessBatch,
         memory: &Buffer,
         context: &mut SubmitContext<'_>,
-    ) -> Result<Option<BatchedSegment>> {
+    ) -> TryResult<Option<BatchedSegment>> {
         let joined = batch.try_join(fabric, self, memory, context);
         self.account_unless_retry(batch.mapping(), &fabric.stats, context.now, joined)
     }
@@ -86,7 +87,7 @@ impl MemoryService {
         access: &AccessRequest,
         memory: &Buffer,
         context: &mut SubmitContext<'_>,
-    ) -> Result<SubmitResult> {
+    ) -> TryResult<SubmitResult> {
         let layout = mapping.layout()?;
         if access.len == 0 {
             layout.pieces(access.offset, 0).map_err(|_| ERANGE)?;
@@ -114,7 +115,7 @@ impl MemoryService {
                 };
                 let segment = access.to_segment(location);
                 if !context.try_admit(access)? {
-                    return Err(EAGAIN);
+                    return Err(TryError::WouldBlock);
                 }
                 let batch = AccessBatch::new(
                     &poster,

@@ -19,7 +19,7 @@ use crate::{
         priority::WorkPriority,
         reply_code::{errno_of, result_from_errno},
     },
-    errno,
+    errno::TryError,
     region::{
         home::{
             lock_table::{EnqueueRequest, WaitQueueKey, WaiterId},
@@ -158,7 +158,7 @@ impl MemoryService {
         if region.start_free(node, mapping)? {
             self.reclaim_deferred(&region, WorkPriority::Foreground);
         }
-        Err(errno::inprogress())
+        Err(TryError::InTransition.into())
     }
 
     fn serve_grant(

@@ -15,6 +15,7 @@
 
 use super::{to_done, to_old_value};
 use crate::{
+    errno::{TryError, TryResult},
     region::{lend::loan::NodeScopedId, MemoryService},
     sys::deadline::fatal_signal_pending,
 };
@@ -146,23 +147,23 @@ impl MemoryService {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the view has changed. The view change waits for this request, and `node` may repeat the
+    /// - [`TryError::WouldBlock`]: the view has changed. The view change waits for this request, and `node` may repeat the
     ///   request.
     /// - `EINTR`: the requester does not wait for the reply any longer.
     /// - `EHOSTDOWN`: this node, or `node`, is not in the view.
     /// - `EHOSTUNREACH`: `node` cannot be reached.
-    fn check_call_live(&self, node: u32, request_id: u64, epoch: u64) -> Result {
+    fn check_call_live(&self, node: u32, request_id: u64, epoch: u64) -> TryResult {
         let is_live = if self.cluster.local_node()? == node {
             !fatal_signal_pending()
         } else if self.cluster.epoch() == epoch {
             self.fabric().peer(node)?.is_request_live(request_id)
         } else {
-            return Err(EAGAIN);
+            return Err(TryError::WouldBlock);
         };
         if is_live {
             Ok(())
         } else {
-            Err(EINTR)
+            Err(EINTR.into())
         }
     }
 

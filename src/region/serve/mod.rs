@@ -27,7 +27,10 @@ mod name_owner;
 
 use super::{kernel_atomic::MrWord, MemoryService};
 use crate::verbs::log::rnic_debug;
-use crate::{errno, fabric::peer::Peer};
+use crate::{
+    errno::{TryError, TryResult},
+    fabric::peer::Peer,
+};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     layout::StripeShare,
@@ -274,12 +277,12 @@ impl MemoryService {
     ///
     /// # Errors
     ///
-    /// - `EINPROGRESS`: the request is in execution, or see [`Self::check_requester_view`].
+    /// - [`TryError::InTransition`]: the request is in execution, or see [`Self::check_requester_view`].
     fn serve_cancel(&self, node: u32, header: &ControlHeader, sequence: u64) -> Result {
         let canceled = self.fabric().peer(node)?.execute_once(sequence, || Ok(0));
         // Any other result means that the request is completed and will not be executed later.
-        if canceled == Err(errno::inprogress()) {
-            return Err(errno::inprogress());
+        if canceled == Err(TryError::InTransition) {
+            return Err(TryError::InTransition.into());
         }
         if sequence & PUSH_SEQUENCE_FLAG != 0 {
             self.check_requester_view(header)?;
@@ -325,20 +328,20 @@ impl MemoryService {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the requester may have removed a node that can still access memory through this node.
-    fn check_own_view(&self, header: &ControlHeader) -> Result {
+    /// - [`TryError::WouldBlock`]: the requester may have removed a node that can still access memory through this node.
+    fn check_own_view(&self, header: &ControlHeader) -> TryResult {
         let is_reached = header.epoch <= self.cluster.epoch();
-        is_reached.then_some(()).ok_or(EAGAIN)
+        is_reached.then_some(()).ok_or(TryError::WouldBlock)
     }
 
     /// Checks that the requester has applied all views that this node has applied.
     ///
     /// # Errors
     ///
-    /// - `EINPROGRESS`: this node has removed a node that the requester may still count as member. Packets
+    /// - [`TryError::InTransition`]: this node has removed a node that the requester may still count as member. Packets
     ///   sent to the removed node may arrive late, and the removed node may not have been notified either.
-    pub(in crate::region) fn check_requester_view(&self, header: &ControlHeader) -> Result {
+    pub(in crate::region) fn check_requester_view(&self, header: &ControlHeader) -> TryResult {
         let is_reached = header.epoch >= self.cluster.epoch();
-        is_reached.then_some(()).ok_or_else(errno::inprogress)
+        is_reached.then_some(()).ok_or(TryError::InTransition)
     }
 }

@@ -14,7 +14,12 @@
 
 use super::to_done;
 use crate::verbs::log::rnic_warn;
-use crate::{cluster::NameEntry, fabric::peer::Peer, region::MemoryService};
+use crate::{
+    cluster::NameEntry,
+    errno::{TryError, TryResult},
+    fabric::peer::Peer,
+    region::MemoryService,
+};
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     name::Name,
@@ -65,7 +70,7 @@ impl MemoryService {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: not yet, or another node is the owner.
+    /// - [`TryError::WouldBlock`]: not yet, or another node is the owner.
     fn check_name_owner(&self, name: &Name) -> Result {
         let is_owner = self.cluster.name_owner(name)? == self.cluster.local_node()?;
         if is_owner && self.cluster.synced_epoch().is_some() {
@@ -111,11 +116,11 @@ impl MemoryService {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: `epoch` belongs to a later view.
-    fn is_current_epoch(&self, epoch: u64) -> Result<bool> {
+    /// - [`TryError::WouldBlock`]: `epoch` belongs to a later view.
+    fn is_current_epoch(&self, epoch: u64) -> TryResult<bool> {
         if epoch > self.cluster.epoch() {
             // The local daemon has not set that view yet.
-            return Err(EAGAIN);
+            return Err(TryError::WouldBlock);
         }
         // An older epoch means a delayed repetition. The sender sends its names for the current view
         // separately.

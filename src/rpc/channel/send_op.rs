@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     control::retry::CONTROL_TIMEOUT_MS,
+    errno::{TryError, TryResult},
     fabric::send::inflight::PolledOp,
     region::map::remote::OwnedRemoteAccess,
     rpc::{Rpc, RpcMessage},
@@ -216,16 +217,16 @@ impl RpcChannel {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the ring is full.
+    /// - [`TryError::WouldBlock`]: the ring is full.
     /// - Errors of [`Self::send`].
     pub(in crate::rpc) fn try_send(
         self: &Arc<Self>,
         rpc: &Arc<Rpc>,
         message: RpcMessage,
-    ) -> Result {
-        let slot = self.try_reserve(&message)?.ok_or(EAGAIN)?;
+    ) -> TryResult {
+        let slot = self.try_reserve(&message)?.ok_or(TryError::WouldBlock)?;
         let mut op = RpcSendOp::new(rpc.clone(), self.clone(), message);
         op.place(slot)?;
-        op.write(Deadline::after_ms(CONTROL_TIMEOUT_MS))
+        Ok(op.write(Deadline::after_ms(CONTROL_TIMEOUT_MS))?)
     }
 }

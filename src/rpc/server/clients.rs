@@ -20,7 +20,7 @@
 
 use super::{dequeue::DequeuedCall, reply::send_status_deferred, RpcService};
 use crate::{
-    errno,
+    errno::{self, TryError, TryResult},
     rpc::{channel::RpcChannel, Rpc},
 };
 use kernel::{prelude::*, sync::Arc};
@@ -49,7 +49,7 @@ impl RpcService {
     ///
     /// # Errors
     ///
-    /// - `EINPROGRESS`: the channel is being created.
+    /// - [`TryError::InTransition`]: the channel is being created.
     /// - `ENOMEM`: no memory.
     /// - The error with which the creation failed.
     pub(in crate::rpc) fn channel_for(
@@ -57,7 +57,7 @@ impl RpcService {
         instance: NodeInstance,
         ring_region: u64,
         start_opening: impl FnOnce(),
-    ) -> Result<Arc<RpcChannel>> {
+    ) -> TryResult<Arc<RpcChannel>> {
         let mut clients = self.clients.lock();
         let Some(index) = clients.index_of(instance, ring_region) else {
             let client = RpcClient {
@@ -69,11 +69,11 @@ impl RpcService {
             clients.clients.push(client, GFP_KERNEL)?;
             drop(clients);
             start_opening();
-            return Err(errno::inprogress());
+            return Err(TryError::InTransition);
         };
         match &clients.clients[index].channel {
-            None => Err(errno::inprogress()),
-            Some(channel) => channel.clone(),
+            None => Err(TryError::InTransition),
+            Some(channel) => Ok(channel.clone()?),
         }
     }
 

@@ -21,7 +21,7 @@
 
 use super::{dequeue::DequeuedCall, received::ReceivedCall, RpcService};
 use crate::{
-    errno,
+    errno::{self, TryError},
     rpc::{
         channel::{CallReceiver, RpcChannel},
         rendezvous::call::RendezvousCall,
@@ -212,11 +212,9 @@ impl RpcService {
         let copied = memory.try_copy_from_pages(&ring, channel.data_offset(&header.slot), 0, len);
         if let Err(error) = copied {
             self.requeue(channel, &header);
-            let needs_fault = error == EAGAIN;
-            return Err(if needs_fault {
-                RpcReceiveError::FaultNeeded(len)
-            } else {
-                error.into()
+            return Err(match error {
+                TryError::WouldBlock => RpcReceiveError::FaultNeeded(len),
+                error => Error::from(error).into(),
             });
         }
         channel.free_slots(rpc, &header.slot);

@@ -138,7 +138,7 @@ pub(in crate::rpc) fn send_status(
 ) {
     let code = result_to_errno(result);
     let message = RpcMessage::new(reply_header(call_id, code, 0), |_| Ok(()));
-    let sent = message.and_then(|message| channel.try_send(rpc, message));
+    let sent = message.and_then(|message| Ok(channel.try_send(rpc, message)?));
     if sent.is_err() {
         send_status_deferred(rpc, channel, call_id, result);
     }
@@ -183,7 +183,7 @@ fn flush_replies_deferred(rpc: Arc<Rpc>, channel: Arc<RpcChannel>) {
             }) = channel.deferred_replies.first()
             {
                 let message = RpcMessage::new(reply_header(call, code, 0), |_| Ok(()));
-                let sent = message.and_then(|message| channel.try_send(&rpc, message));
+                let sent = message.and_then(|message| Ok(channel.try_send(&rpc, message)?));
                 if sent.is_ok() || channel.check_open().is_err() {
                     channel.deferred_replies.pop();
                 } else {

@@ -17,6 +17,7 @@
 //! `IoQueue::state` protects [`Batches`].
 
 use crate::{
+    errno::{TryError, TryResult},
     fabric::{
         qos::tenant::AdmissionTicket,
         send::{
@@ -212,7 +213,7 @@ impl<'a, T> PollRound<'a, T> {
         &mut self,
         candidate: &BatchCandidate<'_>,
         ticket: &mut AdmissionTicket,
-    ) -> Result<BatchJoinResult> {
+    ) -> TryResult<BatchJoinResult> {
         let direction = candidate.access.direction;
         let has_same_target = |open: &OpenBatch<T>| {
             open.handle_id == candidate.handle_id && open.batch.direction() == direction
@@ -233,7 +234,7 @@ impl<'a, T> PollRound<'a, T> {
         index: usize,
         candidate: &BatchCandidate<'_>,
         ticket: &mut AdmissionTicket,
-    ) -> Result<Option<BatchedSegment>> {
+    ) -> TryResult<Option<BatchedSegment>> {
         let Batches { open, dma_map, .. } = &mut self.batches;
         let Some(OpenBatch {
             batch,
@@ -260,7 +261,7 @@ impl<'a, T> PollRound<'a, T> {
         &mut self,
         candidate: &BatchCandidate<'_>,
         ticket: &mut AdmissionTicket,
-    ) -> Result<BatchJoinResult> {
+    ) -> TryResult<BatchJoinResult> {
         if self.batches.open.len() == MAX_OPEN_BATCHES {
             self.post_batch(0);
         }
@@ -339,7 +340,7 @@ impl<'a, T> PollRound<'a, T> {
 }
 
 impl BatchCandidate<'_> {
-    fn submit(&self, context: &mut SubmitContext<'_>) -> Result<SubmitResult> {
+    fn submit(&self, context: &mut SubmitContext<'_>) -> TryResult<SubmitResult> {
         let Self {
             session,
             handle_id,
@@ -349,12 +350,12 @@ impl BatchCandidate<'_> {
         session.submit_access(*handle_id, access, memory, context)
     }
 
-    /// Returns `EAGAIN`, or `ETIMEDOUT` if the deadline has expired.
-    fn retry_or_time_out(&self, now: Instant<Monotonic>) -> Result<BatchJoinResult> {
+    /// Returns [`TryError::WouldBlock`], or `ETIMEDOUT` if the deadline has expired.
+    fn retry_or_time_out(&self, now: Instant<Monotonic>) -> TryResult<BatchJoinResult> {
         if !self.access.deadline.has_expired_at(now) {
-            return Err(EAGAIN);
+            return Err(TryError::WouldBlock);
         }
         self.session.rnic()?.stats.errors.add(1);
-        Err(ETIMEDOUT)
+        Err(ETIMEDOUT.into())
     }
 }

@@ -28,7 +28,8 @@ use super::{
     Session,
 };
 use crate::{
-    bindings, errno,
+    bindings,
+    errno::{self, TryError, TryResult},
     rpc::{
         rendezvous::call::RendezvousCall,
         server::{self, PolledReceiver, RpcDelivery, RpcReceiveError, RpcService, RpcTryReceive},
@@ -192,12 +193,12 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the handle table or the RPC state of the handle is locked.
+    /// - [`TryError::WouldBlock`]: the handle table or the RPC state of the handle is locked.
     /// - Otherwise see `struct kite_receive` in `include/uapi/kite.h`.
     pub(in crate::session) fn register_polled_receive(
         &self,
         handle_id: u64,
-    ) -> Result<PolledReceiver> {
+    ) -> TryResult<PolledReceiver> {
         let (_, service) = self.try_service(handle_id)?;
         Ok(PolledReceiver::new(service))
     }
@@ -219,7 +220,7 @@ impl Session {
     ) -> Result<TryReceiveResult> {
         let rpc = self.enter_rpc()?;
         let (handle, service) = match self.try_service(handle_id) {
-            Err(error) if error == EAGAIN => return Ok(TryReceiveResult::Busy),
+            Err(TryError::WouldBlock) => return Ok(TryReceiveResult::Busy),
             found => found?,
         };
         drop(handle.mapping.access()?);
@@ -293,11 +294,11 @@ impl Session {
         )?))
     }
 
-    fn try_service(&self, handle_id: u64) -> Result<(Arc<Handle>, Arc<RpcService>)> {
+    fn try_service(&self, handle_id: u64) -> TryResult<(Arc<Handle>, Arc<RpcService>)> {
         let handle = self.try_get(handle_id)?;
-        let rpc_state = handle.rpc_state.try_lock().ok_or(EAGAIN)?;
+        let rpc_state = handle.rpc_state.try_lock().ok_or(TryError::WouldBlock)?;
         if rpc_state.closed {
-            return Err(EBADF);
+            return Err(EBADF.into());
         }
         let service = rpc_state.service.clone().ok_or_else(errno::opnotsupp)?;
         drop(rpc_state);

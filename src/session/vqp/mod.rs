@@ -21,6 +21,7 @@ mod mr;
 use super::{source, Session};
 use crate::{
     bindings,
+    errno::{TryError, TryResult},
     sys::deadline::Deadline,
     vqp::{
         listener::{AcceptedVqp, Listener},
@@ -157,7 +158,7 @@ impl Session {
         };
         let accepted = match deadline {
             Some(deadline) => listener.wait(deadline, try_accept),
-            None => try_accept(),
+            None => try_accept().map_err(Error::from),
         };
         let AcceptedVqp { vqp, peer_uid: uid } = accepted?;
         let node = vqp.peer.node;
@@ -195,17 +196,18 @@ impl Session {
         self.vqps.lock().find(vqp_id)
     }
 
-    /// Like [`Self::vqp`], for the poller thread: fails with `EAGAIN` instead of waiting for a holder of the
+    /// Like [`Self::vqp`], for the poller thread: fails with [`TryError::WouldBlock`] instead of waiting for a holder of the
     /// lock. The holder may wait for the poller thread.
-    pub(in crate::session) fn try_vqp(&self, vqp_id: u64) -> Result<Arc<Vqp>> {
-        self.vqps.try_lock().ok_or(EAGAIN)?.find(vqp_id)
+    pub(in crate::session) fn try_vqp(&self, vqp_id: u64) -> TryResult<Arc<Vqp>> {
+        let vqps = self.vqps.try_lock().ok_or(TryError::WouldBlock)?;
+        Ok(vqps.find(vqp_id)?)
     }
 
     /// Builds a request of a user from a work request that names an MR of this session.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: `vqps` is locked.
+    /// - [`TryError::WouldBlock`]: `vqps` is locked.
     /// - `EBADF`: the MR does not belong to this session.
     /// - Otherwise see [`VqpRequest::new`].
     pub(in crate::session) fn try_build_request(
@@ -213,17 +215,16 @@ impl Session {
         vqp_table: &VqpTable,
         wr: &bindings::kite_send_wr,
         uid: u32,
-    ) -> Result<VqpRequest> {
+    ) -> TryResult<VqpRequest> {
         let is_own = self
             .vqps
             .try_lock()
-            .ok_or(EAGAIN)?
+            .ok_or(TryError::WouldBlock)?
             .mr_keys
             .contains(&wr.key);
         let mr_table = &vqp_table.lmr.cluster.fabric.mr_table;
-        VqpRequest::new(wr, uid, |key| {
-            is_own.then(|| mr_table.get(key)).ok_or(EBADF)?
-        })
+        let resolve_mr = |key| is_own.then(|| mr_table.get(key)).ok_or(EBADF)?;
+        Ok(VqpRequest::new(wr, uid, resolve_mr)?)
     }
 
     /// Submits `count` requests of a user to a VQP. `read_wr` returns the work request of an index.

@@ -21,7 +21,7 @@
 use super::QueuedMsg;
 use crate::{
     cluster::Cluster,
-    errno,
+    errno::{self, TryError, TryResult},
     fabric::mr::table::UserMr,
     sys::deadline::{retry_until, Deadline},
     verbs::work::{RemoteAddr, Sge},
@@ -57,7 +57,7 @@ impl Vqp {
         table: &Arc<VqpTable>,
         buffer: &RecvBuffer,
         deadline: Deadline,
-    ) -> Result<ReceivedMsg> {
+    ) -> TryResult<ReceivedMsg> {
         let msg = self.start_pop(buffer)?;
         let received = self.receive_payload(&table.lmr.cluster, &msg, buffer, deadline);
         let needs_update = self.finish_pop(msg, &received);
@@ -68,10 +68,10 @@ impl Vqp {
         if needs_update {
             table.send_update_or_defer(self);
         }
-        received.map_err(|error| match error == ENOENT {
+        Ok(received.map_err(|error| match error == ENOENT {
             true => errno::connreset(),
             false => error,
-        })
+        })?)
     }
 
     /// Completes a pop: consumes the message, or requeues it. Returns `true` if the sender must receive an
@@ -99,23 +99,31 @@ impl Vqp {
         }
     }
 
-    fn start_pop(&self, buffer: &RecvBuffer) -> Result<QueuedMsg> {
+    fn start_pop(&self, buffer: &RecvBuffer) -> TryResult<QueuedMsg> {
         let mut state = self.state.lock();
         if state.ids.local_vqpn == 0 {
-            return Err(EINVAL);
+            return Err(EINVAL.into());
         }
         if state.recv_queue.is_empty() {
             // Other messages can follow while one is popped, so do not report the close yet.
             let close_error = state.closed_with.filter(|_| !state.recv_queue.popping);
-            return Err(close_error.unwrap_or(EAGAIN));
+            return Err(close_error.map_or(TryError::WouldBlock, TryError::from));
         }
-        let first = state.recv_queue.messages.first().ok_or(EAGAIN)?;
+        let first = state
+            .recv_queue
+            .messages
+            .first()
+            .ok_or(TryError::WouldBlock)?;
         let is_written = matches!(first.message.payload, Payload::Placed { .. });
         if !is_written && first.message.payload.len() > buffer.len {
-            return Err(errno::msgsize());
+            return Err(errno::msgsize().into());
         }
         state.recv_queue.popping = true;
-        state.recv_queue.messages.remove(0).map_err(|_| EAGAIN)
+        state
+            .recv_queue
+            .messages
+            .remove(0)
+            .map_err(|_| TryError::WouldBlock)
     }
 
     /// Copies or fetches the payload of a message to its destination.
@@ -164,7 +172,7 @@ impl Vqp {
         (key, addr, len): (u32, u64, u32),
         remaining: &mut Option<Sge>,
         deadline: Deadline,
-    ) -> Result {
+    ) -> TryResult {
         let cached = mr_cache::resolve_mr(&self.mr_cache, cluster, self.peer, key, deadline)?;
         let entry = cached.entry;
         // The sender's kernel has checked the access of its own process.

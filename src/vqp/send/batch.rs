@@ -21,6 +21,7 @@ use super::{
     request::{KernelAtomic, MrUse, VqpRequest},
 };
 use crate::{
+    errno::{TryError, TryResult},
     fabric::{
         conn::credit::StaleQp,
         dc::MAX_INFLIGHT_DCI_BYTES,
@@ -255,12 +256,15 @@ impl VqpBatch {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: an entry is not cached, or its lease has expired.
+    /// - [`TryError::WouldBlock`]: an entry is not cached, or its lease has expired.
     /// - `EACCES`, `ERANGE`: the entry does not allow a request.
-    pub(in crate::vqp) fn revalidate_mrs(&mut self, mr_cache: &MrCache) -> Result {
+    pub(in crate::vqp) fn revalidate_mrs(&mut self, mr_cache: &MrCache) -> TryResult {
         for request in &mut self.requests[self.done_count..] {
             if let Some(mr_use) = request.remote_use {
-                request.validate_mr(mr_use, mr_cache.get(mr_use.key).ok_or(EAGAIN)?)?;
+                request.validate_mr(
+                    mr_use,
+                    mr_cache.get(mr_use.key).ok_or(TryError::WouldBlock)?,
+                )?;
             }
         }
         Ok(())

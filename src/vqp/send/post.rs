@@ -21,12 +21,15 @@ use super::{
     batch::{VqpBatch, VqpBatchState},
     VqpState,
 };
-use crate::fabric::{
-    conn::Conn,
-    dc::DcTransport,
-    peer::Peer,
-    send::{path::PostCredit, slots::SlotClass},
-    Fabric,
+use crate::{
+    errno::{TryError, TryResult},
+    fabric::{
+        conn::Conn,
+        dc::DcTransport,
+        peer::Peer,
+        send::{path::PostCredit, slots::SlotClass},
+        Fabric,
+    },
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::policy::transport::Transport;
@@ -49,9 +52,10 @@ impl VqpState {
             }
             match self.post_batch(fabric, i) {
                 Ok(()) => posted += 1,
-                Err(error) if error == EAGAIN || error == ENOMEM => break,
+                Err(TryError::WouldBlock) => break,
+                Err(TryError::Failed(error)) if error == ENOMEM => break,
                 Err(error) => {
-                    self.fail_from(i, error);
+                    self.fail_from(i, error.into());
                     self.deliver_completions();
                     break;
                 }
@@ -64,10 +68,10 @@ impl VqpState {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the batch must wait, for example for another transport, a slot, a credit or a lease.
+    /// - [`TryError::WouldBlock`]: the batch must wait, for example for another transport, a slot, a credit or a lease.
     /// - Any other error fails the batch.
-    fn post_batch(&mut self, fabric: &Fabric, i: usize) -> Result {
-        let address = self.address.clone().ok_or(EAGAIN)?;
+    fn post_batch(&mut self, fabric: &Fabric, i: usize) -> TryResult {
+        let address = self.address.clone().ok_or(TryError::WouldBlock)?;
         // Not cached: the peer object is valid for one view only.
         let peer = fabric.peer_or_self(self.peer)?;
         let follows_posted = self.batches[..i].iter().any(VqpBatch::is_posted);
@@ -75,7 +79,7 @@ impl VqpState {
             if !follows_posted {
                 self.batches[i].state = VqpBatchState::ViaKernel;
             }
-            return Err(EAGAIN);
+            return Err(TryError::WouldBlock);
         }
         let rc_only = address.dc_address.is_none();
         let rc_capable = rc_only || self.batches[i].is_rc_capable();
@@ -89,20 +93,20 @@ impl VqpState {
                 .transport_selector
                 .select(rc_capable, conn.is_some(), follows_posted),
         };
-        let transport = transport.ok_or(EAGAIN)?;
+        let transport = transport.ok_or(TryError::WouldBlock)?;
         let slot = fabric.try_acquire_slot(SlotClass::Data)?;
         let (wr_count, bytes) = (self.batches[i].wr_count() as u32, self.batches[i].bytes());
         if let (Transport::Rc, Some(conn)) = (transport, &conn) {
             // Check for credits before the lease: the requests that fill the connection could delay the READ
             // of the entry.
             if !conn.can_acquire_vqp(wr_count, bytes, fabric)? {
-                return Err(EAGAIN);
+                return Err(TryError::WouldBlock);
             }
         }
         // Last check before the RNIC receives the requests.
         if !self.batches[i].has_valid_leases() {
             self.batches[i].state = VqpBatchState::StaleMr;
-            return Err(EAGAIN);
+            return Err(TryError::WouldBlock);
         }
         // Acquired last: an unused credit that is released counts as progress of the QP.
         let credit = match (transport, &conn) {
@@ -113,24 +117,24 @@ impl VqpState {
         };
         self.record_transport(fabric, (&peer, i), (transport, rc_capable, rc_only));
         self.conn = conn;
-        self.batches[i].post(fabric, &self.ids, (slot, credit), address)
+        Ok(self.batches[i].post(fabric, &self.ids, (slot, credit), address)?)
     }
 
     /// Reserves a DCI for batch `i`. As with a connection, the quota leaves slots for other VQPs.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the quota is exhausted, no DCI has room, or there is no DC.
+    /// - [`TryError::WouldBlock`]: the quota is exhausted, no DCI has room, or there is no DC.
     fn acquire_dci(
         &mut self,
         fabric: &Fabric,
         i: usize,
         follows_posted: bool,
-    ) -> Result<PostCredit> {
-        let dc: &Arc<DcTransport> = fabric.dc().ok_or(EAGAIN)?;
+    ) -> TryResult<PostCredit> {
+        let dc: &Arc<DcTransport> = fabric.dc().ok_or(TryError::WouldBlock)?;
         let posted = self.batches.iter().filter(|batch| batch.is_posted());
         if posted.count() >= fabric.inflight_quota() as usize {
-            return Err(EAGAIN);
+            return Err(TryError::WouldBlock);
         }
         let batch = &self.batches[i];
         let size = (batch.wr_count() as u32, batch.bytes());

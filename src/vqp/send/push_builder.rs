@@ -17,7 +17,7 @@
 use super::{batch::VqpBatch, mr_cache, request::VqpRequest, VqpState, VQP_DEPTH};
 use crate::{
     cluster::Cluster,
-    errno,
+    errno::{self, TryError},
     fabric::Fabric,
     sys::{deadline::Deadline, memcg},
     vqp::{sink::CompletionSink, Vqp},
@@ -50,14 +50,20 @@ pub(crate) enum PushPrerequisite {
     Memory,
 }
 
-impl From<Error> for PushError {
-    /// Maps `EAGAIN` to a wait for a lock and `ENOMEM` to a wait for memory.
-    fn from(error: Error) -> Self {
+impl From<TryError> for PushError {
+    /// Maps [`TryError::WouldBlock`] to a wait for a lock and `ENOMEM` to a wait for memory.
+    fn from(error: TryError) -> Self {
         match error {
-            error if error == EAGAIN => Self::Busy,
-            error if error == ENOMEM => Self::Missing(PushPrerequisite::Memory),
-            error => Self::Refused(error),
+            TryError::WouldBlock => Self::Busy,
+            TryError::Failed(error) if error == ENOMEM => Self::Missing(PushPrerequisite::Memory),
+            error => Self::Refused(error.into()),
         }
+    }
+}
+
+impl From<Error> for PushError {
+    fn from(error: Error) -> Self {
+        TryError::from(error).into()
     }
 }
 
@@ -208,7 +214,7 @@ impl PushBuilder<'_> {
             return Ok(());
         }
         let count = requests.len();
-        let address = state.address.as_ref().ok_or(EAGAIN)?;
+        let address = state.address.as_ref().ok_or(TryError::WouldBlock)?;
         let mut batches = VqpBatch::split(requests, address, memcg::gfp_nowait_account())?;
         state.admit(&mut batches, Some(&sink))?;
         cluster.fabric.stats.vqp_requests.add(count as u64);

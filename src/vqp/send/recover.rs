@@ -24,7 +24,11 @@ use super::{
     mr_cache::MrCache,
     VqpState,
 };
-use crate::{errno, fabric::Fabric, sys::deadline::Deadline};
+use crate::{
+    errno::{self, TryError},
+    fabric::Fabric,
+    sys::deadline::Deadline,
+};
 use kernel::{prelude::*, sync::Mutex};
 use kite_core::policy::transport::TransportSelector;
 
@@ -165,16 +169,20 @@ impl VqpState {
         };
         let batch = &mut self.batches[i];
         let result = match (&batch.state, resolution) {
-            (VqpBatchState::AwaitingRetry(_, RetryCause::NoAck), Ok(false)) => Err(ETIMEDOUT),
+            (VqpBatchState::AwaitingRetry(_, RetryCause::NoAck), Ok(false)) => {
+                Err(ETIMEDOUT.into())
+            }
             (VqpBatchState::StaleMr, Ok(_)) => batch.revalidate_mrs(&mr_cache.lock()),
-            (VqpBatchState::AwaitingRetry(..) | VqpBatchState::StaleMr, found) => found.map(drop),
+            (VqpBatchState::AwaitingRetry(..) | VqpBatchState::StaleMr, found) => {
+                found.map(drop).map_err(TryError::from)
+            }
             _ => return,
         };
         match result {
             Ok(()) => batch.state = VqpBatchState::Ready,
             // The READ of an entry took longer than its lease: the batch stays blocked.
-            Err(error) if error == EAGAIN => {}
-            Err(error) => self.fail_from(i, error),
+            Err(TryError::WouldBlock) => {}
+            Err(error) => self.fail_from(i, error.into()),
         }
     }
 }

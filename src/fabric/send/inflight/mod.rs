@@ -158,7 +158,8 @@ impl FailedOp {
     ///
     /// See [`Conn::acquire`].
     pub(crate) fn wait_qp_replaced(&self, deadline: Deadline) -> Result {
-        self.conn.acquire(1, 0, Some(deadline)).map(drop)
+        self.conn.acquire(1, 0, Some(deadline))?;
+        Ok(())
     }
 }
 

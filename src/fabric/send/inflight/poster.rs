@@ -10,6 +10,7 @@
 
 use super::{Direction, InflightGuard, InflightOp, Segment};
 use crate::{
+    errno::{TryError, TryResult},
     fabric::{
         conn::{credit::ConnCredit, Conn},
         qos::tenant::Tenant,
@@ -66,19 +67,20 @@ impl SegmentPoster<'_> {
         };
         match posted {
             Ok(op) => Ok(Some(op)),
-            Err(error) if error == EAGAIN => Ok(None),
-            Err(error) => Err(error),
+            Err(TryError::WouldBlock) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 
-    /// Posts a short segment through the buffer of the slot. Returns `EAGAIN` instead of waiting or faulting.
+    /// Posts a short segment through the buffer of the slot. Returns
+    /// [`TryError::WouldBlock`] instead of waiting or faulting.
     fn post_bounced<G: InflightGuard>(
         &self,
         conn: &Arc<Conn>,
         segment: Segment,
         acquire_guard: impl FnOnce() -> Result<G>,
         deadline: Option<Deadline>,
-    ) -> Result<InflightOp<G>> {
+    ) -> TryResult<InflightOp<G>> {
         let limits = self.wr_limits(conn);
         let wr_count = limits.max_wrs(1, segment.len) as u32;
         // Start before the waits for credits and a slot: requests of other tenants cause these delays, too.
@@ -117,7 +119,8 @@ impl SegmentPoster<'_> {
         })
     }
 
-    /// Posts a long segment directly from or to the pages of the caller. Returns `EAGAIN` instead of waiting
+    /// Posts a long segment directly from or to the pages of the caller. Returns
+    /// [`TryError::WouldBlock`] instead of waiting
     /// or faulting.
     fn post_zero_copy<G: InflightGuard>(
         &self,
@@ -125,7 +128,7 @@ impl SegmentPoster<'_> {
         segment: Segment,
         acquire_guard: impl FnOnce() -> Result<G>,
         deadline: Option<Deadline>,
-    ) -> Result<InflightOp<G>> {
+    ) -> TryResult<InflightOp<G>> {
         let writable = self.direction == Direction::Read;
         let pinned = self
             .buffer
@@ -136,7 +139,7 @@ impl SegmentPoster<'_> {
         let wr_count = limits.max_wrs(mapped.len(), segment.len);
         if wr_count > MAX_WRS_PER_SLOT as usize {
             // The connection was reestablished with a smaller MTU than the segment was split for.
-            return Err(EIO);
+            return Err(EIO.into());
         }
         let probe = self.tenant.start_probe(segment.len);
         let credit = conn.acquire_segment(wr_count as u32, self.fabric, deadline)?;
@@ -213,7 +216,7 @@ impl SegmentPoster<'_> {
 ///
 /// # Errors
 ///
-/// - `EAGAIN`: the memory of the caller is not present.
+/// - [`TryError::WouldBlock`]: the memory of the caller is not present.
 /// - `EFAULT`: the memory of the caller is invalid.
 pub(crate) fn copy_out(
     direction: Direction,
@@ -221,7 +224,7 @@ pub(crate) fn copy_out(
     slot: &SlotGuard,
     segment: Segment,
     bounce_offset: usize,
-) -> Result {
+) -> TryResult {
     if direction == Direction::Write || !segment.fits_slot_buffer() {
         return Ok(());
     }

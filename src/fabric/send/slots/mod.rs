@@ -43,6 +43,7 @@ pub(crate) use self::{
 
 use self::pool::FreeList;
 use crate::{
+    errno::{TryError, TryResult},
     fabric::recv::wake::ThreadWaker,
     mlx5,
     stats::Stats,
@@ -191,14 +192,14 @@ impl SendEngine {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: no slot is free, and there is no deadline.
+    /// - [`TryError::WouldBlock`]: no slot is free, and there is no deadline.
     /// - `ETIMEDOUT`: the deadline passed.
     /// - `EINTR`: a signal arrived that ends the wait according to the deadline.
     pub(crate) fn acquire_slot(
         self: &Arc<Self>,
         class: SlotClass,
         deadline: Option<Deadline>,
-    ) -> Result<SlotGuard> {
+    ) -> TryResult<SlotGuard> {
         let free_list = self.free_list(class);
         loop {
             if let Some(index) = free_list.pop() {
@@ -209,7 +210,7 @@ impl SendEngine {
                     attached: None,
                 });
             }
-            let deadline = deadline.ok_or(EAGAIN)?;
+            let deadline = deadline.ok_or(TryError::WouldBlock)?;
             deadline.check()?;
             self.stats.slot_waits.add(1);
             free_list.wait_free(deadline)?;

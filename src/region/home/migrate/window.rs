@@ -21,7 +21,7 @@
 use super::{MoveLatches, MoveTarget};
 use crate::{
     control::{client::ControlClient, priority::WorkPriority, retry::retry_alloc},
-    errno,
+    errno::{self, TryError, TryResult},
     region::{
         home::{
             latch::{Latch, LatchGuard},
@@ -69,15 +69,15 @@ impl MemoryService {
             let (batch, tail) = remaining.split_at(window.min(remaining.len()));
             match self.move_window(region, batch, background, deadline) {
                 Ok(()) => (*remaining, retries) = (tail, 0),
-                Err(error) if error == EAGAIN && retries < MAX_MOVE_RETRIES => {
+                Err(TryError::WouldBlock) if retries < MAX_MOVE_RETRIES => {
                     retries += 1;
                     // Users have waited for the quiesce timeout. Let them run for as long before the next
                     // attempt.
                     let backoff_ms = QUIESCE_TIMEOUT_MS.min(deadline.remaining_ms());
                     fsleep(Delta::from_millis(backoff_ms.into()));
                 }
-                Err(error) if error == EAGAIN => return Err(ETIMEDOUT),
-                Err(error) => return Err(error),
+                Err(TryError::WouldBlock) => return Err(ETIMEDOUT),
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
@@ -87,7 +87,7 @@ impl MemoryService {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: not all nodes quiesced in time, or the copy timed out.
+    /// - [`TryError::WouldBlock`]: not all nodes quiesced in time, or the copy timed out.
     /// - Other errors: the move cannot continue.
     fn move_window(
         self: &Arc<Self>,
@@ -95,7 +95,7 @@ impl MemoryService {
         targets: &[MoveTarget],
         background: &MoveLatches,
         deadline: Deadline,
-    ) -> Result {
+    ) -> TryResult {
         self.cluster.local_node()?;
         // No push of an earlier attempt may arrive late.
         background.push_latch.wait();
@@ -149,7 +149,7 @@ impl MemoryService {
         targets: &[MoveTarget],
         pushes: &Latch,
         deadline: Deadline,
-    ) -> Result {
+    ) -> TryResult {
         let layout = region.spec.layout;
         let copy_deadline = Deadline::after_ms(COPY_TIMEOUT_MS.min(deadline.remaining_ms()));
         for target in targets {
@@ -157,7 +157,10 @@ impl MemoryService {
             let from =
                 region.with_placement(|placement| placement.locations()[target.chunk as usize]);
             let copied = self.copy_chunk(region, from, target.location, len, pushes, copy_deadline);
-            copied.map_err(|error| if error == ETIMEDOUT { EAGAIN } else { error })?;
+            copied.map_err(|error| match error {
+                error if error == ETIMEDOUT => TryError::WouldBlock,
+                error => error.into(),
+            })?;
             self.stats.migrated_bytes.add(len.into());
         }
         Ok(())
@@ -229,9 +232,9 @@ impl MemoryService {
         );
         retry_until(deadline, || match state.load(Acquire) {
             0 => Ok(()),
-            RUNNING if self.cluster.is_member(destination.instance) => Err(EAGAIN),
-            RUNNING => Err(errno::hostdown()),
-            errno => Err(Error::from_errno(-(errno as c_int))),
+            RUNNING if self.cluster.is_member(destination.instance) => Err(TryError::WouldBlock),
+            RUNNING => Err(errno::hostdown().into()),
+            errno => Err(Error::from_errno(-(errno as c_int)).into()),
         })
     }
 }

@@ -21,7 +21,8 @@ mod quarantine;
 
 use self::quarantine::OrphanedLoan;
 use crate::{
-    bindings, errno,
+    bindings,
+    errno::{self, TryError, TryResult},
     stats::{Counter, Stats},
     sys::{
         deadline::fatal_signal_pending,
@@ -152,7 +153,7 @@ impl LoanTable {
         region: u64,
         layout: &Layout,
         remote_home: bool,
-        check_live: impl Fn() -> Result,
+        check_live: impl Fn() -> TryResult,
     ) -> Result {
         if !self.reserve(key, layout, remote_home)? {
             return Ok(());
@@ -213,16 +214,16 @@ impl LoanTable {
     }
 
     /// Reserves a loan without memory and charges its size. Returns `true` if the loan is new.
-    fn reserve(&self, key: NodeScopedId, layout: &Layout, remote_home: bool) -> Result<bool> {
+    fn reserve(&self, key: NodeScopedId, layout: &Layout, remote_home: bool) -> TryResult<bool> {
         let mut state = self.state.lock();
         match state.loans.get(&key) {
-            Some(Loan { chunks: None, .. }) => return Err(errno::inprogress()),
+            Some(Loan { chunks: None, .. }) => return Err(TryError::InTransition),
             Some(Loan {
                 chunks: Some(chunks),
                 ..
             }) => {
                 let same = chunks.len() == layout.chunk_count() as usize;
-                return if same { Ok(false) } else { Err(EINVAL) };
+                return if same { Ok(false) } else { Err(EINVAL.into()) };
             }
             None => {}
         }
@@ -274,7 +275,7 @@ impl LoanTable {
         region: NodeScopedId,
         layout: &Layout,
         remote_home: bool,
-        check_live: impl Fn() -> Result,
+        check_live: impl Fn() -> TryResult,
     ) -> Result<LentChunks> {
         if layout.page_count() * PAGE_SIZE as u64 > lendable_bytes() {
             return Err(ENOSPC);
@@ -358,7 +359,7 @@ impl LoanTable {
     ) -> Result {
         let state = self.state.lock();
         let loan = state.loans.get(&key).ok_or(ENOENT)?;
-        let chunks = loan.chunks.as_ref().ok_or_else(errno::inprogress)?;
+        let chunks = loan.chunks.as_ref().ok_or(TryError::InTransition)?;
         for chunk in chunks.iter().skip(first_chunk as usize) {
             if !f(chunk.as_ref().ok_or(ENOENT)?.dma_addr()) {
                 break;
@@ -375,7 +376,7 @@ impl LoanTable {
     pub(crate) fn release(&self, key: NodeScopedId) -> Result {
         let mut state = self.state.lock();
         if matches!(state.loans.get(&key), Some(Loan { chunks: None, .. })) {
-            return Err(errno::inprogress());
+            return Err(TryError::InTransition.into());
         }
         let removed = state.loans.remove(&key);
         drop(state);
@@ -393,7 +394,7 @@ impl LoanTable {
         let Some(loan) = state.loans.get_mut(&key) else {
             return Ok(());
         };
-        let chunks = loan.chunks.as_mut().ok_or_else(errno::inprogress)?;
+        let chunks = loan.chunks.as_mut().ok_or(TryError::InTransition)?;
         for index in indices {
             if let Some(chunk) = chunks.get_mut(index as usize).and_then(Option::take) {
                 self.unpublish_chunk(&chunk);

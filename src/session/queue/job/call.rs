@@ -14,6 +14,7 @@
 //! A worker repeats a transmission whose QP failed.
 
 use crate::{
+    errno::TryError,
     fabric::qos::tenant::AdmissionTicket,
     rpc::{
         channel::send_op::{RpcSendOp, RpcSendState},
@@ -139,8 +140,8 @@ impl CallJob {
                 self.poll_send(queue, now)
             }
             Ok(CallStartResult::NeedsWorker) => JobPoll::NeedsWorker,
-            Err(error) if error == EAGAIN => self.retry_or_time_out(),
-            Err(error) => JobPoll::Ready(Err(error)),
+            Err(TryError::WouldBlock) => self.retry_or_time_out(),
+            Err(error) => JobPoll::Ready(Err(error.into())),
         }
     }
 

@@ -8,7 +8,8 @@
 //! be fetched from the caller's node (rendezvous), a worker fetches the data.
 
 use crate::{
-    bindings, errno,
+    bindings,
+    errno::{self, TryError},
     rpc::{rendezvous::call::RendezvousCall, server::PolledReceiver},
     session::{
         args::ReceiveArgs,
@@ -92,7 +93,7 @@ impl ReceiveJob {
         let session = &queue.session;
         if self.polled_receiver.is_none() {
             match session.register_polled_receive(self.args.handle) {
-                Err(error) if error == EAGAIN => return Ok(None),
+                Err(TryError::WouldBlock) => return Ok(None),
                 result => self.polled_receiver = Some(result?),
             }
         }

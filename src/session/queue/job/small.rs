@@ -12,6 +12,7 @@
 //! A worker repeats an access whose QP failed, after the QP was replaced.
 
 use crate::{
+    errno::TryError,
     fabric::{
         qos::tenant::AdmissionTicket,
         send::{
@@ -101,8 +102,8 @@ impl AccessJob {
                 self.state = AccessJobState::Posted(placed);
                 JobPoll::Batched
             }
-            Err(error) if error == EAGAIN => JobPoll::Pending,
-            Err(error) => JobPoll::Ready(Err(error)),
+            Err(TryError::WouldBlock) => JobPoll::Pending,
+            Err(error) => JobPoll::Ready(Err(error.into())),
         }
     }
 
@@ -119,7 +120,7 @@ impl AccessJob {
         if wr_end <= done_wrs {
             let direction = self.access.direction;
             let deliver = |offset| copy_out(direction, &self.memory, slot, segment, offset);
-            self.complete(bounce_offset.map_or(Ok(()), deliver));
+            self.complete(bounce_offset.map_or(Ok(()), deliver).map_err(Into::into));
         }
     }
 
