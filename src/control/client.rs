@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     cluster::Cluster,
-    errno::{self, TryError},
+    errno::{self, TryError, TryResult},
     fabric::peer::{session::SequenceGuard, Peer},
     sys::deadline::{retry_until, Deadline},
 };
@@ -155,7 +155,7 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN`: the node is joining.
+    /// - [`TryError::WouldBlock`]: the node is joining.
     /// - Other errors: see [`crate::fabric::Fabric::send_control_request`]. If the node failed the request,
     ///   [`ReplyMessage::decode`] returns the error.
     fn request(
@@ -163,7 +163,7 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
         node: u32,
         request: &ControlRequest<'_>,
         deadline: Deadline,
-    ) -> Result<ReplyMessage> {
+    ) -> TryResult<ReplyMessage> {
         let epoch = self.cluster().epoch();
         if node != self.cluster().local_node()? {
             let answer = self
@@ -175,9 +175,9 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
                 let joining =
                     error == errno::hostdown() && self.cluster().instance_of(node).is_ok();
                 if joining {
-                    EAGAIN
+                    TryError::WouldBlock
                 } else {
-                    error
+                    error.into()
                 }
             });
         }

@@ -56,7 +56,7 @@ impl WrChain {
     /// # Errors
     ///
     /// - `ENOMEM`: no memory for the chain.
-    pub(crate) fn new() -> TryResult<Self> {
+    pub(crate) fn new() -> Result<Self> {
         Ok(Self(KVec::with_capacity(MAX_BATCH_WRS, GFP_KERNEL)?))
     }
 }
@@ -100,7 +100,7 @@ impl<G: InflightGuard> SegmentBatch<G> {
         first: Segment,
         arena: Option<&Arc<LongTermDmaMap>>,
         acquire_guard: impl FnOnce() -> Result<G>,
-    ) -> Result<Option<Self>> {
+    ) -> TryResult<Option<Self>> {
         let (direction, mut limits) = (poster.direction, poster.wr_limits(conn));
         limits.max_sges = limits.max_sges.min(OWNED_WR_MAX_SGE);
         let sge_count = arena.map_or(1, |_| first.len / PAGE_SIZE + 2);

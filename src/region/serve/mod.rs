@@ -277,7 +277,7 @@ impl MemoryService {
     ///
     /// # Errors
     ///
-    /// - [`TryError::InTransition`]: the request is in execution, or see [`Self::check_requester_view`].
+    /// - `EINPROGRESS`: the request is in execution, or see [`Self::check_requester_view`].
     fn serve_cancel(&self, node: u32, header: &ControlHeader, sequence: u64) -> Result {
         let canceled = self.fabric().peer(node)?.execute_once(sequence, || Ok(0));
         // Any other result means that the request is completed and will not be executed later.

@@ -70,7 +70,7 @@ impl MemoryService {
     ///
     /// # Errors
     ///
-    /// - [`TryError::WouldBlock`]: not yet, or another node is the owner.
+    /// - `EAGAIN`: not yet, or another node is the owner.
     fn check_name_owner(&self, name: &Name) -> Result {
         let is_owner = self.cluster.name_owner(name)? == self.cluster.local_node()?;
         if is_owner && self.cluster.synced_epoch().is_some() {
