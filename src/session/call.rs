@@ -231,9 +231,9 @@ impl Session {
         // its channel, and the others detach theirs.
         let attached = rpc.attach(&handle.mapping, deadline)?;
         let (channel, surplus) = match handle.lock_rpc_state() {
-            Ok(mut uses) => match uses.live_channel() {
+            Ok(mut rpc_state) => match rpc_state.live_channel() {
                 Some(channel) => (Ok(channel), Some(attached)),
-                None => (Ok(attached.clone()), uses.channel.replace(attached)),
+                None => (Ok(attached.clone()), rpc_state.channel.replace(attached)),
             },
             Err(error) => (Err(error), Some(attached)),
         };

@@ -11,8 +11,8 @@
 //! # Locking
 //!
 //! The mutex `Session::handles` protects the table and `last_reported`. Scans of the table can be long, so
-//! code on the poller thread only tries to lock `handles`. The mutex [`Handle::rpc_state`] nests outside
-//! `served_regions`.
+//! code on the poller thread only tries to lock `handles` and [`Handle::rpc_state`]. The mutex
+//! [`Handle::rpc_state`] nests outside `served_regions`.
 
 use super::Session;
 use crate::{
@@ -27,7 +27,10 @@ use kernel::{
     new_mutex,
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
-    sync::{atomic::Relaxed, Arc, Mutex},
+    sync::{
+        atomic::{Acquire, AtomicFlag, Relaxed, Release},
+        Arc, Mutex,
+    },
 };
 use kite_core::rights::Rights;
 
@@ -41,6 +44,8 @@ pub(super) struct Handle {
     pub(super) anonymous: bool,
     #[pin]
     pub(super) rpc_state: Mutex<HandleRpcState>,
+    /// Set once the handle is unmapped or its region is freed. Written with `rpc_state` locked.
+    closed: AtomicFlag,
 }
 
 /// RPC state of a handle.
@@ -50,8 +55,6 @@ pub(super) struct HandleRpcState {
     pub(super) channel: Option<Arc<RpcChannel>>,
     /// RPC service of the region, if this session serves the region.
     pub(super) service: Option<Arc<RpcService>>,
-    /// `true` once the handle is unmapped or its region is freed.
-    pub(super) closed: bool,
 }
 
 impl Handle {
@@ -76,11 +79,23 @@ impl Handle {
     /// - `EBADF`: the handle was closed.
     pub(super) fn lock_rpc_state(&self) -> Result<impl DerefMut<Target = HandleRpcState> + '_> {
         let rpc_state = self.rpc_state.lock();
-        if rpc_state.closed {
-            Err(EBADF)
-        } else {
-            Ok(rpc_state)
-        }
+        self.check_open().map(|()| rpc_state)
+    }
+
+    /// Checks that the handle was not closed. Takes no lock, so the poller thread may call it.
+    ///
+    /// # Errors
+    ///
+    /// - `EBADF`: the handle was closed.
+    pub(super) fn check_open(&self) -> Result {
+        (!self.closed.load(Acquire)).then_some(()).ok_or(EBADF)
+    }
+
+    /// Closes the handle, and returns its RPC state.
+    pub(super) fn take_rpc_state(&self) -> HandleRpcState {
+        let mut rpc_state = self.rpc_state.lock();
+        self.closed.store(true, Release);
+        core::mem::take(&mut *rpc_state)
     }
 }
 
@@ -114,6 +129,7 @@ impl Session {
                 rights,
                 anonymous,
                 rpc_state <- new_mutex!(HandleRpcState::default(), "Handle::rpc_state"),
+                closed: AtomicFlag::new(false),
             }),
             GFP_KERNEL_ACCOUNT,
         )?;

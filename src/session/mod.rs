@@ -19,7 +19,7 @@
 //!
 //! # Locking
 //!
-//! All locks are mutexes, so a holder may sleep.
+//! All locks are mutexes. Holders of `handles`, `accepted_calls` and `held_locks` do not sleep.
 //!
 //! - `handles`: the handle table and `last_reported`. Scans of the table can be long.
 //! - `Handle::rpc_state`: the RPC channel and the RPC service of one handle. Nests outside `served_regions`.

@@ -126,23 +126,26 @@ impl RpcService {
 
     /// Removes detached clients without queued messages.
     pub(super) fn reap_clients(&self, rpc: &Arc<Rpc>) {
-        let is_drained = |client: &RpcClient| {
-            client.detached
-                && client
-                    .connected_channel()
-                    .is_none_or(|channel| !channel.has_pending_call())
+        while let Some(client) = self.remove_client(RpcClient::is_drained) {
+            client.close_channel(rpc);
+        }
+    }
+
+    /// Like [`Self::reap_clients`], for the poller thread: does nothing while another thread holds the lock.
+    /// The holder may sleep for memory.
+    pub(super) fn try_reap_clients(&self, rpc: &Arc<Rpc>) {
+        let try_remove = || {
+            self.clients
+                .try_lock()?
+                .remove_client(RpcClient::is_drained)
         };
-        while let Some(client) = self.remove_client(is_drained) {
-            if let Some(channel) = client.connected_channel() {
-                rpc.close_channel_deferred(channel.clone());
-            }
+        while let Some(client) = try_remove() {
+            client.close_channel(rpc);
         }
     }
 
     fn remove_client(&self, predicate: impl Fn(&RpcClient) -> bool) -> Option<RpcClient> {
-        let mut clients = self.clients.lock();
-        let at = clients.clients.iter().position(predicate)?;
-        clients.clients.remove(at).ok()
+        self.clients.lock().remove_client(predicate)
     }
 }
 
@@ -154,6 +157,18 @@ impl RpcClient {
             None => false,
             Some(Ok(channel)) => channel.check_open().is_err(),
             Some(Err(_)) => true,
+        }
+    }
+
+    /// Returns `true` if the client is detached and no message of it is queued.
+    fn is_drained(&self) -> bool {
+        let channel = self.connected_channel();
+        self.detached && channel.is_none_or(|channel| !channel.has_pending_call())
+    }
+
+    fn close_channel(&self, rpc: &Arc<Rpc>) {
+        if let Some(channel) = self.connected_channel() {
+            rpc.close_channel_deferred(channel.clone());
         }
     }
 
@@ -170,6 +185,11 @@ impl RpcClients {
             clients: KVec::new(),
             next_index: 0,
         }
+    }
+
+    fn remove_client(&mut self, predicate: impl Fn(&RpcClient) -> bool) -> Option<RpcClient> {
+        let index = self.clients.iter().position(predicate)?;
+        self.clients.remove(index).ok()
     }
 
     /// Returns `true` if a call can be taken now.

@@ -92,7 +92,7 @@ impl RpcService {
                 self.arrival_cv.notify_one();
             }
             let Some((channel, call)) = dequeued else {
-                self.reap_clients(rpc);
+                self.try_reap_clients(rpc);
                 return self.note_empty(seen_seq, allow_rendezvous);
             };
             let delivery = match call {

@@ -15,8 +15,9 @@
 //!
 //! # Locking
 //!
-//! The mutex `Session::accepted_calls` protects the table, and is taken alone. Memory for an entry is
-//! allocated before a call is received ([`CallReservation`]).
+//! The mutex `Session::accepted_calls` protects the table. The poller thread takes it with `poll_clients` and
+//! `IoQueue::state` held, so no holder sleeps. Memory for an entry is allocated before a call is received
+//! ([`CallReservation`]).
 
 use crate::{
     bindings, errno,

@@ -17,7 +17,8 @@
 //! # Locking
 //!
 //! `Handle::rpc_state` nests outside `served_regions`, which nests outside the locks of [`RpcService`].
-//! Non-blocking receives find their handle and service with `try_lock`.
+//! Non-blocking receives find their handle and service with `try_lock`. They take `accepted_calls` to enter a
+//! call; no holder of `accepted_calls` sleeps.
 
 pub(super) mod accepted;
 
@@ -137,13 +138,7 @@ impl Session {
     /// Detaches the channel of a handle, aborts the calls received through the handle, and stops its RPC
     /// service.
     pub(in crate::session) fn close_rpc_state(&self, rpc: &Arc<Rpc>, handle: &Handle) {
-        let closed = HandleRpcState {
-            closed: true,
-            ..HandleRpcState::default()
-        };
-        let HandleRpcState {
-            channel, service, ..
-        } = core::mem::replace(&mut *handle.rpc_state.lock(), closed);
+        let HandleRpcState { channel, service } = handle.take_rpc_state();
         if let Some(channel) = channel {
             rpc.detach(channel);
         }
@@ -297,9 +292,7 @@ impl Session {
     fn try_service(&self, handle_id: u64) -> TryResult<(Arc<Handle>, Arc<RpcService>)> {
         let handle = self.try_get(handle_id)?;
         let rpc_state = handle.rpc_state.try_lock().ok_or(TryError::WouldBlock)?;
-        if rpc_state.closed {
-            return Err(EBADF.into());
-        }
+        handle.check_open()?;
         let service = rpc_state.service.clone().ok_or_else(errno::opnotsupp)?;
         drop(rpc_state);
         Ok((handle, service))
@@ -318,7 +311,7 @@ impl Session {
         // Allocate first: a dequeued call must not be lost because memory is short.
         let reservation = CallReservation::new(GFP_KERNEL_ACCOUNT)?;
         let check_open = || {
-            drop(handle.lock_rpc_state()?);
+            handle.check_open()?;
             handle.mapping.access().map(drop)
         };
         let receive =
@@ -348,8 +341,9 @@ impl Session {
             Some(pending_reply) => self.insert_accepted_call(reservation, pending_reply, handle.id),
             None => 0,
         };
-        if let Err(error) = handle.lock_rpc_state().map(drop) {
-            // Closing the handle may have missed the new entry.
+        if let Err(error) = handle.check_open() {
+            // The close of the handle may have missed the new entry. `accepted_calls` orders the two: if the
+            // close scanned the table before, the flag was set before.
             let _ = self.abandon_call(call_id);
             return Err(error);
         }
