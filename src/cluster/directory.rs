@@ -11,7 +11,7 @@
 //!
 //! # Recovery
 //!
-//! - A torn bucket is read again, at most [`MAX_TORN_READS`] times.
+//! - A torn bucket is read again, with at most [`MAX_TORN_READS`] READs in all.
 //! - If a replica does not reply within [`REPLICA_READ_MS`], the next replica is read. The replica that
 //!   replied is preferred from then on.
 //! - If no replica has the entry, the lookup is retried until its deadline.

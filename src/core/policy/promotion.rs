@@ -2,8 +2,8 @@
 
 //! Selection of the peers that get an RC connection (KRCORE, section 4.6).
 //!
-//! The peers with the most recent requests are promoted, at most [`MAX_PROMOTED`] for any cluster size. The
-//! [`DecayingCounter`] of a peer halves every [`HALF_LIFE_MS`]. A peer above the threshold enters
+//! The peers with the highest decayed request rate are promoted, at most [`MAX_PROMOTED`] for any cluster
+//! size. The [`DecayingCounter`] of a peer halves every [`HALF_LIFE_MS`]. A peer above the threshold enters
 //! [`PromotedPeers`] if a slot is free. A peer replaces the one of lowest demand in a full set if its demand
 //! is at least `HYSTERESIS_FACTOR` times as high. Hence two equally busy peers do not evict each other.
 
