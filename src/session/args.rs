@@ -2,9 +2,10 @@
 
 //! Parsers for the structures of `include/uapi/kite.h`, with the checks that all requesters share.
 //!
-//! System calls and submissions of I/O queues pass the structures of the ABI. The functions for kernel
-//! modules fill the same structures. Requests that two or more of them have are parsed here. Each parser checks
-//! flags and reserved fields. The session checks handles, rights, offsets and lengths.
+//! System calls and submissions of I/O queues pass the structures of the ABI. Most functions for kernel
+//! modules fill the same structures; the others call the checks of single arguments. Requests that two or
+//! more of them have are parsed here. Each parser checks flags and reserved fields. The session checks handles,
+//! rights, offsets and lengths.
 
 use super::{call_args::RpcRequest, iovec::IoVec, source::Requester, uapi, Session};
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
     },
     sys::{buffer::Buffer, deadline::Deadline},
 };
-use kernel::prelude::*;
+use kernel::{page::PAGE_SIZE, prelude::*};
 use kite_core::rights::Rights;
 
 /// Checks that a reserved field is zero.
@@ -73,6 +74,42 @@ pub(super) fn parse_map_rights(bits: u32) -> Result<Rights> {
         return Err(EINVAL);
     }
     Ok(rights)
+}
+
+/// Checks the length of a new region in bytes.
+///
+/// # Errors
+///
+/// - `EINVAL`: the length is 0.
+pub(super) fn check_region_len(len: u64) -> Result<u64> {
+    if len == 0 {
+        return Err(EINVAL);
+    }
+    Ok(len)
+}
+
+/// Checks the memory that is registered as a region.
+///
+/// # Errors
+///
+/// - `EINVAL`: `base` is not a multiple of the page size, or `len` is 0.
+pub(super) fn check_region_memory(base: usize, len: usize) -> Result {
+    if len == 0 || base % PAGE_SIZE != 0 {
+        return Err(EINVAL);
+    }
+    Ok(())
+}
+
+/// Returns the number of nodes of a stripe, which may be 0.
+///
+/// # Errors
+///
+/// - `EINVAL`: more than `KITE_STRIPE_MAX`.
+pub(super) fn check_node_count(count: u32) -> Result<usize> {
+    match count {
+        0..=bindings::KITE_STRIPE_MAX => Ok(count as usize),
+        _ => Err(EINVAL),
+    }
 }
 
 /// Parses a change of rights.

@@ -18,7 +18,10 @@ mod sync;
 mod vqp;
 
 use super::{
-    args::{deadline, parse_grant, parse_map_rights, parse_rights},
+    args::{
+        check_node_count, check_region_len, check_region_memory, deadline, parse_grant,
+        parse_map_rights, parse_rights,
+    },
     qos,
     source::ROOT_UID,
     Session,
@@ -30,7 +33,7 @@ use crate::{
     sys::pin::{PinnedPages, ReleaseCallback},
 };
 use core::ptr;
-use kernel::{error::from_result, page::PAGE_SIZE, prelude::*, sync::Arc};
+use kernel::{error::from_result, prelude::*, sync::Arc};
 use kite_core::name::Name;
 
 /// Checks at compile time that each function has the type declared by the header.
@@ -138,14 +141,12 @@ unsafe extern "C" fn kite_set_priority(
 ///
 /// `nodes` must be null or point to `count` numbers. The numbers must not change while the result is in use.
 unsafe fn node_list<'a>(nodes: *const u32, count: u32) -> Result<&'a [u32]> {
-    match (nodes.is_null(), count) {
+    match (nodes.is_null(), check_node_count(count)?) {
         (_, 0) => Ok(&[]),
-        (false, 1..=bindings::KITE_STRIPE_MAX) => {
-            // SAFETY: By the safety requirements, and because `nodes` is not null, `nodes` points to `count`
-            // constant numbers.
-            Ok(unsafe { core::slice::from_raw_parts(nodes, count as usize) })
-        }
-        _ => Err(EINVAL),
+        // SAFETY: By the safety requirements, and because `nodes` is not null, `nodes` points to `count`
+        // constant numbers.
+        (false, count) => Ok(unsafe { core::slice::from_raw_parts(nodes, count) }),
+        (true, _) => Err(EINVAL),
     }
 }
 
@@ -168,11 +169,8 @@ unsafe extern "C" fn kite_alloc(
     // SAFETY: By the safety requirements the session is open.
     let session = unsafe { borrow_session(session) };
     status(session, || {
-        if len == 0 {
-            return Err(EINVAL);
-        }
         let request = AllocRequest {
-            len,
+            len: check_region_len(len)?,
             // SAFETY: By the safety requirements `nodes` is null or points to `node_count` numbers.
             nodes: unsafe { node_list(nodes, node_count)? },
             // SAFETY: By the safety requirements `name` is null or a C string.
@@ -208,7 +206,8 @@ unsafe extern "C" fn kite_register(
     status(session, || {
         // SAFETY: By the safety requirements any thread that may sleep may call `release` with `context`.
         let release = release.map(|release| unsafe { ReleaseCallback::new(release, context) });
-        if len == 0 || buf as usize % PAGE_SIZE != 0 || release.is_none() {
+        check_region_memory(buf as usize, len)?;
+        if release.is_none() {
             return Err(EINVAL);
         }
         let request = AllocRequest {

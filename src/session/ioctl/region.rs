@@ -9,8 +9,9 @@ use crate::{
     region::alloc::AllocRequest,
     session::{
         args::{
-            check_reserved, deadline, parse_access, parse_atomic_update, parse_grant,
-            parse_map_rights, parse_rights, parse_segments,
+            check_node_count, check_region_len, check_region_memory, check_reserved, deadline,
+            parse_access, parse_atomic_update, parse_grant, parse_map_rights, parse_rights,
+            parse_segments,
         },
         source::{self, Requester},
         uapi::UserArray,
@@ -18,27 +19,22 @@ use crate::{
     },
     sys::pages::total_ram_bytes,
 };
-use kernel::{page::PAGE_SIZE, prelude::*};
+use kernel::prelude::*;
 use kite_core::wire::RegionInfo;
 
 /// Reads an array of node numbers from user space.
 fn read_nodes(addr: u64, count: u32) -> Result<KVec<u32>> {
-    if count > bindings::KITE_STRIPE_MAX {
-        return Err(EINVAL);
-    }
-    UserArray::new(addr).read_all(count as usize)
+    UserArray::new(addr).read_all(check_node_count(count)?)
 }
 
 pub(super) fn alloc(
     session: &Session,
     mut alloc: bindings::kite_alloc,
 ) -> Result<bindings::kite_alloc> {
-    if alloc.len == 0 {
-        return Err(EINVAL);
-    }
+    let len = check_region_len(alloc.len)?;
     let nodes = read_nodes(alloc.nodes, alloc.node_count)?;
     let request = AllocRequest {
-        len: alloc.len,
+        len,
         nodes: &nodes,
         name: parse_name(&alloc.name)?,
         owner: source::current_euid(),
@@ -63,9 +59,7 @@ pub(super) fn register(
     let base = usize::try_from(memory.addr).map_err(|_| EFAULT)?;
     let len = usize::try_from(memory.len).map_err(|_| EFAULT)?;
     session.rnic()?;
-    if len == 0 || base % PAGE_SIZE != 0 {
-        return Err(EINVAL);
-    }
+    check_region_memory(base, len)?;
     if memory.len > total_ram_bytes() {
         return Err(ENOMEM);
     }
