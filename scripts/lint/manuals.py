@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0
-"""Compares the manual pages and docs/kernel-api.md with the sources.
+"""Compares the manual pages, docs/kernel-api.md and docs/operations.md with the sources.
 
 - Each function of libkite is in NAME of a page of section 3, and its prototype there is the one of the header.
 - A structure in a page of section 3 has the members of the header.
 - docs/kernel-api.md names each function of include/kite.h.
 - kite.4 lists each ioctl of include/uapi/kite.h, and each parameter of the module with its default.
+- docs/operations.md lists each counter of include/uapi/kite.h, and each log message of the module and of kited.
 
 Tests of kited compare its options with kited.8, and scripts/describe writes the pages of the command.
 """
@@ -23,6 +24,9 @@ STRUCTURE = re.compile(r"^struct (\w+) \{\n(.*?)^\};", re.DOTALL | re.MULTILINE)
 SYNOPSIS = re.compile(r"^\.Sh SYNOPSIS\n(.*?)^\.Sh ", re.DOTALL | re.MULTILINE)
 FUNCTION = re.compile(r'^\.Ft (.*)\n(?:\.Fn (\w+) (.*)|\.Fo (\w+)\n((?:\.Fa ".*"\n)*)\.Fc)$', re.MULTILINE)
 PARAMETER = re.compile(r"^        (\w+): \w+ \{\n\s+default: (\d+),", re.MULTILINE)
+# A log message: the format after the device, or after the fields of an event.
+MODULE_MESSAGE = re.compile(r'\brnic_(?:err|warn|info|debug)!\(\s*[^;]*?,\s*(".*?")[,)\s]', re.DOTALL)
+DAEMON_MESSAGE = re.compile(r'\btracing::(?:info|warn|error)!\((?:[^";]*?)(".*?[^\\]")\s*[,)]', re.DOTALL)
 ITEM = re.compile(r"^\.It Cm (\w+)\n(.*?)(?=^\.(?:It|El))", re.DOTALL | re.MULTILINE)
 
 
@@ -98,8 +102,29 @@ def device_faults():
             yield f"{name}: kite.4 does not describe the parameter with its default, {default}"
 
 
+def messages(folder, pattern):
+    """Returns the longest constant part of each log message of the sources of a folder."""
+    text = "".join(path.read_text() for path in sorted((TOP / folder).rglob("*.rs")))
+    for found in pattern.findall(text):
+        parts = re.split(r"\{[^}]*\}|\\n", re.sub(r"\\\n\s*", "", found).strip('"'))
+        # Objects that leak share one row of the table.
+        yield re.sub(r"^(?:QP|CQ|mkey|RMP) (?=cannot be destroyed: memory)", "MR ", max(parts, key=len).strip())
+
+
+def operations_faults():
+    page = (TOP / "docs/operations.md").read_text()
+    header = (TOP / "include/uapi/kite.h").read_text()
+    counters = re.search(r"^struct kite_stats \{\n(.*?)^\};", header, re.DOTALL | re.MULTILINE)[1]
+    for name in re.findall(r"^\t__u64 (\w+);", counters, re.MULTILINE):
+        if not re.search(rf"^\|[^|]*`{name}`", page, re.MULTILINE):
+            yield f"{name}: a counter that docs/operations.md does not list"
+    for message in {*messages("src", MODULE_MESSAGE), *messages("userlib/kited/src", DAEMON_MESSAGE)}:
+        if message and message not in page:
+            yield f'"{message}": a log message that docs/operations.md does not list'
+
+
 def main():
-    wrong = [*library_faults(), *kernel_faults(), *device_faults()]
+    wrong = [*library_faults(), *kernel_faults(), *device_faults(), *operations_faults()]
     print("\n".join(wrong), end="\n" if wrong else "")
     sys.exit(f"{len(wrong)} differences" if wrong else 0)
 
