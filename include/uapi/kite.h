@@ -342,8 +342,9 @@ struct kite_fill {
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *
- * Ranges may overlap, as for memmove(). If one node holds both ranges, that node copies; otherwise
- * the data pass through this node. As for a write, on success the data are visible to any later
+ * Ranges may overlap, as for memmove(). If one node holds both ranges, that node copies. If two
+ * other nodes hold the ranges, the node of the source writes to the other. If this node holds one
+ * of two ranges, the data pass through a buffer of this node. As for a write, on success the data are visible to any later
  * read, and after an error an unknown part was copied. After EHOSTDOWN, EHOSTUNREACH, EIO, ENODEV,
  * ESTALE and ETIMEDOUT at most 64 KiB may be copied later. EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH,
  * EINVAL, EIO, ENODEV, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
@@ -875,7 +876,7 @@ struct kite_qos {
  *	kite_push are admitted together.
  * @bytes_used: zero; out in a listing: bytes since the limit was first set.
  * @requests_used: zero; out in a listing: requests since the limit was first set.
- * @waits: zero; out in a listing: number of times that a request was delayed.
+ * @waits: zero; out in a listing: number of checks that delayed a request.
  *
  * 0 for both @bytes and @requests removes the limit. Requests over a limit wait, at most until
  * their deadline. A session is under the limits of its effective user and its cgroups at the time
@@ -1055,14 +1056,14 @@ struct kite_stats {
 	__u64 local_bytes; /* bytes above that stayed on this node */
 	__u64 errors; /* operations that failed */
 	__u64 sqes; /* SQEs consumed from I/O queues */
-	__u64 retries; /* segments retried after a QP failure */
+	__u64 retries; /* segments, control and ring messages retried after a QP failure */
 	__u64 work_requests; /* work requests posted */
 	__u64 blocked_waits; /* waits that slept after polling */
 	__u64 slot_waits; /* waits for a free slot */
-	__u64 credit_waits; /* waits for send queue credits */
+	__u64 credit_waits; /* checks that found no send queue credits */
 	__u64 ring_waits; /* waits for credits of an RPC ring */
-	__u64 throttled; /* times that a priority or a limit delayed a request */
-	__u64 unmatched_completions; /* completions without a slot, dropped */
+	__u64 throttled; /* checks that delayed a request by its priority or a limit */
+	__u64 unmatched_completions; /* completions without a slot or an endpoint, dropped */
 	__u64 ctrl_requests; /* control requests sent */
 	__u64 ctrl_requests_served; /* control requests served */
 	__u64 malformed_messages; /* malformed messages, or of an unknown sender, dropped */
@@ -1071,7 +1072,7 @@ struct kite_stats {
 	__u64 qp_errors; /* QP failures */
 	__u64 qp_evictions; /* idle QPs evicted */
 	__u64 dci_errors; /* DCI failures */
-	__u64 dc_replays; /* work requests of VQPs retried after a DCI failure */
+	__u64 dc_replays; /* work requests of VQPs retried after a failure of their QP */
 	__u64 vqp_requests; /* work requests pushed to VQPs */
 	__u64 vqp_rc_requests; /* work requests of VQPs by RC */
 	__u64 transport_switches; /* switches of VQPs between DC and RC */

@@ -134,7 +134,7 @@ pub struct LimitUsage {
     pub bytes: u64,
     /// Requests.
     pub requests: u64,
-    /// Times that a request was delayed.
+    /// Checks that delayed a request.
     pub throttled: u64,
 }
 
