@@ -344,10 +344,10 @@ struct kite_fill {
  *
  * Ranges may overlap, as for memmove(). If one node holds both ranges, that node copies. If two
  * other nodes hold the ranges, the node of the source writes to the other. If this node holds one
- * of two ranges, the data pass through a buffer of this node. As for a write, on success the data are visible to any later
- * read, and after an error an unknown part was copied. After EHOSTDOWN, EHOSTUNREACH, EIO, ENODEV,
- * ESTALE and ETIMEDOUT at most 64 KiB may be copied later. EACCES, EBADF, EHOSTDOWN, EHOSTUNREACH,
- * EINVAL, EIO, ENODEV, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
+ * of two ranges, the data pass through a buffer of this node. As for a write, on success the data
+ * are visible to any later read, and after an error an unknown part was copied. After EHOSTDOWN,
+ * EHOSTUNREACH, EIO, ENODEV, ESTALE and ETIMEDOUT at most 64 KiB may be copied later. EACCES, EBADF,
+ * EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENODEV, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_copy {
 	__u64 from;
