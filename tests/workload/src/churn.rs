@@ -78,7 +78,7 @@ impl Churn {
 fn open(count: u64) -> Result<()> {
     for _ in 0..count {
         drop(Device::open()?);
-        drop(Device::bound()?);
+        drop(Device::open_bound()?);
     }
     Ok(())
 }

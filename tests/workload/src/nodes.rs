@@ -66,9 +66,12 @@ impl Nodes {
 
 impl Daemon {
     fn new() -> Result<Self> {
-        let device = Device::bound()?;
+        let device = Device::open_bound()?;
         let mut rnic = kite_query_rnic::default();
-        done(device.ask(KITE_IOC_QUERY_RNIC_NR, &mut rnic), "describing")?;
+        done(
+            device.ioctl(KITE_IOC_QUERY_RNIC_NR, &mut rnic),
+            "describing",
+        )?;
         let own = kite_member {
             node: OWN,
             incarnation: 1,
@@ -80,7 +83,7 @@ impl Daemon {
             incarnation: own.incarnation,
             ..Default::default()
         };
-        done(device.ask(KITE_IOC_JOIN_NR, &mut join), "joining")?;
+        done(device.ioctl(KITE_IOC_JOIN_NR, &mut join), "joining")?;
         let pairs = queue_pairs()?;
         Ok(Self {
             device,
@@ -99,7 +102,7 @@ impl Daemon {
                 name: name(&format!("nodes-{i}")),
                 ..Default::default()
             };
-            done(self.device.ask(KITE_IOC_ALLOC_NR, &mut alloc), "a region")?;
+            done(self.device.ioctl(KITE_IOC_ALLOC_NR, &mut alloc), "a region")?;
         }
         Ok(())
     }
@@ -137,7 +140,7 @@ impl Daemon {
             members: members.as_ptr() as u64,
             ..Default::default()
         };
-        done(self.device.ask(KITE_IOC_SET_VIEW_NR, &mut view), "a view")
+        done(self.device.ioctl(KITE_IOC_SET_VIEW_NR, &mut view), "a view")
     }
 }
 

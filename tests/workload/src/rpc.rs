@@ -15,7 +15,7 @@ use kite::{
 };
 
 use crate::support::random::Random;
-use crate::support::threads::each;
+use crate::support::threads::run_threads;
 
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -273,7 +273,7 @@ impl Crowd {
     fn invert(&self) -> Result<()> {
         let process = u64::from(std::process::id());
         let region = map(&self.name, Rights::WRITE)?;
-        each(self.threads, self.operations, |thread, i| {
+        run_threads(self.threads, self.operations, |thread, i| {
             let mut random = Random::new((process << 32) | thread, i);
             let most = self.most.unwrap_or(RPC_INLINE_BYTES as u64);
             let mut data = vec![0; length(&mut random, most)];
@@ -292,7 +292,7 @@ impl Crowd {
     fn count(&self) -> Result<u64> {
         let sum = AtomicU64::new(0);
         let region = map(&self.name, Rights::WRITE)?;
-        each(self.threads, self.operations, |_, _| {
+        run_threads(self.threads, self.operations, |_, _| {
             let mut reply = [0; 8];
             let len = region.call(Function::Count as u32, &[], &mut reply)?;
             sum.fetch_add(word(&reply[..len], 0)?, Ordering::Relaxed);
@@ -304,7 +304,7 @@ impl Crowd {
     fn send(&self) -> Result<()> {
         let process = u64::from(std::process::id());
         let region = map(&self.name, Rights::WRITE)?;
-        each(self.threads, self.operations, |thread, i| {
+        run_threads(self.threads, self.operations, |thread, i| {
             let stream = (process << 32) | thread;
             let mut data = stream.to_ne_bytes().to_vec();
             data.extend(i.to_ne_bytes());

@@ -21,14 +21,14 @@ const ADD: kite_atomic = kite_atomic {
 };
 
 pub(super) fn atomics(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     for node in [1, 2] {
         let region = own_name("atomics");
         let handle = alloc(&device, LEN, &region, &[node])?;
         results(checks, &device, handle);
         refused(checks, &device, handle);
         rights(checks, &device, &region);
-        let other = Device::bound()?;
+        let other = Device::open_bound()?;
         let (errno, stale) = map(&other, name(&region), KITE_READ | KITE_WRITE);
         checks.errno("mapping", errno, 0);
         checks.errno("freeing", give(&device, KITE_IOC_FREE_NR, handle), 0);
@@ -42,7 +42,7 @@ pub(super) fn atomics(checks: &mut Checks) -> Result<()> {
 /// Asks, and returns the value that was given.
 fn ask(checks: &mut Checks, device: &Device, atomic: kite_atomic, handle: u64, want: Errno) -> u64 {
     let mut atomic = kite_atomic { handle, ..atomic };
-    let errno = device.ask(KITE_IOC_ATOMIC_NR, &mut atomic);
+    let errno = device.ioctl(KITE_IOC_ATOMIC_NR, &mut atomic);
     checks.errno(&format!("{atomic:?}"), errno, want);
     let untouched = want == 0 || atomic.value == ADD.value;
     checks.errno("a value of a failure", i32::from(!untouched), 0);
@@ -76,7 +76,7 @@ fn results(checks: &mut Checks, device: &Device, handle: u64) {
         }
         let mut bytes = [1; 8];
         let mut read = rw(handle, offset, &mut bytes);
-        checks.errno("reading", device.ask(KITE_IOC_READ_NR, &mut read), 0);
+        checks.errno("reading", device.ioctl(KITE_IOC_READ_NR, &mut read), 0);
         checks.errno("what is left", i32::from(bytes != [0; 8]), 0);
     }
 }

@@ -30,7 +30,7 @@ struct Ends {
 }
 
 pub(super) fn calls(checks: &mut Checks) -> Result<()> {
-    let (server, caller) = (Device::bound()?, Device::bound()?);
+    let (server, caller) = (Device::open_bound()?, Device::open_bound()?);
     let region = own_name("calls");
     let own = alloc(&server, 4096, &region, &[2])?;
     let (errno, handle) = map(&caller, name(&region), KITE_RIGHTS);
@@ -69,12 +69,12 @@ impl Ends {
             ring_size,
             data_max,
         };
-        self.server.ask(KITE_IOC_SERVE_NR, &mut serve)
+        self.server.ioctl(KITE_IOC_SERVE_NR, &mut serve)
     }
 
     fn ask(&self, call: kite_call) -> Errno {
         let mut call = call;
-        self.caller.ask(KITE_IOC_CALL_NR, &mut call)
+        self.caller.ioctl(KITE_IOC_CALL_NR, &mut call)
     }
 
     /// A call of `len` bytes with room for `room`.
@@ -106,7 +106,7 @@ impl Ends {
             timeout_ms,
             ..Default::default()
         };
-        let errno = self.server.ask(KITE_IOC_RECEIVE_NR, &mut receive);
+        let errno = self.server.ioctl(KITE_IOC_RECEIVE_NR, &mut receive);
         (errno, receive)
     }
 
@@ -118,7 +118,7 @@ impl Ends {
             flags,
             ..Default::default()
         };
-        self.server.ask(KITE_IOC_REPLY_NR, &mut reply)
+        self.server.ioctl(KITE_IOC_REPLY_NR, &mut reply)
     }
 
     fn answer(&self, call: u64, len: u64) -> Errno {
@@ -222,7 +222,7 @@ fn receiving(checks: &mut Checks, ends: &Ends) {
             reserved,
             ..Default::default()
         };
-        let got = ends.server.ask(KITE_IOC_RECEIVE_NR, &mut odd);
+        let got = ends.server.ioctl(KITE_IOC_RECEIVE_NR, &mut odd);
         checks.errno(&format!("{odd:?}"), got, EINVAL);
     }
     ends.during(checks, 0, |checks| {
@@ -234,7 +234,7 @@ fn receiving(checks: &mut Checks, ends: &Ends) {
     });
     // A call whose result cannot be written is closed, since it cannot be replied to.
     ends.during(checks, ECONNRESET, |checks| {
-        let got = ends.server.ask_at(KITE_IOC_RECEIVE_NR, NOWHERE as usize);
+        let got = ends.server.ioctl_at(KITE_IOC_RECEIVE_NR, NOWHERE as usize);
         checks.errno("no structure", got, EFAULT);
         let (_, taken) = ends.receive(8, LONG_MS);
         let gone = ends.reply(taken.call, 0, 0, KITE_REPLY_ABORT);
@@ -276,7 +276,7 @@ fn both(checks: &mut Checks, ends: &Ends) {
                 ..Default::default()
             },
         };
-        let errno = ends.server.ask(KITE_IOC_REPLY_RECEIVE_NR, &mut both);
+        let errno = ends.server.ioctl(KITE_IOC_REPLY_RECEIVE_NR, &mut both);
         (errno, both.receive.call)
     };
     checks.errno("nothing to take", ask(0, 8, 1).0, ETIMEDOUT);
@@ -411,10 +411,18 @@ fn unbound(checks: &mut Checks) -> Result<()> {
         ..Default::default()
     };
     let mut reply = kite_reply::default();
-    checks.errno("serve", device.ask(KITE_IOC_SERVE_NR, &mut serve), ENOTCONN);
-    checks.errno("call", device.ask(KITE_IOC_CALL_NR, &mut call), ENOTCONN);
-    let got = device.ask(KITE_IOC_RECEIVE_NR, &mut receive);
+    checks.errno(
+        "serve",
+        device.ioctl(KITE_IOC_SERVE_NR, &mut serve),
+        ENOTCONN,
+    );
+    checks.errno("call", device.ioctl(KITE_IOC_CALL_NR, &mut call), ENOTCONN);
+    let got = device.ioctl(KITE_IOC_RECEIVE_NR, &mut receive);
     checks.errno("receive", got, ENOTCONN);
-    checks.errno("reply", device.ask(KITE_IOC_REPLY_NR, &mut reply), ENOTCONN);
+    checks.errno(
+        "reply",
+        device.ioctl(KITE_IOC_REPLY_NR, &mut reply),
+        ENOTCONN,
+    );
     Ok(())
 }

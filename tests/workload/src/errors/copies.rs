@@ -11,7 +11,7 @@ use crate::support::abi::{name, *};
 const LEN: u64 = (8 << 20) + 100;
 
 pub(super) fn copies(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     for (node, other) in [(1, 2), (2, 2), (2, 1), (1, 1)] {
         let region = own_name("copies");
         let handle = alloc(&device, LEN, &region, &[node])?;
@@ -47,12 +47,12 @@ pub(super) fn copies(checks: &mut Checks) -> Result<()> {
 }
 
 fn ask_set(checks: &mut Checks, device: &Device, mut set: kite_fill, want: Errno) {
-    let errno = device.ask(KITE_IOC_FILL_NR, &mut set);
+    let errno = device.ioctl(KITE_IOC_FILL_NR, &mut set);
     checks.errno(&format!("{set:?}"), errno, want);
 }
 
 fn ask(checks: &mut Checks, device: &Device, mut copy: kite_copy, want: Errno) {
-    let errno = device.ask(KITE_IOC_COPY_NR, &mut copy);
+    let errno = device.ioctl(KITE_IOC_COPY_NR, &mut copy);
     checks.errno(&format!("{copy:?}"), errno, want);
 }
 

@@ -11,7 +11,7 @@ use crate::support::abi::{name, *};
 const STRANGER: u32 = 54_321;
 
 pub(super) fn grants(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     for node in [1, 2] {
         let region = own_name("grants");
         let handle = alloc(&device, 4096, &region, &[node])?;
@@ -37,7 +37,7 @@ pub(super) fn grants(checks: &mut Checks) -> Result<()> {
 }
 
 fn ask(checks: &mut Checks, device: &Device, mut grant: kite_grant, want: Errno) {
-    let errno = device.ask(KITE_IOC_GRANT_NR, &mut grant);
+    let errno = device.ioctl(KITE_IOC_GRANT_NR, &mut grant);
     checks.errno(&format!("{grant:?}"), errno, want);
 }
 
@@ -88,7 +88,7 @@ fn rights(checks: &mut Checks, device: &Device, region: &str) {
 fn crowd(checks: &mut Checks, device: &Device, grant: kite_grant) {
     for i in 1..KITE_GRANTS_MAX {
         let uid = 100_000 + i;
-        let got = device.ask(KITE_IOC_GRANT_NR, &mut kite_grant { uid, ..grant });
+        let got = device.ioctl(KITE_IOC_GRANT_NR, &mut kite_grant { uid, ..grant });
         checks.errno("one of many", got, 0);
     }
     let uid = 100_000;

@@ -30,7 +30,7 @@ const BARRIER: kite_barrier = kite_barrier {
 
 pub(super) fn locks(checks: &mut Checks) -> Result<()> {
     for node in [1, 2] {
-        let (device, other) = (Device::bound()?, Device::bound()?);
+        let (device, other) = (Device::open_bound()?, Device::open_bound()?);
         let region = own_name("locks");
         let own = alloc(&device, 4096, &region, &[node])?;
         let (errno, handle) = map(&other, name(&region), KITE_RIGHTS);
@@ -51,7 +51,7 @@ pub(super) fn locks(checks: &mut Checks) -> Result<()> {
 }
 
 fn lock(checks: &mut Checks, device: &Device, mut lock: kite_lock, want: Errno) -> kite_lock {
-    let errno = device.ask(KITE_IOC_LOCK_NR, &mut lock);
+    let errno = device.ioctl(KITE_IOC_LOCK_NR, &mut lock);
     checks.errno(&format!("{lock:?}"), errno, want);
     let given = (lock.lock, lock.owner_died) != (LOCK.lock, LOCK.owner_died);
     checks.errno("results", i32::from(given != (want == 0)), 0);
@@ -63,11 +63,11 @@ fn unlock(device: &Device, lock: u64) -> Errno {
         lock,
         ..Default::default()
     };
-    device.ask(KITE_IOC_UNLOCK_NR, &mut unlock)
+    device.ioctl(KITE_IOC_UNLOCK_NR, &mut unlock)
 }
 
 fn barrier(checks: &mut Checks, device: &Device, mut barrier: kite_barrier, want: Errno) -> u64 {
-    let errno = device.ask(KITE_IOC_BARRIER_NR, &mut barrier);
+    let errno = device.ioctl(KITE_IOC_BARRIER_NR, &mut barrier);
     checks.errno(&format!("{barrier:?}"), errno, want);
     let untouched = want == 0 || barrier.generation == BARRIER.generation;
     checks.errno("a generation of a failure", i32::from(!untouched), 0);
@@ -127,7 +127,7 @@ fn values(checks: &mut Checks, device: &Device, handle: u64) {
                 flags,
                 ..Default::default()
             };
-            device.ask(KITE_IOC_UNLOCK_NR, &mut unlock)
+            device.ioctl(KITE_IOC_UNLOCK_NR, &mut unlock)
         };
         for flags in [2, 3, 1 << 31] {
             checks.errno("odd flags", with(flags), EINVAL);
@@ -206,9 +206,9 @@ fn undelivered(checks: &mut Checks, device: &Device, handle: u64) -> Result<()> 
         flags: KITE_UNLOCK_OWNER_DIED,
         ..Default::default()
     };
-    let got = device.ask(KITE_IOC_UNLOCK_NR, &mut abandon);
+    let got = device.ioctl(KITE_IOC_UNLOCK_NR, &mut abandon);
     checks.errno("abandoning", got, 0);
-    let got = device.ask_at(KITE_IOC_LOCK_NR, read_only(wanted)?);
+    let got = device.ioctl_at(KITE_IOC_LOCK_NR, read_only(wanted)?);
     checks.errno("a lock to a read-only page", got, EFAULT);
     let held = lock(checks, device, tries, 0);
     checks.errno(
@@ -236,7 +236,7 @@ fn unbound(checks: &mut Checks) -> Result<()> {
 
 /// The last of all, since signals go on coming.
 fn interrupted(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     let handle = alloc(&device, 4096, "", &[])?;
     let patient = kite_lock {
         handle,
@@ -244,7 +244,7 @@ fn interrupted(checks: &mut Checks) -> Result<()> {
         ..LOCK
     };
     lock(checks, &device, patient, 0);
-    signals::beat(Duration::from_millis(300))?;
+    signals::start_timer(Duration::from_millis(300))?;
     lock(checks, &device, patient, EINTR);
     let comes = kite_barrier {
         handle,

@@ -165,7 +165,7 @@ fn alloc(device: &Device, len: u64, text: &str, nodes: &[u32]) -> Result<u64> {
         name: name(text),
         ..Default::default()
     };
-    let errno = device.ask(KITE_IOC_ALLOC_NR, &mut alloc);
+    let errno = device.ioctl(KITE_IOC_ALLOC_NR, &mut alloc);
     ensure!(
         errno == 0,
         "allocating {len} bytes {text}: {}",
@@ -180,12 +180,12 @@ fn map(device: &Device, field: [c_char; 64], rights: u32) -> (Errno, u64) {
         rights,
         ..Default::default()
     };
-    let errno = device.ask(KITE_IOC_MAP_NR, &mut map);
+    let errno = device.ioctl(KITE_IOC_MAP_NR, &mut map);
     (errno, map.handle)
 }
 
 fn give(device: &Device, number: u32, handle: u64) -> Errno {
-    device.ask(number, &mut kite_handle { handle })
+    device.ioctl(number, &mut kite_handle { handle })
 }
 
 /// A transfer between the region and `bytes`.

@@ -8,7 +8,7 @@ use super::{alloc, give, map, own_name, Checks};
 use crate::support::abi::{name, *};
 
 pub(super) fn moves(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     for node in [1, 2] {
         let region = own_name("moves");
         let handle = alloc(&device, 9_000_001, &region, &[node])?;
@@ -37,7 +37,7 @@ fn ask(
         node_count: nodes.len() as u32,
         timeout_ms,
     };
-    let errno = device.ask(KITE_IOC_MIGRATE_NR, &mut wanted);
+    let errno = device.ioctl(KITE_IOC_MIGRATE_NR, &mut wanted);
     checks.errno(&format!("{wanted:?} {nodes:?}"), errno, want);
 }
 
@@ -58,7 +58,7 @@ fn values(checks: &mut Checks, device: &Device, handle: u64) {
         node_count: 1,
         timeout_ms: 0,
     };
-    let errno = device.ask(KITE_IOC_MIGRATE_NR, &mut nowhere);
+    let errno = device.ioctl(KITE_IOC_MIGRATE_NR, &mut nowhere);
     checks.errno("no numbers", errno, EFAULT);
 }
 

@@ -12,7 +12,7 @@ use crate::support::abi::{name, *};
 const LEN: u64 = (8 << 20) + 100;
 
 pub(super) fn range(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     for node in [1, 2] {
         let handle = alloc(&device, LEN, "", &[node])?;
         let mut buffer = [0_u8; 8192];
@@ -23,7 +23,7 @@ pub(super) fn range(checks: &mut Checks) -> Result<()> {
                     ..rw(handle, offset, &mut buffer)
                 };
                 let what = format!("{len} bytes at {offset} of {LEN} on node {node}");
-                checks.errno(&what, device.ask(number, &mut transfer), want);
+                checks.errno(&what, device.ioctl(number, &mut transfer), want);
             }
         };
         reach(LEN - 1, 1, 0);
@@ -92,7 +92,7 @@ impl Traps {
 }
 
 pub(super) fn pointers(checks: &mut Checks) -> Result<()> {
-    let (device, traps) = (Device::bound()?, Traps::new()?);
+    let (device, traps) = (Device::open_bound()?, Traps::new()?);
     for number in REQUESTS {
         for at in traps.unreadable().into_iter().chain([traps.edge]) {
             let want: &[Errno] = match number {
@@ -101,7 +101,7 @@ pub(super) fn pointers(checks: &mut Checks) -> Result<()> {
                 _ => &[EFAULT],
             };
             let what = format!("request {number:#x} at {at:#x}");
-            checks.any(&what, device.ask_at(number, at as usize), want);
+            checks.any(&what, device.ioctl_at(number, at as usize), want);
         }
     }
     for number in [
@@ -109,7 +109,7 @@ pub(super) fn pointers(checks: &mut Checks) -> Result<()> {
         KITE_IOC_QUERY_RNIC_NR,
         KITE_IOC_GET_PARAMETERS_NR,
     ] {
-        let got = device.ask_at(number, traps.read_only as usize);
+        let got = device.ioctl_at(number, traps.read_only as usize);
         checks.errno("writing to read-only memory", got, EFAULT);
     }
     for node in [1, 2] {
@@ -128,7 +128,7 @@ fn buffers(checks: &mut Checks, device: &Device, traps: &Traps, node: u32) -> Re
             ..rw(handle, 0, &mut [])
         };
         let what = format!("request {number:#x}, {len} bytes at {addr:#x}, node {node}");
-        checks.errno(&what, device.ask(number, &mut transfer), want);
+        checks.errno(&what, device.ioctl(number, &mut transfer), want);
     };
     for len in [1, 5000, 100_000, LEN] {
         for addr in traps.unreadable() {
@@ -158,7 +158,7 @@ fn arrays(checks: &mut Checks, device: &Device, traps: &Traps) -> Result<()> {
         };
         checks.errno(
             "a list of nodes",
-            device.ask(KITE_IOC_ALLOC_NR, &mut alloc),
+            device.ioctl(KITE_IOC_ALLOC_NR, &mut alloc),
             EFAULT,
         );
         let mut list = kite_list_regions {
@@ -168,7 +168,7 @@ fn arrays(checks: &mut Checks, device: &Device, traps: &Traps) -> Result<()> {
         };
         checks.errno(
             "room for entries",
-            device.ask(KITE_IOC_LIST_REGIONS_NR, &mut list),
+            device.ioctl(KITE_IOC_LIST_REGIONS_NR, &mut list),
             EFAULT,
         );
         let mut nodes = kite_get_view {
@@ -178,7 +178,7 @@ fn arrays(checks: &mut Checks, device: &Device, traps: &Traps) -> Result<()> {
         };
         checks.errno(
             "room for members",
-            device.ask(KITE_IOC_GET_VIEW_NR, &mut nodes),
+            device.ioctl(KITE_IOC_GET_VIEW_NR, &mut nodes),
             EFAULT,
         );
     }
@@ -188,7 +188,7 @@ fn arrays(checks: &mut Checks, device: &Device, traps: &Traps) -> Result<()> {
 
 /// Node 2 does not answer, and has the memory of the region "far" of node 1.
 pub(super) fn interrupted(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     let (mapped, handle) = map(&device, name("far"), KITE_READ | KITE_WRITE);
     checks.errno("mapping", mapped, 0);
     let mut buffer = [0; 4096];
@@ -198,7 +198,7 @@ pub(super) fn interrupted(checks: &mut Checks) -> Result<()> {
             ..rw(handle, 0, &mut buffer)
         };
         alarm_soon()?;
-        checks.errno("a signal", device.ask(number, &mut transfer), EINTR);
+        checks.errno("a signal", device.ioctl(number, &mut transfer), EINTR);
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use crate::support::abi::*;
 const STRANGER: u64 = 54_321;
 
 pub(super) fn qos(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     // SAFETY: the call has no preconditions.
     let may = if unsafe { geteuid() } == 0 { 0 } else { EPERM };
     priorities(checks, &device);
@@ -33,7 +33,7 @@ fn priorities(checks: &mut Checks, device: &Device) {
         (KITE_PRIORITY_HIGH, 0, 0),
     ] {
         let mut wanted = kite_priority { priority, reserved };
-        let errno = device.ask(KITE_IOC_SET_PRIORITY_NR, &mut wanted);
+        let errno = device.ioctl(KITE_IOC_SET_PRIORITY_NR, &mut wanted);
         checks.errno(&format!("{wanted:?}"), errno, want);
     }
 }
@@ -52,7 +52,7 @@ fn policies(checks: &mut Checks, device: &Device, may: Errno) {
         (kite_qos { reserved: 1, ..set }, EINVAL),
     ] {
         let mut asked = qos;
-        let errno = device.ask(KITE_IOC_QOS_NR, &mut asked);
+        let errno = device.ioctl(KITE_IOC_QOS_NR, &mut asked);
         checks.errno(&format!("{qos:?}"), errno, want);
         if errno == 0 {
             let policy = i32::from(asked.policy != KITE_QOS_SW);
@@ -115,7 +115,7 @@ fn limits(checks: &mut Checks, device: &Device, may: Errno) {
         ),
         (kite_limit { waits: 1, ..good }, EINVAL),
     ] {
-        let errno = device.ask(KITE_IOC_SET_LIMIT_NR, &mut limit);
+        let errno = device.ioctl(KITE_IOC_SET_LIMIT_NR, &mut limit);
         checks.errno(&format!("{limit:?}"), errno, want);
     }
 }
@@ -129,7 +129,7 @@ fn crowd(checks: &mut Checks, device: &Device) {
             requests,
             ..Default::default()
         };
-        let errno = device.ask(KITE_IOC_SET_LIMIT_NR, &mut limit);
+        let errno = device.ioctl(KITE_IOC_SET_LIMIT_NR, &mut limit);
         checks.errno("one of many limits", errno, want);
     };
     (0..KITE_LIMITS_MAX).for_each(|i| set(i, 7, 0));
@@ -141,7 +141,7 @@ fn crowd(checks: &mut Checks, device: &Device) {
             count,
             ..Default::default()
         };
-        let errno = device.ask(KITE_IOC_LIST_LIMITS_NR, &mut list);
+        let errno = device.ioctl(KITE_IOC_LIST_LIMITS_NR, &mut list);
         checks.errno("listing", errno, want);
         if errno == 0 {
             let wrong = i32::from(list.count != KITE_LIMITS_MAX);
@@ -161,7 +161,11 @@ fn crowd(checks: &mut Checks, device: &Device) {
             id: STRANGER + u64::from(i),
             ..Default::default()
         };
-        checks.errno("lifting", device.ask(KITE_IOC_SET_LIMIT_NR, &mut limit), 0);
+        checks.errno(
+            "lifting",
+            device.ioctl(KITE_IOC_SET_LIMIT_NR, &mut limit),
+            0,
+        );
     };
     (0..KITE_LIMITS_MAX).for_each(&mut lift);
 }

@@ -10,13 +10,13 @@ use libc::*;
 
 use super::{alloc, give, map, own_name, Checks};
 use crate::support::abi::{name, *};
-use crate::support::mapped::{Mapped, CQ_TAIL, FLAGS, SQ_TAIL, SUBMISSION};
+use crate::support::io_queue::{MappedQueue, CQ_TAIL, FLAGS, SQE_WORDS, SQ_TAIL};
 
 const MEMORY: usize = 16384;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(super) fn queues(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     makings(checks, &device)?;
     mappings(checks, &device)?;
     entries(checks, &device)?;
@@ -25,13 +25,14 @@ pub(super) fn queues(checks: &mut Checks) -> Result<()> {
     }
     many(checks, &device)?;
     most(checks)?;
-    let unbound = Device::open()?.ask(KITE_IOC_CREATE_QUEUE_NR, &mut kite_create_queue::default());
+    let unbound =
+        Device::open()?.ioctl(KITE_IOC_CREATE_QUEUE_NR, &mut kite_create_queue::default());
     checks.errno("a queue of nothing", unbound, ENOTCONN);
     Ok(())
 }
 
 fn make(device: &Device, mut queue: kite_create_queue) -> Errno {
-    device.ask(KITE_IOC_CREATE_QUEUE_NR, &mut queue)
+    device.ioctl(KITE_IOC_CREATE_QUEUE_NR, &mut queue)
 }
 
 fn makings(checks: &mut Checks, device: &Device) -> Result<()> {
@@ -74,7 +75,7 @@ fn mappings(checks: &mut Checks, device: &Device) -> Result<()> {
     };
     checks.errno(
         "a queue",
-        device.ask(KITE_IOC_CREATE_QUEUE_NR, &mut queue),
+        device.ioctl(KITE_IOC_CREATE_QUEUE_NR, &mut queue),
         0,
     );
     let mut try_map = |what: &str, offset: u64, len: u64, flags: c_int, want: Errno| {
@@ -94,10 +95,10 @@ fn mappings(checks: &mut Checks, device: &Device) -> Result<()> {
     let mut unqueue = kite_destroy_queue { queue: queue.queue };
     checks.errno(
         "its end",
-        device.ask(KITE_IOC_DESTROY_QUEUE_NR, &mut unqueue),
+        device.ioctl(KITE_IOC_DESTROY_QUEUE_NR, &mut unqueue),
         0,
     );
-    let again = device.ask(KITE_IOC_DESTROY_QUEUE_NR, &mut unqueue);
+    let again = device.ioctl(KITE_IOC_DESTROY_QUEUE_NR, &mut unqueue);
     checks.errno("its end again", again, EBADF);
     let mapped = device.map(offset, size as usize, MAP_SHARED);
     let errno = mapped.map_or_else(|error| error.raw_os_error().unwrap_or(EIO), |_| 0);
@@ -106,13 +107,13 @@ fn mappings(checks: &mut Checks, device: &Device) -> Result<()> {
 }
 
 fn entries(checks: &mut Checks, device: &Device) -> Result<()> {
-    let queue = Mapped::new(device, 8, MEMORY)?;
+    let queue = MappedQueue::new(device, 8, MEMORY)?;
     let mut enter = |what: &str, enter: kite_enter, want: Errno| {
         let mut enter = kite_enter {
             timeout_ms: 1,
             ..enter
         };
-        checks.errno(what, device.ask(KITE_IOC_ENTER_NR, &mut enter), want);
+        checks.errno(what, device.ioctl(KITE_IOC_ENTER_NR, &mut enter), want);
     };
     let good = kite_enter {
         queue: queue.number,
@@ -139,22 +140,22 @@ fn entries(checks: &mut Checks, device: &Device) -> Result<()> {
     enter("another", kite_enter { queue: 0, ..good }, EBADF);
     let mut cancel = |queue: u64, want: Errno| {
         let mut cancel = kite_cancel { queue, tag: 1 };
-        let errno = device.ask(KITE_IOC_CANCEL_NR, &mut cancel);
+        let errno = device.ioctl(KITE_IOC_CANCEL_NR, &mut cancel);
         checks.errno("cancelling nothing", errno, want);
     };
     cancel(queue.number, ENOENT);
     cancel(0, EBADF);
-    let foreign = Device::bound()?;
-    let errno = foreign.ask(KITE_IOC_ENTER_NR, &mut good.clone());
+    let foreign = Device::open_bound()?;
+    let errno = foreign.ioctl(KITE_IOC_ENTER_NR, &mut good.clone());
     checks.errno("of another session", errno, EBADF);
     Ok(())
 }
 
 /// The words of a submission with the structure of its request.
-fn words<T>(request: u32, body: &T) -> [u32; SUBMISSION] {
-    let mut words = [0; SUBMISSION];
+fn words<T>(request: u32, body: &T) -> [u32; SQE_WORDS] {
+    let mut words = [0; SQE_WORDS];
     (words[0], words[1], words[2]) = (7, 9, request);
-    assert!(size_of::<T>() <= 4 * (SUBMISSION - 4));
+    assert!(size_of::<T>() <= 4 * (SQE_WORDS - 4));
     for i in 0..size_of::<T>() / 4 {
         // SAFETY: structures of the ABI are words without padding.
         words[4 + i] = unsafe { std::ptr::from_ref(body).cast::<u32>().add(i).read() };
@@ -166,12 +167,12 @@ fn words<T>(request: u32, body: &T) -> [u32; SUBMISSION] {
 struct Asking<'a> {
     checks: &'a mut Checks,
     device: &'a Device,
-    queue: Mapped,
+    queue: MappedQueue,
 }
 
 impl Asking<'_> {
     fn value<T>(&mut self, what: &str, request: u32, body: &T, want: Errno) -> u64 {
-        let (tag, value, errno) = self.queue.ask(self.device, &words(request, body));
+        let (tag, value, errno) = self.queue.execute(self.device, &words(request, body));
         self.checks.errno(what, errno, want);
         self.checks
             .any("its tag", i32::from(tag == (9 << 32) + 7), &[1]);
@@ -189,7 +190,7 @@ fn submissions(checks: &mut Checks, device: &Device, node: u32) -> Result<()> {
     let handle = alloc(device, 10_000, &region, &[node])?;
     let (errno, readable) = map(device, name(&region), KITE_READ);
     checks.errno("mapping", errno, 0);
-    let queue = Mapped::new(device, 4, MEMORY)?;
+    let queue = MappedQueue::new(device, 4, MEMORY)?;
     let addr = queue.memory.as_ptr() as u64;
     let mut asking = Asking {
         checks,
@@ -333,7 +334,7 @@ fn kinds(asking: &mut Asking<'_>, handle: u64, addr: u64) {
     asking.ask("nothing known", KITE_IOC_READ_NR ^ (1 << 16), &lock, ENOTTY);
     let mut reserved = words(KITE_IOC_FILL_NR, &set);
     reserved[3] = 1;
-    let (_, _, errno) = asking.queue.ask(asking.device, &reserved);
+    let (_, _, errno) = asking.queue.execute(asking.device, &reserved);
     asking.checks.errno("reserved bits", errno, EINVAL);
 }
 
@@ -370,7 +371,7 @@ fn receives(asking: &mut Asking<'_>, handle: u64, addr: u64, node: u32) {
             handle,
             ..Default::default()
         };
-        let errno = asking.device.ask(KITE_IOC_SERVE_NR, &mut serve);
+        let errno = asking.device.ioctl(KITE_IOC_SERVE_NR, &mut serve);
         asking.checks.errno("serving", errno, 0);
         asking.ask("receive without a call", number, &receive, ETIMEDOUT);
     }
@@ -380,7 +381,7 @@ fn receives(asking: &mut Asking<'_>, handle: u64, addr: u64, node: u32) {
 fn many(checks: &mut Checks, device: &Device) -> Result<()> {
     const MANY: u32 = 256;
     let handle = alloc(device, 4096, &own_name("many"), &[1])?;
-    let queue = Mapped::new(device, MANY, MEMORY)?;
+    let queue = MappedQueue::new(device, MANY, MEMORY)?;
     let start = Instant::now();
     let await_word = |at: usize, want: u32| {
         while queue.word(at).load(Ordering::Acquire) != want && start.elapsed() < PATIENCE {
@@ -401,14 +402,14 @@ fn many(checks: &mut Checks, device: &Device) -> Result<()> {
         ..Default::default()
     };
     for n in 0..MANY {
-        queue.write(n, &words(KITE_IOC_WRITE_NR, &write));
+        queue.write_sqe(n, &words(KITE_IOC_WRITE_NR, &write));
     }
     queue.word(SQ_TAIL).store(MANY, Ordering::Release);
     let mut enter = kite_enter {
         queue: queue.number,
         ..Default::default()
     };
-    let errno = device.ask(KITE_IOC_ENTER_NR, &mut enter);
+    let errno = device.ioctl(KITE_IOC_ENTER_NR, &mut enter);
     checks.errno("one look", errno, 0);
     let done = await_word(CQ_TAIL, MANY);
     checks.any("done", done as Errno, &[MANY as Errno]);
@@ -418,7 +419,7 @@ fn many(checks: &mut Checks, device: &Device) -> Result<()> {
 
 /// As many queue pairs as a session may have.
 fn most(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     let memory = [0_u8; 8];
     let queue = kite_create_queue {
         addr: memory.as_ptr() as u64,

@@ -32,12 +32,12 @@ fn pages(count: usize, protection: c_int) -> Result<u64> {
 
 fn ask(device: &Device, what: kite_register) -> (Errno, u64) {
     let mut register = what;
-    let errno = device.ask(KITE_IOC_REGISTER_NR, &mut register);
+    let errno = device.ioctl(KITE_IOC_REGISTER_NR, &mut register);
     (errno, register.handle)
 }
 
 pub(super) fn register(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     let base = pages(5, PROT_READ | PROT_WRITE)?;
     // SAFETY: the last page of the mapping made above.
     let done = unsafe { mprotect((base + 4 * PAGE) as *mut c_void, PAGE as usize, PROT_NONE) };

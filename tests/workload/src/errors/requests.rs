@@ -8,7 +8,7 @@ use super::{alloc, give, map, own_name, rw, Checks};
 use crate::support::abi::{name, *};
 
 pub(super) fn names(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     let (taken, unended) = (own_name("taken"), [b'x' as c_char; 64]);
     let handle = alloc(&device, 1, &taken, &[])?;
     let mut again = kite_alloc {
@@ -18,7 +18,7 @@ pub(super) fn names(checks: &mut Checks) -> Result<()> {
     };
     checks.errno(
         "a taken name",
-        device.ask(KITE_IOC_ALLOC_NR, &mut again),
+        device.ioctl(KITE_IOC_ALLOC_NR, &mut again),
         EEXIST,
     );
     let mut long = kite_alloc {
@@ -28,7 +28,7 @@ pub(super) fn names(checks: &mut Checks) -> Result<()> {
     };
     checks.errno(
         "allocating without a zero in the name",
-        device.ask(KITE_IOC_ALLOC_NR, &mut long),
+        device.ioctl(KITE_IOC_ALLOC_NR, &mut long),
         ENAMETOOLONG,
     );
     let mut bind = kite_bind {
@@ -38,7 +38,7 @@ pub(super) fn names(checks: &mut Checks) -> Result<()> {
     let fresh = Device::open()?;
     checks.errno(
         "binding without a zero in the name",
-        fresh.ask(KITE_IOC_BIND_NR, &mut bind),
+        fresh.ioctl(KITE_IOC_BIND_NR, &mut bind),
         ENAMETOOLONG,
     );
     let mut try_map = |what, field, want| {
@@ -63,7 +63,7 @@ pub(super) fn names(checks: &mut Checks) -> Result<()> {
 }
 
 pub(super) fn rights(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     for node in [1, 2] {
         let region = own_name("rights");
         let master = alloc(&device, 100, &region, &[node])?;
@@ -75,13 +75,13 @@ pub(super) fn rights(checks: &mut Checks) -> Result<()> {
             let mut read = rw(handle, 0, &mut [0; 10]);
             checks.errno(
                 &format!("{what}reading"),
-                device.ask(KITE_IOC_READ_NR, &mut read),
+                device.ioctl(KITE_IOC_READ_NR, &mut read),
                 want(KITE_READ),
             );
             let mut write = rw(handle, 0, &mut [0; 10]);
             checks.errno(
                 &format!("{what}writing"),
-                device.ask(KITE_IOC_WRITE_NR, &mut write),
+                device.ioctl(KITE_IOC_WRITE_NR, &mut write),
                 want(KITE_WRITE),
             );
             if rights & KITE_MASTER == 0 {
@@ -96,7 +96,7 @@ pub(super) fn rights(checks: &mut Checks) -> Result<()> {
 }
 
 pub(super) fn values(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     let many = [1_u32; 65];
     let base = kite_alloc {
         len: 1,
@@ -135,7 +135,7 @@ pub(super) fn values(checks: &mut Checks) -> Result<()> {
         ),
     ];
     for (what, mut alloc) in allocs {
-        checks.errno(what, device.ask(KITE_IOC_ALLOC_NR, &mut alloc), EINVAL);
+        checks.errno(what, device.ioctl(KITE_IOC_ALLOC_NR, &mut alloc), EINVAL);
     }
     let region = own_name("values");
     let handle = alloc(&device, 100, &region, &[])?;
@@ -150,7 +150,7 @@ pub(super) fn values(checks: &mut Checks) -> Result<()> {
             reserved,
             ..Default::default()
         };
-        checks.errno(what, device.ask(KITE_IOC_MAP_NR, &mut map), EINVAL);
+        checks.errno(what, device.ioctl(KITE_IOC_MAP_NR, &mut map), EINVAL);
     }
     let mut transfer = kite_rw {
         reserved: 1,
@@ -159,14 +159,14 @@ pub(super) fn values(checks: &mut Checks) -> Result<()> {
     for number in [KITE_IOC_READ_NR, KITE_IOC_WRITE_NR] {
         checks.errno(
             "a reserved field of a transfer",
-            device.ask(number, &mut transfer),
+            device.ioctl(number, &mut transfer),
             EINVAL,
         );
     }
     let mut list = kite_list_regions::default();
     checks.errno(
         "a listing without room",
-        device.ask(KITE_IOC_LIST_REGIONS_NR, &mut list),
+        device.ioctl(KITE_IOC_LIST_REGIONS_NR, &mut list),
         EINVAL,
     );
     let mut reserved = kite_bind {
@@ -176,7 +176,7 @@ pub(super) fn values(checks: &mut Checks) -> Result<()> {
     let fresh = Device::open()?;
     checks.errno(
         "a reserved field of a binding",
-        fresh.ask(KITE_IOC_BIND_NR, &mut reserved),
+        fresh.ioctl(KITE_IOC_BIND_NR, &mut reserved),
         EINVAL,
     );
     checks.errno("freeing", give(&device, KITE_IOC_FREE_NR, handle), 0);
@@ -202,11 +202,11 @@ fn waits(checks: &mut Checks, device: &Device) {
             ..Default::default()
         };
         for (request, errno) in [
-            ("accept", device.ask(KITE_IOC_ACCEPT_NR, &mut accept)),
-            ("pop", device.ask(KITE_IOC_POP_NR, &mut pop)),
+            ("accept", device.ioctl(KITE_IOC_ACCEPT_NR, &mut accept)),
+            ("pop", device.ioctl(KITE_IOC_POP_NR, &mut pop)),
             (
                 "pop_message",
-                device.ask(KITE_IOC_POP_MESSAGE_NR, &mut message),
+                device.ioctl(KITE_IOC_POP_MESSAGE_NR, &mut message),
             ),
         ] {
             checks.errno(&format!("{request} with flags {flags}"), errno, want);
@@ -217,7 +217,7 @@ fn waits(checks: &mut Checks, device: &Device) {
         reserved: 1,
         ..Default::default()
     };
-    let errno = device.ask(KITE_IOC_POP_NR, &mut pop);
+    let errno = device.ioctl(KITE_IOC_POP_NR, &mut pop);
     checks.errno("pop with a reserved field", errno, EINVAL);
 }
 
@@ -230,7 +230,7 @@ fn statistics(checks: &mut Checks, device: &Device) {
             size: size as u32,
             reserved,
         };
-        let errno = device.ask(KITE_IOC_GET_STATS_NR, &mut args);
+        let errno = device.ioctl(KITE_IOC_GET_STATS_NR, &mut args);
         (errno, args.size as usize)
     };
     for size in [0, 8, FULL, FULL + 24, 4096] {
@@ -252,12 +252,12 @@ fn statistics(checks: &mut Checks, device: &Device) {
         size: 8,
         ..Default::default()
     };
-    let errno = device.ask(KITE_IOC_GET_STATS_NR, &mut nowhere);
+    let errno = device.ioctl(KITE_IOC_GET_STATS_NR, &mut nowhere);
     checks.errno("statistics to address 0", errno, EFAULT);
 }
 
 pub(super) fn handles(checks: &mut Checks) -> Result<()> {
-    let (device, other) = (Device::bound()?, Device::bound()?);
+    let (device, other) = (Device::open_bound()?, Device::open_bound()?);
     let handle = alloc(&device, 100, "", &[])?;
     let mut none = |what: &str, device: &Device, handle| {
         for number in [KITE_IOC_UNMAP_NR, KITE_IOC_FREE_NR] {
@@ -265,7 +265,7 @@ pub(super) fn handles(checks: &mut Checks) -> Result<()> {
         }
         for number in [KITE_IOC_READ_NR, KITE_IOC_WRITE_NR] {
             let mut transfer = rw(handle, 0, &mut [0; 10]);
-            checks.errno(what, device.ask(number, &mut transfer), EBADF);
+            checks.errno(what, device.ioctl(number, &mut transfer), EBADF);
         }
         let mut region = kite_query_region {
             handle,
@@ -273,7 +273,7 @@ pub(super) fn handles(checks: &mut Checks) -> Result<()> {
         };
         checks.errno(
             what,
-            device.ask(KITE_IOC_QUERY_REGION_NR, &mut region),
+            device.ioctl(KITE_IOC_QUERY_REGION_NR, &mut region),
             EBADF,
         );
     };
@@ -287,7 +287,7 @@ pub(super) fn handles(checks: &mut Checks) -> Result<()> {
 }
 
 pub(super) fn numbers(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     let mut room = [0_u8; 4096];
     for number in REQUESTS {
         let resized = number ^ (8 << 16);
@@ -296,7 +296,7 @@ pub(super) fn numbers(checks: &mut Checks) -> Result<()> {
         for wrong in [resized, other_magic, other_direction, number ^ 0x10] {
             checks.errno(
                 &format!("request {wrong:#x}"),
-                device.ask(wrong, &mut room),
+                device.ioctl(wrong, &mut room),
                 ENOTTY,
             );
         }
@@ -304,7 +304,7 @@ pub(super) fn numbers(checks: &mut Checks) -> Result<()> {
     for wrong in [0, u32::MAX, 0xBC00] {
         checks.errno(
             &format!("request {wrong:#x}"),
-            device.ask(wrong, &mut room),
+            device.ioctl(wrong, &mut room),
             ENOTTY,
         );
     }

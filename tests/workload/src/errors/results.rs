@@ -12,7 +12,7 @@ use crate::support::abi::{name, *};
 const LEN: u64 = (8 << 20) + 100;
 
 pub(super) fn untouched(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     let mut map = kite_map {
         name: name("unknown"),
         rights: KITE_READ,
@@ -20,7 +20,7 @@ pub(super) fn untouched(checks: &mut Checks) -> Result<()> {
         len: 78,
         ..Default::default()
     };
-    checks.errno("mapping", device.ask(KITE_IOC_MAP_NR, &mut map), ENOENT);
+    checks.errno("mapping", device.ioctl(KITE_IOC_MAP_NR, &mut map), ENOENT);
     checks.errno("a handle of a failure", i32::from(map.handle != 77), 0);
     checks.errno("a length of a failure", i32::from(map.len != 78), 0);
     let mut event = kite_event {
@@ -29,7 +29,7 @@ pub(super) fn untouched(checks: &mut Checks) -> Result<()> {
     };
     checks.errno(
         "no event",
-        device.ask(KITE_IOC_GET_EVENT_NR, &mut event),
+        device.ioctl(KITE_IOC_GET_EVENT_NR, &mut event),
         EAGAIN,
     );
     checks.errno("a kind of no event", i32::from(event.kind != 9), 0);
@@ -58,7 +58,7 @@ fn held(cluster: &Cluster) -> Result<[u64; 3]> {
 
 /// The session stays open, since its end would take everything back.
 pub(super) fn undelivered(checks: &mut Checks) -> Result<()> {
-    let (device, cluster) = (Device::bound()?, Cluster::open()?);
+    let (device, cluster) = (Device::open_bound()?, Cluster::open()?);
     let taken = own_name("taken");
     let master = alloc(&device, LEN, &taken, &[1, 2])?;
     let before = held(&cluster)?;
@@ -72,7 +72,7 @@ pub(super) fn undelivered(checks: &mut Checks) -> Result<()> {
         rights: KITE_READ,
         ..Default::default()
     };
-    let got = device.ask_at(KITE_IOC_MAP_NR, read_only(structure)?);
+    let got = device.ioctl_at(KITE_IOC_MAP_NR, read_only(structure)?);
     checks.errno("mapping to a read-only page", got, EFAULT);
     let after = held(&cluster)?;
     ensure!(after == before, "{before:?} were held, then {after:?}");
@@ -89,7 +89,7 @@ fn undelivered_region(checks: &mut Checks, device: &Device, node: u32, text: &st
         name: name(text),
         ..Default::default()
     };
-    let got = device.ask_at(KITE_IOC_ALLOC_NR, read_only(structure)?);
+    let got = device.ioctl_at(KITE_IOC_ALLOC_NR, read_only(structure)?);
     let what = format!("allocating {text:?} on node {node} for a read-only page");
     checks.errno(&what, got, EFAULT);
     if !text.is_empty() {

@@ -26,7 +26,7 @@ pub(super) fn unbound(checks: &mut Checks) -> Result<()> {
         };
         checks.any(
             &format!("request {number:#x}"),
-            device.ask(number, &mut zero),
+            device.ioctl(number, &mut zero),
             want,
         );
     }
@@ -36,14 +36,14 @@ pub(super) fn unbound(checks: &mut Checks) -> Result<()> {
     };
     checks.errno(
         "allocating",
-        device.ask(KITE_IOC_ALLOC_NR, &mut good),
+        device.ioctl(KITE_IOC_ALLOC_NR, &mut good),
         ENOTCONN,
     );
     checks.errno("mapping", map(&device, name("a"), KITE_READ).0, ENOTCONN);
     let mut rnic = kite_query_rnic::default();
     checks.errno(
         "describing",
-        device.ask(KITE_IOC_QUERY_RNIC_NR, &mut rnic),
+        device.ioctl(KITE_IOC_QUERY_RNIC_NR, &mut rnic),
         0,
     );
     Ok(())
@@ -58,7 +58,7 @@ pub(super) fn bindings(checks: &mut Checks) -> Result<()> {
         };
         checks.errno(
             "another version",
-            device.ask(KITE_IOC_BIND_NR, &mut bind),
+            device.ioctl(KITE_IOC_BIND_NR, &mut bind),
             EPROTONOSUPPORT,
         );
     }
@@ -68,17 +68,17 @@ pub(super) fn bindings(checks: &mut Checks) -> Result<()> {
     };
     checks.errno(
         "no such RNIC",
-        device.ask(KITE_IOC_BIND_NR, &mut absent),
+        device.ioctl(KITE_IOC_BIND_NR, &mut absent),
         ENODEV,
     );
     checks.errno(
         "the first binding",
-        device.ask(KITE_IOC_BIND_NR, &mut binding()),
+        device.ioctl(KITE_IOC_BIND_NR, &mut binding()),
         0,
     );
     checks.errno(
         "the second binding",
-        device.ask(KITE_IOC_BIND_NR, &mut binding()),
+        device.ioctl(KITE_IOC_BIND_NR, &mut binding()),
         EBUSY,
     );
     for index in [1000, u32::MAX] {
@@ -88,21 +88,21 @@ pub(super) fn bindings(checks: &mut Checks) -> Result<()> {
         };
         checks.errno(
             "no such index",
-            device.ask(KITE_IOC_QUERY_RNIC_NR, &mut rnic),
+            device.ioctl(KITE_IOC_QUERY_RNIC_NR, &mut rnic),
             ENOENT,
         );
     }
     let mut event = kite_event::default();
     checks.errno(
         "no event",
-        device.ask(KITE_IOC_GET_EVENT_NR, &mut event),
+        device.ioctl(KITE_IOC_GET_EVENT_NR, &mut event),
         EAGAIN,
     );
     Ok(())
 }
 
 pub(super) fn daemon(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     let good = kite_join {
         node: 7,
         incarnation: 1,
@@ -111,7 +111,7 @@ pub(super) fn daemon(checks: &mut Checks) -> Result<()> {
     let mut second = good;
     checks.errno(
         "a second daemon",
-        device.ask(KITE_IOC_JOIN_NR, &mut second),
+        device.ioctl(KITE_IOC_JOIN_NR, &mut second),
         EBUSY,
     );
     for (what, mut wrong) in [
@@ -138,7 +138,7 @@ pub(super) fn daemon(checks: &mut Checks) -> Result<()> {
             },
         ),
     ] {
-        checks.errno(what, device.ask(KITE_IOC_JOIN_NR, &mut wrong), EINVAL);
+        checks.errno(what, device.ioctl(KITE_IOC_JOIN_NR, &mut wrong), EINVAL);
     }
     let mut view = kite_set_view {
         epoch: u64::MAX,
@@ -147,14 +147,14 @@ pub(super) fn daemon(checks: &mut Checks) -> Result<()> {
     };
     checks.errno(
         "a view by another",
-        device.ask(KITE_IOC_SET_VIEW_NR, &mut view),
+        device.ioctl(KITE_IOC_SET_VIEW_NR, &mut view),
         EPERM,
     );
     Ok(())
 }
 
 pub(super) fn user(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     let mut join = kite_join {
         node: 7,
         incarnation: 1,
@@ -165,18 +165,22 @@ pub(super) fn user(checks: &mut Checks) -> Result<()> {
         count: 1,
         ..Default::default()
     };
-    checks.errno("joining", device.ask(KITE_IOC_JOIN_NR, &mut join), EPERM);
-    checks.errno("a view", device.ask(KITE_IOC_SET_VIEW_NR, &mut view), EPERM);
+    checks.errno("joining", device.ioctl(KITE_IOC_JOIN_NR, &mut join), EPERM);
+    checks.errno(
+        "a view",
+        device.ioctl(KITE_IOC_SET_VIEW_NR, &mut view),
+        EPERM,
+    );
     Ok(())
 }
 
 /// On a node whose RNIC has no daemon; the session is it, for as long as it lasts.
 pub(super) fn views(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     let mut rnic = kite_query_rnic::default();
     checks.errno(
         "describing",
-        device.ask(KITE_IOC_QUERY_RNIC_NR, &mut rnic),
+        device.ioctl(KITE_IOC_QUERY_RNIC_NR, &mut rnic),
         0,
     );
     let own = kite_member {
@@ -190,7 +194,7 @@ pub(super) fn views(checks: &mut Checks) -> Result<()> {
         incarnation: own.incarnation,
         ..Default::default()
     };
-    checks.errno("joining", device.ask(KITE_IOC_JOIN_NR, &mut join), 0);
+    checks.errno("joining", device.ioctl(KITE_IOC_JOIN_NR, &mut join), 0);
     let view = |epoch, members: &[kite_member]| {
         let mut view = kite_set_view {
             epoch,
@@ -198,7 +202,7 @@ pub(super) fn views(checks: &mut Checks) -> Result<()> {
             members: members.as_ptr() as u64,
             ..Default::default()
         };
-        device.ask(KITE_IOC_SET_VIEW_NR, &mut view)
+        device.ioctl(KITE_IOC_SET_VIEW_NR, &mut view)
     };
     let other = kite_member { node: 8, ..own };
     let (mut elsewhere, mut another) = (own, own);

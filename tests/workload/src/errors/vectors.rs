@@ -29,14 +29,14 @@ impl Asking<'_> {
                 count: segments.len() as u32,
                 timeout_ms: 60_000,
             };
-            let got = self.device.ask(number, &mut rwv);
+            let got = self.device.ioctl(number, &mut rwv);
             checks.errno(&format!("{what}, request {number:#x}"), got, want);
         }
     }
 }
 
 pub(super) fn vectors(checks: &mut Checks) -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     for node in [1, 2] {
         let handle = alloc(&device, LEN, "", &[node])?;
         let device = &device;
@@ -116,10 +116,10 @@ fn refused(checks: &mut Checks, asking: &Asking<'_>) {
         count: 1,
         ..Default::default()
     };
-    let errno = asking.device.ask(KITE_IOC_READV_NR, &mut rwv);
+    let errno = asking.device.ioctl(KITE_IOC_READV_NR, &mut rwv);
     checks.errno("reading what is there", errno, 0);
     checks.errno("that it is as before", i32::from(seen != [0; 8]), 0);
     rwv.segments = NOWHERE;
-    let errno = asking.device.ask(KITE_IOC_READV_NR, &mut rwv);
+    let errno = asking.device.ioctl(KITE_IOC_READV_NR, &mut rwv);
     checks.errno("segments nowhere", errno, EFAULT);
 }

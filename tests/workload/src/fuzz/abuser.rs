@@ -58,7 +58,7 @@ impl Abuser {
             | KITE_IOC_POP_NR
             | KITE_IOC_ACCEPT_NR
             | KITE_IOC_POP_MESSAGE_NR => self.noise(device, number),
-            _ => device.ask_at(number, self.place() as usize),
+            _ => device.ioctl_at(number, self.place() as usize),
         }
     }
 
@@ -94,7 +94,7 @@ impl Abuser {
             }
             _ => {}
         }
-        device.ask(number, &mut words)
+        device.ioctl(number, &mut words)
     }
 
     pub(super) fn keep(&mut self, errno: Errno, handle: u64) -> Errno {

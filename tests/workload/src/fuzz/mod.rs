@@ -44,7 +44,11 @@ impl Fuzz {
     pub(crate) fn run(&self) -> Result<()> {
         println!("seed {}", self.seed);
         let start = Instant::now();
-        let shared = [Device::bound()?, Device::bound()?, Device::open()?];
+        let shared = [
+            Device::open_bound()?,
+            Device::open_bound()?,
+            Device::open()?,
+        ];
         let outcomes = Mutex::new(vec![0_u64; 134]);
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.threads)
@@ -99,7 +103,7 @@ impl Fuzz {
 
 /// Frees the named regions of all nodes, which may have any bytes as names.
 fn sweep() -> Result<()> {
-    let device = Device::bound()?;
+    let device = Device::open_bound()?;
     for node in kite::Cluster::open()?.view()?.members {
         let mut entry = kite_region_entry::default();
         let mut list = kite_list_regions {
@@ -110,7 +114,7 @@ fn sweep() -> Result<()> {
         loop {
             list.entries = &raw mut entry as u64;
             list.count = 1;
-            let errno = device.ask(KITE_IOC_LIST_REGIONS_NR, &mut list);
+            let errno = device.ioctl(KITE_IOC_LIST_REGIONS_NR, &mut list);
             ensure!(errno == 0, "listing: {}", symbol(errno));
             if list.count == 0 {
                 break;
@@ -120,10 +124,10 @@ fn sweep() -> Result<()> {
                 rights: KITE_MASTER,
                 ..Default::default()
             };
-            let errno = device.ask(KITE_IOC_MAP_NR, &mut map);
+            let errno = device.ioctl(KITE_IOC_MAP_NR, &mut map);
             ensure!(errno == 0, "mapping what is listed: {}", symbol(errno));
             let mut handle = kite_handle { handle: map.handle };
-            let errno = device.ask(KITE_IOC_FREE_NR, &mut handle);
+            let errno = device.ioctl(KITE_IOC_FREE_NR, &mut handle);
             ensure!(errno == 0, "freeing what is listed: {}", symbol(errno));
         }
     }

@@ -15,12 +15,12 @@ impl Abuser {
     pub(super) fn plausible(&mut self, device: &Device, number: u32) -> Errno {
         let handle = self.handle();
         match number {
-            KITE_IOC_BIND_NR => device.ask(number, &mut binding()),
+            KITE_IOC_BIND_NR => device.ioctl(number, &mut binding()),
             KITE_IOC_ALLOC_NR => self.alloc(device),
             KITE_IOC_MAP_NR => self.map(device),
             KITE_IOC_UNMAP_NR | KITE_IOC_FREE_NR => {
                 self.forget(handle);
-                device.ask(number, &mut kite_handle { handle })
+                device.ioctl(number, &mut kite_handle { handle })
             }
             KITE_IOC_READ_NR | KITE_IOC_WRITE_NR => self.transfer(device, number),
             KITE_IOC_READV_NR | KITE_IOC_WRITEV_NR => self.vectored(device, number),
@@ -31,7 +31,7 @@ impl Abuser {
                     cursor: self.number(),
                     entries: self.place(),
                 };
-                device.ask(number, &mut list)
+                device.ioctl(number, &mut list)
             }
             KITE_IOC_GET_VIEW_NR => {
                 let mut nodes = kite_get_view {
@@ -39,7 +39,7 @@ impl Abuser {
                     members: self.place(),
                     ..Default::default()
                 };
-                device.ask(number, &mut nodes)
+                device.ioctl(number, &mut nodes)
             }
             KITE_IOC_GRANT_NR => {
                 let mut grant = kite_grant {
@@ -49,7 +49,7 @@ impl Abuser {
                     flags: self.random.pick(&[0, 0, 0, 1, 1, 2]),
                     ..Default::default()
                 };
-                device.ask(number, &mut grant)
+                device.ioctl(number, &mut grant)
             }
             KITE_IOC_MIGRATE_NR => {
                 let mut wanted = kite_migrate {
@@ -58,7 +58,7 @@ impl Abuser {
                     node_count: self.random.pick(&[0, 0, 1, 1, 2, 3, 64, 65, u32::MAX]),
                     timeout_ms: self.random.pick(&[0, 1, 10, 1000]),
                 };
-                device.ask(number, &mut wanted)
+                device.ioctl(number, &mut wanted)
             }
             KITE_IOC_FILL_NR => {
                 let mut set = kite_fill {
@@ -68,7 +68,7 @@ impl Abuser {
                     byte: self.random.pick(&[0, 1, 255, 256]),
                     ..Default::default()
                 };
-                device.ask(number, &mut set)
+                device.ioctl(number, &mut set)
             }
             KITE_IOC_COPY_NR => {
                 let mut copy = kite_copy {
@@ -79,7 +79,7 @@ impl Abuser {
                     len: self.number(),
                     ..Default::default()
                 };
-                device.ask(number, &mut copy)
+                device.ioctl(number, &mut copy)
             }
             KITE_IOC_LOCK_NR => {
                 let mut lock = kite_lock {
@@ -89,7 +89,7 @@ impl Abuser {
                     timeout_ms: 1,
                     ..Default::default()
                 };
-                device.ask(number, &mut lock)
+                device.ioctl(number, &mut lock)
             }
             KITE_IOC_UNLOCK_NR => {
                 let mut unlock = kite_unlock {
@@ -97,7 +97,7 @@ impl Abuser {
                     lock: handle + self.random.below(4),
                     ..Default::default()
                 };
-                device.ask(number, &mut unlock)
+                device.ioctl(number, &mut unlock)
             }
             KITE_IOC_BARRIER_NR => {
                 let mut barrier = kite_barrier {
@@ -107,7 +107,7 @@ impl Abuser {
                     timeout_ms: 1,
                     ..Default::default()
                 };
-                device.ask(number, &mut barrier)
+                device.ioctl(number, &mut barrier)
             }
             KITE_IOC_REGISTER_NR => {
                 let mut register = kite_register {
@@ -119,7 +119,7 @@ impl Abuser {
                     name: name(self.random.pick(&["", "", "", "a", "b"])),
                     ..Default::default()
                 };
-                let errno = device.ask(number, &mut register);
+                let errno = device.ioctl(number, &mut register);
                 self.keep(errno, register.handle)
             }
             KITE_IOC_CREATE_QUEUE_NR => {
@@ -129,14 +129,14 @@ impl Abuser {
                     entries: self.random.pick(&[0, 1, 3, 8, 64, 1024, 2048]),
                     ..Default::default()
                 };
-                device.ask(number, &mut queue)
+                device.ioctl(number, &mut queue)
             }
             KITE_IOC_SET_PRIORITY_NR => {
                 let mut wanted = kite_priority {
                     priority: self.random.pick(&[0, 1, 1, 2]),
                     ..Default::default()
                 };
-                device.ask(number, &mut wanted)
+                device.ioctl(number, &mut wanted)
             }
             KITE_IOC_LIST_LIMITS_NR => {
                 let mut limits = kite_list_limits {
@@ -144,7 +144,7 @@ impl Abuser {
                     count: self.number().min(700) as u32,
                     ..Default::default()
                 };
-                device.ask(number, &mut limits)
+                device.ioctl(number, &mut limits)
             }
             KITE_IOC_LIST_VQPS_NR => {
                 let mut vqps = kite_list_vqps {
@@ -152,7 +152,7 @@ impl Abuser {
                     count: self.number().min(700) as u32,
                     ..Default::default()
                 };
-                device.ask(number, &mut vqps)
+                device.ioctl(number, &mut vqps)
             }
             KITE_IOC_ENTER_NR => {
                 let mut enter = kite_enter {
@@ -161,7 +161,7 @@ impl Abuser {
                     timeout_ms: 1,
                     ..Default::default()
                 };
-                device.ask(number, &mut enter)
+                device.ioctl(number, &mut enter)
             }
             KITE_IOC_CONNECT_NR => {
                 let mut connect = kite_connect {
@@ -170,14 +170,14 @@ impl Abuser {
                     timeout_ms: 10,
                     ..Default::default()
                 };
-                device.ask(number, &mut connect)
+                device.ioctl(number, &mut connect)
             }
             KITE_IOC_LISTEN_NR => {
                 let mut listen = kite_listen {
                     port: self.random.pick(&PORTS),
                     ..Default::default()
                 };
-                device.ask(number, &mut listen)
+                device.ioctl(number, &mut listen)
             }
             KITE_IOC_ACCEPT_NR => {
                 let mut accept = kite_accept {
@@ -186,17 +186,17 @@ impl Abuser {
                     flags: self.random.pick(&[0, KITE_NOWAIT]),
                     ..Default::default()
                 };
-                device.ask(number, &mut accept)
+                device.ioctl(number, &mut accept)
             }
             KITE_IOC_CLOSE_VQP_NR => {
                 let vqp = handle + self.random.below(4);
-                device.ask(number, &mut kite_close_vqp { vqp })
+                device.ioctl(number, &mut kite_close_vqp { vqp })
             }
             KITE_IOC_DESTROY_QUEUE_NR => {
                 let mut unqueue = kite_destroy_queue {
                     queue: handle + self.random.below(4),
                 };
-                device.ask(number, &mut unqueue)
+                device.ioctl(number, &mut unqueue)
             }
             _ => self.noise(device, number),
         }
@@ -230,9 +230,9 @@ impl Abuser {
         // More than these, and memory would run short.
         if self.handles.len() >= HANDLES {
             let (_, handle) = self.handles.swap_remove(NO_HANDLES.len());
-            return device.ask(KITE_IOC_FREE_NR, &mut kite_handle { handle });
+            return device.ioctl(KITE_IOC_FREE_NR, &mut kite_handle { handle });
         }
-        let errno = device.ask(KITE_IOC_ALLOC_NR, &mut alloc);
+        let errno = device.ioctl(KITE_IOC_ALLOC_NR, &mut alloc);
         self.keep(errno, alloc.handle)
     }
 
@@ -245,9 +245,9 @@ impl Abuser {
         };
         if self.handles.len() >= HANDLES {
             let (_, handle) = self.handles.swap_remove(NO_HANDLES.len());
-            return device.ask(KITE_IOC_UNMAP_NR, &mut kite_handle { handle });
+            return device.ioctl(KITE_IOC_UNMAP_NR, &mut kite_handle { handle });
         }
-        let errno = device.ask(KITE_IOC_MAP_NR, &mut map);
+        let errno = device.ioctl(KITE_IOC_MAP_NR, &mut map);
         self.keep(errno, map.handle)
     }
 
@@ -267,7 +267,7 @@ impl Abuser {
         if transfer.addr < 1 << 47 && transfer.len < 1 << 32 {
             transfer.len = transfer.len.min(60_000);
         }
-        device.ask(number, &mut transfer)
+        device.ioctl(number, &mut transfer)
     }
 
     fn vectored(&mut self, device: &Device, number: u32) -> Errno {
@@ -291,6 +291,6 @@ impl Abuser {
             count: segments.len() as u32 + extra,
             timeout_ms: self.random.pick(&[0, 1, u32::MAX]),
         };
-        device.ask(number, &mut rwv)
+        device.ioctl(number, &mut rwv)
     }
 }

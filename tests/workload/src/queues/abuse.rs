@@ -12,7 +12,7 @@ use anyhow::{ensure, Result};
 use clap::Args;
 
 use crate::support::abi::*;
-use crate::support::mapped::{Mapped, CQ_HEAD, CQ_TAIL, SQ_TAIL, SUBMISSION};
+use crate::support::io_queue::{MappedQueue, CQ_HEAD, CQ_TAIL, SQE_WORDS, SQ_TAIL};
 use crate::support::random::Random;
 
 const ENTRIES: u32 = 64;
@@ -38,12 +38,12 @@ pub(crate) struct Abuse {
 impl Abuse {
     /// Does it, until the kernel has taken so many.
     pub(crate) fn run(&self) -> Result<()> {
-        let device = Device::bound()?;
+        let device = Device::open_bound()?;
         let (handle, served) = (self.handle(&device)?, served(&device)?);
         let before = submissions(&device)?;
         let (taken, over) = (AtomicU64::new(0), AtomicBool::new(false));
-        let mapped: Vec<Mapped> = (0..self.queues)
-            .map(|_| Mapped::new(&device, ENTRIES, MEMORY))
+        let mapped: Vec<MappedQueue> = (0..self.queues)
+            .map(|_| MappedQueue::new(&device, ENTRIES, MEMORY))
             .collect::<Result<_>>()?;
         println!("abusing");
         std::thread::scope(|scope| {
@@ -84,7 +84,7 @@ impl Abuse {
             rights: KITE_READ | KITE_WRITE,
             ..Default::default()
         };
-        let errno = device.ask(KITE_IOC_MAP_NR, &mut map);
+        let errno = device.ioctl(KITE_IOC_MAP_NR, &mut map);
         ensure!(errno == 0, "mapping: {}", symbol(errno));
         Ok(map.handle)
     }
@@ -96,13 +96,13 @@ fn served(device: &Device) -> Result<u64> {
         len: 1,
         ..Default::default()
     };
-    let errno = device.ask(KITE_IOC_ALLOC_NR, &mut alloc);
+    let errno = device.ioctl(KITE_IOC_ALLOC_NR, &mut alloc);
     ensure!(errno == 0, "allocating: {}", symbol(errno));
     let mut serve = kite_serve {
         handle: alloc.handle,
         ..Default::default()
     };
-    let errno = device.ask(KITE_IOC_SERVE_NR, &mut serve);
+    let errno = device.ioctl(KITE_IOC_SERVE_NR, &mut serve);
     ensure!(errno == 0, "serving: {}", symbol(errno));
     Ok(alloc.handle)
 }
@@ -115,14 +115,14 @@ fn submissions(device: &Device) -> Result<u64> {
         size: size_of_val(&stats) as u32,
         ..Default::default()
     };
-    let errno = device.ask(KITE_IOC_GET_STATS_NR, &mut args);
+    let errno = device.ioctl(KITE_IOC_GET_STATS_NR, &mut args);
     ensure!(errno == 0, "statistics: {}", symbol(errno));
     Ok(stats.sqes)
 }
 
 /// A thread that submits, and one that scribbles, on one queue pair.
 struct Abuser<'a> {
-    queue: &'a Mapped,
+    queue: &'a MappedQueue,
     device: &'a Device,
     handle: u64,
     served: u64,
@@ -135,7 +135,7 @@ impl Abuser<'_> {
         let mut tail = 0_u32;
         while !self.over.load(Ordering::Relaxed) {
             for _ in 0..random.below(ENTRIES.into()) {
-                self.queue.write(tail, &self.submission(&mut random));
+                self.queue.write_sqe(tail, &self.submission(&mut random));
                 tail = tail.wrapping_add(1);
             }
             let told = match random.below(20) {
@@ -159,7 +159,7 @@ impl Abuser<'_> {
                 timeout_ms: 1,
                 ..Default::default()
             };
-            self.device.ask(KITE_IOC_ENTER_NR, &mut enter);
+            self.device.ioctl(KITE_IOC_ENTER_NR, &mut enter);
         }
     }
 
@@ -169,15 +169,15 @@ impl Abuser<'_> {
             let at = 4 * random.below(self.queue.len() as u64 / 4) as usize;
             // Most of the words at the begin are left: nonsense there stops everything.
             if at >= KITE_QUEUE_SQ_OFFSET as usize || random.below(1000) == 0 {
-                self.queue.put(at, &[random.next() as u32]);
+                self.queue.store_words(at, &[random.next() as u32]);
             }
             std::thread::yield_now();
         }
     }
 
     /// Random words, or a request of which most is right.
-    fn submission(&self, random: &mut Random) -> [u32; SUBMISSION] {
-        let mut words = [0; SUBMISSION];
+    fn submission(&self, random: &mut Random) -> [u32; SQE_WORDS] {
+        let mut words = [0; SQE_WORDS];
         for word in &mut words {
             *word = random.next() as u32;
         }

@@ -13,7 +13,7 @@ use kite::{AllocOptions, Cluster, Error, IoQueue, Region, Rights, RPC_INLINE_BYT
 
 use crate::support::abi::symbol;
 use crate::support::random::Random;
-use crate::support::threads::each;
+use crate::support::threads::run_threads;
 
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -252,7 +252,7 @@ fn crowd() -> Result<()> {
     let region = cluster
         .alloc(&AllocOptions::new(4096).nodes([2]))?
         .with_timeout(PATIENCE);
-    each(8, 20, |thread, i| {
+    run_threads(8, 20, |thread, i| {
         let mut queue = cluster.create_queue(8, 8)?;
         queue.store(0, &i.to_ne_bytes())?;
         queue.write(i, &region, 8 * thread, 0..8)?;

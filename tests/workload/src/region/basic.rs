@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::support::abi::symbol;
 use crate::support::random::Random;
-use crate::support::signals::beat;
+use crate::support::signals::start_timer;
 
 /// Most bytes of one transfer: slow machines move them long before the deadline. Odd, so that
 /// chunks are straddled.
@@ -98,7 +98,7 @@ impl Attempt {
                 let region = cluster.map(name, Rights::WRITE)?;
                 let region = region.with_timeout(Duration::from_millis(*timeout_ms));
                 if let Some(ms) = signal_ms {
-                    beat(Duration::from_millis(*ms)).map_err(|_| kite::Error::Invalid)?;
+                    start_timer(Duration::from_millis(*ms)).map_err(|_| kite::Error::Invalid)?;
                 }
                 region.write_at(&[1; 4096][..region.len().min(4096) as usize], 0)
             }

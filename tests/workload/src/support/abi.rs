@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The bare device: requests as any program can make them, however wrong.
+//! Raw requests to the device, valid or invalid.
 
 use std::ffi::c_char;
 use std::fs::{File, OpenOptions};
@@ -26,15 +26,15 @@ impl Device {
     }
 
     /// Opens the device and binds the session to the first RNIC.
-    pub(crate) fn bound() -> std::io::Result<Self> {
+    pub(crate) fn open_bound() -> std::io::Result<Self> {
         let device = Device::open()?;
-        match device.ask(KITE_IOC_BIND_NR, &mut binding()) {
+        match device.ioctl(KITE_IOC_BIND_NR, &mut binding()) {
             0 => Ok(device),
             errno => Err(std::io::Error::from_raw_os_error(errno)),
         }
     }
 
-    /// Maps `len` bytes that the kernel offers at `offset`; returns where they are.
+    /// Maps `len` bytes of the device at `offset`. Returns the address of the mapping.
     pub(crate) fn map(
         &self,
         offset: u64,
@@ -51,14 +51,15 @@ impl Device {
         Ok(base as usize)
     }
 
-    /// Makes request `number` with a structure of this program. Pointers in it are the caller's
-    /// responsibility: they lead to memory that may be overwritten, or to none.
-    pub(crate) fn ask<T>(&self, number: u32, argument: &mut T) -> Errno {
-        self.ask_at(number, argument as *mut T as usize)
+    /// Makes request `number` with `argument`.
+    ///
+    /// Pointers in `argument` must lead to memory that the kernel may overwrite, or to unmapped memory.
+    pub(crate) fn ioctl<T>(&self, number: u32, argument: &mut T) -> Errno {
+        self.ioctl_at(number, argument as *mut T as usize)
     }
 
-    /// Makes request `number` with whatever is at `argument`.
-    pub(crate) fn ask_at(&self, number: u32, argument: usize) -> Errno {
+    /// Makes request `number` with the bytes at address `argument`.
+    pub(crate) fn ioctl_at(&self, number: u32, argument: usize) -> Errno {
         // SAFETY: the kernel checks every address. The callers pass no address of memory that this program uses,
         // except for results that the ABI describes.
         let result = unsafe { libc::ioctl(self.0.as_raw_fd(), number as _, argument) };
@@ -79,7 +80,7 @@ pub(crate) fn binding() -> kite_bind {
     }
 }
 
-/// A name as a field of the ABI; without its zero if it is too long.
+/// Returns `text` as a name field of the ABI. A text that is too long has no terminating zero.
 pub(crate) fn name(text: &str) -> [c_char; KITE_NAME_SIZE as usize] {
     let mut field = [0; KITE_NAME_SIZE as usize];
     for (to, from) in field.iter_mut().zip(text.bytes()) {
@@ -90,7 +91,7 @@ pub(crate) fn name(text: &str) -> [c_char; KITE_NAME_SIZE as usize] {
 
 macro_rules! errnos {
     ($($name:ident)*) => {
-        /// The symbol of an errno; "OK" for none.
+        /// Returns the symbol of an errno, or "OK" for 0.
         pub(crate) fn symbol(errno: Errno) -> String {
             match errno {
                 0 => "OK".into(),

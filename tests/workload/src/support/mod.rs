@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Modules that several programs share.
+//! Modules that several subcommands use.
 
 pub(crate) mod abi;
-pub(crate) mod mapped;
+pub(crate) mod io_queue;
 pub(crate) mod random;
 pub(crate) mod signals;
 pub(crate) mod threads;

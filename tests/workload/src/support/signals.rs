@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Signals in a steady beat, as a profiler sends them: they interrupt whatever waits.
+//! Periodic signals, as a profiler sends them. They interrupt waits.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::time::Duration;
 
-extern "C" fn ignore(_: libc::c_int) {}
+extern "C" fn ignore_signal(_: libc::c_int) {}
 
-/// Sends this process a signal, which does nothing, each `period`, for as long as it runs.
-pub(crate) fn beat(period: Duration) -> io::Result<()> {
-    // SAFETY: all zeros is an action without flags, so that no wait is begun again by itself.
+/// Sends SIGALRM to this process each `period`, until it exits. The handler does nothing.
+pub(crate) fn start_timer(period: Duration) -> io::Result<()> {
+    // SAFETY: all zeros is a valid action without flags, so no wait is restarted.
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
-    action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;
+    action.sa_sigaction = ignore_signal as extern "C" fn(libc::c_int) as usize;
     let time = libc::timeval {
         tv_sec: period.as_secs() as _,
         tv_usec: period.subsec_micros().into(),

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Many threads that do the same.
+//! Threads that repeat one operation.
 
 use anyhow::{anyhow, Result};
 
-/// Lets each of `threads` do `operation` so many times, with the numbers of thread and operation. One that
-/// fails does no more.
-pub(crate) fn each(
+/// Runs `operation` for `operations` times on each of `threads` threads. Its arguments are the numbers of the thread
+/// and of the operation. A thread stops at its first error.
+pub(crate) fn run_threads(
     threads: u64,
     operations: u64,
     operation: impl Fn(u64, u64) -> Result<()> + Sync,

@@ -9,7 +9,7 @@ use anyhow::{ensure, Result};
 use clap::{Args, Subcommand};
 use kite::{Cluster, Region, Rights};
 
-use crate::support::threads::each;
+use crate::support::threads::run_threads;
 
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -69,7 +69,7 @@ impl Atomics {
 impl Crowd {
     fn tally(&self) -> Result<u64> {
         let (region, sum) = (self.place.map()?, AtomicU64::new(0));
-        each(self.threads, self.operations, |_, _| {
+        run_threads(self.threads, self.operations, |_, _| {
             let before = region.fetch_add(self.place.offset, 1)?;
             sum.fetch_add(before, Ordering::Relaxed);
             Ok(())
@@ -79,7 +79,7 @@ impl Crowd {
 
     fn take_turns(&self) -> Result<()> {
         let region = self.place.map()?;
-        each(self.threads, self.operations, |_, _| {
+        run_threads(self.threads, self.operations, |_, _| {
             self.take_turn(&region)
         })
     }

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use kite::{Cluster, Error, LockGuard, Region, Rights};
 
 use crate::support::signals;
-use crate::support::threads::each;
+use crate::support::threads::run_threads;
 
 /// Nothing here is about time, and machines may be slow.
 const PATIENCE_S: u64 = 120;
@@ -119,7 +119,7 @@ impl Crowd {
 
     fn count(&self) -> Result<()> {
         let region = self.map()?;
-        each(self.threads, self.operations, |_, i| {
+        run_threads(self.threads, self.operations, |_, i| {
             if i % 4 == 3 {
                 let lock = region.lock_shared(self.number)?;
                 ensure!(word(&region)? == word(&region)?, "written meanwhile");
@@ -135,7 +135,7 @@ impl Crowd {
 
     fn pass(&self) -> Result<()> {
         let region = self.map()?;
-        each(self.threads, self.operations, |_, i| {
+        run_threads(self.threads, self.operations, |_, i| {
             region.fetch_add(0, 1)?;
             let generation = region.barrier(self.number, self.all)?;
             ensure!(generation == i + 1, "generation {generation} after {i}");
@@ -184,7 +184,7 @@ impl Come {
             println!("{}", region.barrier(self.number, self.count)?);
             return Ok(());
         };
-        signals::beat(Duration::from_millis(7))?;
+        signals::start_timer(Duration::from_millis(7))?;
         for _ in 0..times {
             let came = region.barrier(self.number, self.count);
             ensure!(came == Err(Error::Interrupted), "{came:?}");

@@ -12,7 +12,7 @@ use libc::*;
 
 use super::{To, LEN};
 use crate::support::abi::*;
-use crate::support::mapped::{Mapped, SUBMISSION};
+use crate::support::io_queue::{MappedQueue, SQE_WORDS};
 use crate::support::random::Random;
 
 /// Errors that a push may return.
@@ -78,21 +78,21 @@ impl Abuse {
 
 impl Abuser {
     fn new(abuse: &Abuse) -> Result<Self> {
-        let device = Device::bound()?;
+        let device = Device::open_bound()?;
         let memory = vec![0_u8; LEN];
         let mut registered = kite_reg_mr {
             addr: memory.as_ptr() as u64,
             len: LEN as u64,
             ..Default::default()
         };
-        let errno = device.ask(KITE_IOC_REG_MR_NR, &mut registered);
+        let errno = device.ioctl(KITE_IOC_REG_MR_NR, &mut registered);
         ensure!(errno == 0, "registering memory: errno {errno}");
         let mut connect = kite_connect {
             node: abuse.to.node,
             port: abuse.port,
             ..Default::default()
         };
-        let errno = device.ask(KITE_IOC_CONNECT_NR, &mut connect);
+        let errno = device.ioctl(KITE_IOC_CONNECT_NR, &mut connect);
         ensure!(errno == 0, "connecting: errno {errno}");
         Ok(Abuser {
             device,
@@ -196,7 +196,7 @@ impl Abuser {
             count: self.nearly(count, 1 << 31),
             timeout_ms: 0,
         };
-        let errno = self.device.ask(KITE_IOC_PUSH_NR, &mut push);
+        let errno = self.device.ioctl(KITE_IOC_PUSH_NR, &mut push);
         ensure!(
             errno == 0 || REFUSALS.contains(&errno),
             "a push: errno {errno}"
@@ -218,7 +218,7 @@ impl Abuser {
             flags: KITE_NOWAIT,
             ..Default::default()
         };
-        if self.device.ask(KITE_IOC_POP_NR, &mut pop) == 0 {
+        if self.device.ioctl(KITE_IOC_POP_NR, &mut pop) == 0 {
             let popped = completions.iter().take(pop.count as usize);
             let failed = popped.filter(|done| done.error != 0).count();
             ensure!(
@@ -233,7 +233,7 @@ impl Abuser {
 /// By a queue.
 impl Abuser {
     fn submit_all(&mut self, operations: u64) -> Result<u64> {
-        let queue = Mapped::new(&self.device, ENTRIES, 4096)?;
+        let queue = MappedQueue::new(&self.device, ENTRIES, 4096)?;
         let (over, mut random) = (AtomicBool::new(false), Random::new(operations, 1));
         thread::scope(|scope| {
             scope.spawn(|| scribble(&queue, &mut random, &over));
@@ -251,10 +251,10 @@ impl Abuser {
     }
 
     /// Submits some, and waits for all of them.
-    fn submit(&mut self, queue: &Mapped) -> Result<u64> {
+    fn submit(&mut self, queue: &MappedQueue) -> Result<u64> {
         let count = 1 + self.random.below(ENTRIES.into());
         let all: Vec<_> = (0..count).map(|_| self.submission()).collect();
-        let done = queue.ask_all(&self.device, &all);
+        let done = queue.execute_all(&self.device, &all);
         let done = done.map_err(|errno| anyhow!("waiting: {}", symbol(errno)))?;
         for (_, _, errno) in done {
             ensure!(errno != EIO, "a request reached the RNIC that it refused");
@@ -263,7 +263,7 @@ impl Abuser {
         Ok(count)
     }
 
-    fn submission(&mut self) -> [u32; SUBMISSION] {
+    fn submission(&mut self) -> [u32; SQE_WORDS] {
         let work = self.work();
         let vqp = self.nearly(self.vqp, self.vqp ^ 1);
         let longs = [
@@ -280,7 +280,7 @@ impl Abuser {
                 u32::from(work.op) | (u32::from(work.flags) << 16),
             ),
         ];
-        let mut words = [0; SUBMISSION];
+        let mut words = [0; SQE_WORDS];
         for (to, from) in words.chunks_exact_mut(2).zip(longs) {
             to.copy_from_slice(&[from as u32, (from >> 32) as u32]);
         }
@@ -294,14 +294,14 @@ fn both(first: u32, second: u32) -> u64 {
 }
 
 /// Rewrites submissions, perhaps while the kernel takes them.
-fn scribble(queue: &Mapped, random: &mut Random, over: &AtomicBool) {
+fn scribble(queue: &MappedQueue, random: &mut Random, over: &AtomicBool) {
     let start = KITE_QUEUE_SQ_OFFSET as usize;
-    let words = (queue.completions() - start) as u64 / 4;
+    let words = (queue.cq_offset() - start) as u64 / 4;
     while !over.load(Ordering::Relaxed) {
         let at = start + 4 * random.below(words) as usize;
         // What is nearly right stays so most of the time.
         let word = queue.word(at).load(Ordering::Relaxed) ^ (1 << random.below(32));
-        queue.put(at, &[word]);
+        queue.store_words(at, &[word]);
         thread::yield_now();
     }
 }

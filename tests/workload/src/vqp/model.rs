@@ -8,7 +8,7 @@ use kite::{Buffer, Cluster, Error, Mr, Rights, SendWr, Vqp, WrOp};
 use super::pusher::{Pusher, Way};
 use super::{died, To, LEN, PATIENCE, WORD};
 use crate::support::random::Random;
-use crate::support::threads::each;
+use crate::support::threads::run_threads;
 
 /// Random requests against a model.
 #[derive(Args, Clone, Debug)]
@@ -58,7 +58,7 @@ impl Check {
         if !self.both {
             return self.check(&cluster, &vqp, self.part, self.way);
         }
-        each(2, 1, |i, _| {
+        run_threads(2, 1, |i, _| {
             let way = [Way::CALLS, Way::QUEUE][i as usize];
             self.check(&cluster, &vqp, self.part + i as usize, way)
         })
