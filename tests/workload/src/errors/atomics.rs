@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Atomic operations: what they do, and what is refused.
+//! Valid and invalid atomic operations.
 
 use anyhow::Result;
 use libc::*;
 
-use super::{alloc, give, map, own_name, rw, Checks};
+use super::{alloc, ioctl_handle, map, rw, unique_name, Checks};
 use crate::support::abi::{name, *};
 
 /// Bytes of the regions below: two chunks, and a word and a half.
@@ -20,40 +20,54 @@ const ADD: kite_atomic = kite_atomic {
     timeout_ms: 0,
 };
 
-pub(super) fn atomics(checks: &mut Checks) -> Result<()> {
+pub(super) fn check_atomics(checks: &mut Checks) -> Result<()> {
     let device = Device::open_bound()?;
     for node in [1, 2] {
-        let region = own_name("atomics");
+        let region = unique_name("atomics");
         let handle = alloc(&device, LEN, &region, &[node])?;
-        results(checks, &device, handle);
-        refused(checks, &device, handle);
-        rights(checks, &device, &region);
+        check_results(checks, &device, handle);
+        check_invalid(checks, &device, handle);
+        check_rights(checks, &device, &region);
         let other = Device::open_bound()?;
         let (errno, stale) = map(&other, name(&region), KITE_READ | KITE_WRITE);
-        checks.errno("mapping", errno, 0);
-        checks.errno("freeing", give(&device, KITE_IOC_FREE_NR, handle), 0);
-        ask(checks, &other, ADD, stale, ESTALE);
-        ask(checks, &device, ADD, handle, EBADF);
+        checks.expect("mapping", errno, 0);
+        checks.expect(
+            "freeing",
+            ioctl_handle(&device, KITE_IOC_FREE_NR, handle),
+            0,
+        );
+        check_atomic(checks, &other, ADD, stale, ESTALE);
+        check_atomic(checks, &device, ADD, handle, EBADF);
     }
-    ask(checks, &Device::open()?, ADD, 1, ENOTCONN);
+    check_atomic(checks, &Device::open()?, ADD, 1, ENOTCONN);
     Ok(())
 }
 
-/// Asks, and returns the value that was given.
-fn ask(checks: &mut Checks, device: &Device, atomic: kite_atomic, handle: u64, want: Errno) -> u64 {
+/// Checks the errno of an atomic operation. Returns the value field.
+fn check_atomic(
+    checks: &mut Checks,
+    device: &Device,
+    atomic: kite_atomic,
+    handle: u64,
+    want: Errno,
+) -> u64 {
     let mut atomic = kite_atomic { handle, ..atomic };
     let errno = device.ioctl(KITE_IOC_ATOMIC_NR, &mut atomic);
-    checks.errno(&format!("{atomic:?}"), errno, want);
+    checks.expect(&format!("{atomic:?}"), errno, want);
     let untouched = want == 0 || atomic.value == ADD.value;
-    checks.errno("a value of a failure", i32::from(!untouched), 0);
+    checks.expect(
+        "value written by a failed atomic operation",
+        i32::from(!untouched),
+        0,
+    );
     atomic.value
 }
 
-fn results(checks: &mut Checks, device: &Device, handle: u64) {
+fn check_results(checks: &mut Checks, device: &Device, handle: u64) {
     let (add, swap) = (KITE_ATOMIC_FETCH_ADD, KITE_ATOMIC_SWAP);
     let compare = KITE_ATOMIC_COMPARE_SWAP;
     for offset in [0, 8, LEN - 12] {
-        // Operation, operand and what is expected; what was there.
+        // Operation, operand, expected value, and the previous value.
         for (operation, operand, expected, want) in [
             (add, 5, 0, 0),
             (add, u64::MAX, 0, 5),
@@ -70,20 +84,20 @@ fn results(checks: &mut Checks, device: &Device, handle: u64) {
                 expected,
                 ..ADD
             };
-            let value = ask(checks, device, atomic, handle, 0);
-            let what = format!("{value} by {atomic:?}, not {want}");
-            checks.errno(&what, i32::from(value != want), 0);
+            let value = check_atomic(checks, device, atomic, handle, 0);
+            let what = format!("value {value} of {atomic:?}, expected {want}");
+            checks.expect(&what, i32::from(value != want), 0);
         }
         let mut bytes = [1; 8];
         let mut read = rw(handle, offset, &mut bytes);
-        checks.errno("reading", device.ioctl(KITE_IOC_READ_NR, &mut read), 0);
-        checks.errno("what is left", i32::from(bytes != [0; 8]), 0);
+        checks.expect("reading", device.ioctl(KITE_IOC_READ_NR, &mut read), 0);
+        checks.expect("final value", i32::from(bytes != [0; 8]), 0);
     }
 }
 
-fn refused(checks: &mut Checks, device: &Device, handle: u64) {
+fn check_invalid(checks: &mut Checks, device: &Device, handle: u64) {
     for offset in [1, 4, 7, LEN - 9] {
-        ask(
+        check_atomic(
             checks,
             device,
             kite_atomic { offset, ..ADD },
@@ -92,7 +106,7 @@ fn refused(checks: &mut Checks, device: &Device, handle: u64) {
         );
     }
     for offset in [LEN - 4, LEN + 4, 1 << 62, u64::MAX - 7] {
-        ask(
+        check_atomic(
             checks,
             device,
             kite_atomic { offset, ..ADD },
@@ -112,17 +126,21 @@ fn refused(checks: &mut Checks, device: &Device, handle: u64) {
             expected,
             ..ADD
         };
-        ask(checks, device, odd, handle, EINVAL);
+        check_atomic(checks, device, odd, handle, EINVAL);
     }
-    ask(checks, device, ADD, handle + 1000, EBADF);
+    check_atomic(checks, device, ADD, handle + 1000, EBADF);
 }
 
-fn rights(checks: &mut Checks, device: &Device, region: &str) {
+fn check_rights(checks: &mut Checks, device: &Device, region: &str) {
     for rights in 1..=KITE_RIGHTS {
         let (errno, handle) = map(device, name(region), rights);
-        checks.errno("mapping", errno, 0);
+        checks.expect("mapping", errno, 0);
         let both = rights & (KITE_READ | KITE_WRITE) == KITE_READ | KITE_WRITE;
-        ask(checks, device, ADD, handle, if both { 0 } else { EACCES });
-        checks.errno("unmapping", give(device, KITE_IOC_UNMAP_NR, handle), 0);
+        check_atomic(checks, device, ADD, handle, if both { 0 } else { EACCES });
+        checks.expect(
+            "unmapping",
+            ioctl_handle(device, KITE_IOC_UNMAP_NR, handle),
+            0,
+        );
     }
 }

@@ -6,19 +6,19 @@ use std::thread;
 use anyhow::Result;
 use libc::*;
 
-use super::{alloc, give, map, own_name, Checks};
+use super::{alloc, ioctl_handle, map, unique_name, Checks};
 use crate::support::abi::{name, *};
 
-/// An address at which there is no memory.
+/// An unmapped address.
 const NOWHERE: u64 = 8;
 
-/// Bytes of long calls, and replies.
+/// Bytes of long calls and replies.
 const LONG: u32 = 3 * KITE_DATA_INLINE;
 
-/// Long enough for whatever is to succeed.
+/// Timeout of requests that succeed, in ms.
 const LONG_MS: u32 = 60_000;
 
-/// Both ends in one process: a session that serves, and one that calls.
+/// A server session and a client session in one process.
 struct Ends {
     server: Device,
     /// The server's handle.
@@ -29,12 +29,12 @@ struct Ends {
     region: String,
 }
 
-pub(super) fn calls(checks: &mut Checks) -> Result<()> {
+pub(super) fn check_calls(checks: &mut Checks) -> Result<()> {
     let (server, caller) = (Device::open_bound()?, Device::open_bound()?);
-    let region = own_name("calls");
+    let region = unique_name("calls");
     let own = alloc(&server, 4096, &region, &[2])?;
     let (errno, handle) = map(&caller, name(&region), KITE_RIGHTS);
-    checks.errno("mapping", errno, 0);
+    checks.expect("mapping", errno, 0);
     let ends = Ends {
         server,
         own,
@@ -42,23 +42,27 @@ pub(super) fn calls(checks: &mut Checks) -> Result<()> {
         handle,
         region,
     };
-    checks.errno(
+    checks.expect(
         "call of a region without a server",
         ends.call(KITE_DATA_INLINE, 0, 0),
         ECONNREFUSED,
     );
-    serving(checks, &ends);
-    calling(checks, &ends);
-    receiving(checks, &ends);
-    replying(checks, &ends);
-    both(checks, &ends);
-    twice(checks, &ends);
-    long(checks, &ends);
-    rights(checks, &ends);
-    unbound(checks)?;
-    checks.errno("ending", give(&ends.server, KITE_IOC_FREE_NR, own), 0);
-    checks.errno("calling later", ends.call(1, 1, 0), ESTALE);
-    checks.errno("receiving later", ends.receive(1, 1).0, EBADF);
+    check_serve(checks, &ends);
+    check_call(checks, &ends);
+    check_receive(checks, &ends);
+    check_reply(checks, &ends);
+    check_reply_receive(checks, &ends);
+    check_two_servers(checks, &ends);
+    check_long_calls(checks, &ends);
+    check_rights(checks, &ends);
+    check_unbound(checks)?;
+    checks.expect(
+        "freeing the region",
+        ioctl_handle(&ends.server, KITE_IOC_FREE_NR, own),
+        0,
+    );
+    checks.expect("calling a freed region", ends.call(1, 1, 0), ESTALE);
+    checks.expect("receiving from a freed region", ends.receive(1, 1).0, EBADF);
     Ok(())
 }
 
@@ -72,15 +76,15 @@ impl Ends {
         self.server.ioctl(KITE_IOC_SERVE_NR, &mut serve)
     }
 
-    fn ask(&self, call: kite_call) -> Errno {
+    fn call_with(&self, call: kite_call) -> Errno {
         let mut call = call;
         self.caller.ioctl(KITE_IOC_CALL_NR, &mut call)
     }
 
-    /// A call of `len` bytes with room for `room`.
+    /// Makes a call of `len` bytes with a reply buffer of `room` bytes.
     fn call(&self, len: u32, room: u32, flags: u32) -> Errno {
         let (data, mut reply) = (vec![1; len as usize], vec![0; room as usize]);
-        self.ask(kite_call {
+        self.call_with(kite_call {
             handle: self.handle,
             addr: data.as_ptr() as u64,
             len: len.into(),
@@ -121,18 +125,18 @@ impl Ends {
         self.server.ioctl(KITE_IOC_REPLY_NR, &mut reply)
     }
 
-    fn answer(&self, call: u64, len: u64) -> Errno {
+    fn reply_bytes(&self, call: u64, len: u64) -> Errno {
         let data = vec![2u8; len as usize];
         self.reply(call, data.as_ptr() as u64, len, 0)
     }
 
     /// Makes a call of 8 bytes with a reply buffer of 4 while `server` runs. Its result must be `want`.
-    fn during(&self, checks: &mut Checks, want: Errno, server: impl FnOnce(&mut Checks)) {
-        self.during_call((8, 4, 0), checks, want, server);
+    fn check_during(&self, checks: &mut Checks, want: Errno, server: impl FnOnce(&mut Checks)) {
+        self.check_during_call((8, 4, 0), checks, want, server);
     }
 
-    /// As [`Self::during`], of a call of so many bytes, with such room and flags.
-    fn during_call(
+    /// Makes a call with this length, reply buffer and flags. See [`Self::check_during`].
+    fn check_during_call(
         &self,
         (len, room, flags): (u32, u32, u32),
         checks: &mut Checks,
@@ -143,37 +147,53 @@ impl Ends {
             let call = scope.spawn(|| self.call(len, room, flags));
             server(checks);
             let got = call.join().unwrap_or(EIO);
-            checks.errno("the call meanwhile", got, want);
+            checks.expect("concurrent call", got, want);
         });
     }
 }
 
-fn serving(checks: &mut Checks, ends: &Ends) {
+fn check_serve(checks: &mut Checks, ends: &Ends) {
     for size in [1, 4096, 16 << 10, 96 << 10, 8 << 20, u32::MAX] {
         let got = ends.serve(ends.own, size, 0);
-        checks.errno(&format!("rings of {size}"), got, EINVAL);
+        checks.expect(&format!("rings of {size}"), got, EINVAL);
     }
     for most in [1, KITE_DATA_INLINE - 1, KITE_DATA_MAX + 1, u32::MAX] {
         let got = ends.serve(ends.own, 0, most);
-        checks.errno(&format!("calls of {most}"), got, EINVAL);
+        checks.expect(&format!("calls of {most}"), got, EINVAL);
     }
-    checks.errno("no handle", ends.serve(ends.own + 1000, 0, 0), EBADF);
+    checks.expect(
+        "serving an invalid handle",
+        ends.serve(ends.own + 1000, 0, 0),
+        EBADF,
+    );
     let (_, weak) = map(&ends.server, name(&ends.region), KITE_READ | KITE_WRITE);
-    checks.errno("no master", ends.serve(weak, 0, 0), EACCES);
-    checks.errno("receiving unserved", ends.receive(1, 1).0, EOPNOTSUPP);
-    checks.errno("serving", ends.serve(ends.own, 32 << 10, LONG), 0);
-    checks.errno("serving twice", ends.serve(ends.own, 32 << 10, 0), EBUSY);
+    checks.expect(
+        "serving without master rights",
+        ends.serve(weak, 0, 0),
+        EACCES,
+    );
+    checks.expect(
+        "receiving without serving",
+        ends.receive(1, 1).0,
+        EOPNOTSUPP,
+    );
+    checks.expect("serving", ends.serve(ends.own, 32 << 10, LONG), 0);
+    checks.expect("serving twice", ends.serve(ends.own, 32 << 10, 0), EBUSY);
 }
 
-fn calling(checks: &mut Checks, ends: &Ends) {
+fn check_call(checks: &mut Checks, ends: &Ends) {
     let endless = kite_call {
         handle: ends.handle,
         len: u64::from(KITE_DATA_MAX) + 1,
         ..Default::default()
     };
-    checks.errno("longer than any", ends.ask(endless), EMSGSIZE);
-    checks.errno("flags", ends.call(1, 0, 2), EINVAL);
-    checks.errno(
+    checks.expect(
+        "call longer than the maximum",
+        ends.call_with(endless),
+        EMSGSIZE,
+    );
+    checks.expect("call with unknown flags", ends.call(1, 0, 2), EINVAL);
+    checks.expect(
         "a message with a reply",
         ends.call(1, 1, KITE_CALL_ONEWAY),
         EINVAL,
@@ -183,38 +203,50 @@ fn calling(checks: &mut Checks, ends: &Ends) {
         timeout_ms: 1,
         ..Default::default()
     };
-    checks.errno(
-        "reserved",
-        ends.ask(kite_call { reserved: 1, ..odd }),
+    checks.expect(
+        "call with a reserved field",
+        ends.call_with(kite_call { reserved: 1, ..odd }),
         EINVAL,
     );
     let handle = ends.handle + 1000;
-    checks.errno("no handle", ends.ask(kite_call { handle, ..odd }), EBADF);
+    checks.expect(
+        "no handle",
+        ends.call_with(kite_call { handle, ..odd }),
+        EBADF,
+    );
     let nowhere = kite_call {
         addr: NOWHERE,
         len: 1,
         ..odd
     };
-    checks.errno("data nowhere", ends.ask(nowhere), EFAULT);
+    checks.expect("call with unmapped data", ends.call_with(nowhere), EFAULT);
     let sent = ends.call(KITE_DATA_INLINE, 0, KITE_CALL_ONEWAY);
-    checks.errno("a message", sent, 0);
+    checks.expect("sending a message", sent, 0);
     let (errno, message) = ends.receive(KITE_DATA_INLINE, LONG_MS);
-    checks.errno("receiving the message", errno, 0);
+    checks.expect("receiving the message", errno, 0);
     let wanted = message.call == 0 && message.len == KITE_DATA_INLINE.into();
-    checks.errno("message without a call ID", i32::from(!wanted), 0);
-    checks.errno("call that no server receives", ends.ask(odd), ETIMEDOUT);
+    checks.expect("message without a call ID", i32::from(!wanted), 0);
+    checks.expect(
+        "call that no server receives",
+        ends.call_with(odd),
+        ETIMEDOUT,
+    );
     let (errno, late) = ends.receive(1, LONG_MS);
-    checks.errno("receiving a call that timed out", errno, 0);
-    checks.errno(
+    checks.expect("receiving a call that timed out", errno, 0);
+    checks.expect(
         "reply to a call that timed out",
-        ends.answer(late.call, 0),
+        ends.reply_bytes(late.call, 0),
         0,
     );
 }
 
-fn receiving(checks: &mut Checks, ends: &Ends) {
-    checks.errno("nothing to take", ends.receive(1, 1).0, ETIMEDOUT);
-    checks.errno("nothing now", ends.receive(1, 0).0, EAGAIN);
+fn check_receive(checks: &mut Checks, ends: &Ends) {
+    checks.expect("receive without a call", ends.receive(1, 1).0, ETIMEDOUT);
+    checks.expect(
+        "non-blocking receive without a call",
+        ends.receive(1, 0).0,
+        EAGAIN,
+    );
     for (flags, reserved) in [(2, 0), (0, 1)] {
         let mut odd = kite_receive {
             handle: ends.own,
@@ -223,45 +255,65 @@ fn receiving(checks: &mut Checks, ends: &Ends) {
             ..Default::default()
         };
         let got = ends.server.ioctl(KITE_IOC_RECEIVE_NR, &mut odd);
-        checks.errno(&format!("{odd:?}"), got, EINVAL);
+        checks.expect(&format!("{odd:?}"), got, EINVAL);
     }
-    ends.during(checks, 0, |checks| {
-        checks.errno("too short", ends.receive(7, LONG_MS).0, EMSGSIZE);
-        checks.errno("nowhere", ends.receive_at(NOWHERE, 8, LONG_MS).0, EFAULT);
+    ends.check_during(checks, 0, |checks| {
+        checks.expect(
+            "receive into a short buffer",
+            ends.receive(7, LONG_MS).0,
+            EMSGSIZE,
+        );
+        checks.expect(
+            "receive into unmapped memory",
+            ends.receive_at(NOWHERE, 8, LONG_MS).0,
+            EFAULT,
+        );
         let (errno, taken) = ends.receive(8, LONG_MS);
-        checks.errno("at last", errno, 0);
-        checks.errno("the end", ends.answer(taken.call, 4), 0);
+        checks.expect("receive after failed receives", errno, 0);
+        checks.expect("reply", ends.reply_bytes(taken.call, 4), 0);
     });
     // A call whose result cannot be written is closed, since it cannot be replied to.
-    ends.during(checks, ECONNRESET, |checks| {
+    ends.check_during(checks, ECONNRESET, |checks| {
         let got = ends.server.ioctl_at(KITE_IOC_RECEIVE_NR, NOWHERE as usize);
-        checks.errno("no structure", got, EFAULT);
+        checks.expect("receive with an unmapped structure", got, EFAULT);
         let (_, taken) = ends.receive(8, LONG_MS);
         let gone = ends.reply(taken.call, 0, 0, KITE_REPLY_ABORT);
-        checks.errno("abandoning", gone, 0);
+        checks.expect("aborting", gone, 0);
     });
 }
 
-fn replying(checks: &mut Checks, ends: &Ends) {
-    checks.errno("no call", ends.answer(1 << 40, 0), EBADF);
-    checks.errno("none", ends.answer(0, 0), EBADF);
-    ends.during(checks, 0, |checks| {
+fn check_reply(checks: &mut Checks, ends: &Ends) {
+    checks.expect(
+        "reply to an unknown call",
+        ends.reply_bytes(1 << 40, 0),
+        EBADF,
+    );
+    checks.expect("reply to call 0", ends.reply_bytes(0, 0), EBADF);
+    ends.check_during(checks, 0, |checks| {
         let (_, taken) = ends.receive(8, LONG_MS);
-        checks.errno("longer than the room", ends.answer(taken.call, 5), EMSGSIZE);
-        let longer = ends.answer(taken.call, 1 << 20);
-        checks.errno("much longer", longer, EMSGSIZE);
+        checks.expect(
+            "reply longer than the buffer",
+            ends.reply_bytes(taken.call, 5),
+            EMSGSIZE,
+        );
+        let longer = ends.reply_bytes(taken.call, 1 << 20);
+        checks.expect("reply of 1 MiB", longer, EMSGSIZE);
         let nowhere = ends.reply(taken.call, NOWHERE, 4, 0);
-        checks.errno("data nowhere", nowhere, EFAULT);
-        checks.errno("flags", ends.reply(taken.call, 0, 0, 2), EINVAL);
+        checks.expect("reply with unmapped data", nowhere, EFAULT);
+        checks.expect(
+            "reply with unknown flags",
+            ends.reply(taken.call, 0, 0, 2),
+            EINVAL,
+        );
         let both = ends.reply(taken.call, 0, 1, KITE_REPLY_ABORT);
-        checks.errno("abandoning with data", both, EINVAL);
-        checks.errno("the end", ends.answer(taken.call, 4), 0);
-        checks.errno("once more", ends.answer(taken.call, 4), EBADF);
+        checks.expect("aborting with data", both, EINVAL);
+        checks.expect("reply", ends.reply_bytes(taken.call, 4), 0);
+        checks.expect("second reply", ends.reply_bytes(taken.call, 4), EBADF);
     });
 }
 
-fn both(checks: &mut Checks, ends: &Ends) {
-    let ask = |call: u64, room: u32, timeout_ms: u32| {
+fn check_reply_receive(checks: &mut Checks, ends: &Ends) {
+    let reply_receive = |call: u64, room: u32, timeout_ms: u32| {
         let mut buffer = vec![0u8; room as usize];
         let mut both = kite_reply_receive {
             reply: kite_reply {
@@ -279,36 +331,48 @@ fn both(checks: &mut Checks, ends: &Ends) {
         let errno = ends.server.ioctl(KITE_IOC_REPLY_RECEIVE_NR, &mut both);
         (errno, both.receive.call)
     };
-    checks.errno("nothing to take", ask(0, 8, 1).0, ETIMEDOUT);
-    checks.errno("no such call", ask(1 << 40, 8, 1).0, EBADF);
-    ends.during(checks, 0, |checks| {
-        let (errno, call) = ask(0, 8, LONG_MS);
-        checks.errno("without an answer", errno, 0);
-        checks.errno("answering alone", ask(call, 8, 1).0, ETIMEDOUT);
-        checks.errno("that it was", ends.answer(call, 0), EBADF);
+    checks.expect(
+        "receive without a call",
+        reply_receive(0, 8, 1).0,
+        ETIMEDOUT,
+    );
+    checks.expect(
+        "reply to an unknown call",
+        reply_receive(1 << 40, 8, 1).0,
+        EBADF,
+    );
+    ends.check_during(checks, 0, |checks| {
+        let (errno, call) = reply_receive(0, 8, LONG_MS);
+        checks.expect("receive without a reply", errno, 0);
+        checks.expect(
+            "reply without a next call",
+            reply_receive(call, 8, 1).0,
+            ETIMEDOUT,
+        );
+        checks.expect("second reply", ends.reply_bytes(call, 0), EBADF);
     });
 }
 
 /// Two handles of one session serve independently.
-fn twice(checks: &mut Checks, ends: &Ends) {
+fn check_two_servers(checks: &mut Checks, ends: &Ends) {
     let (_, other) = map(&ends.server, name(&ends.region), KITE_RIGHTS);
-    checks.errno("serving by another", ends.serve(other, 0, 0), 0);
-    ends.during(checks, 0, |checks| {
+    checks.expect("serving by another handle", ends.serve(other, 0, 0), 0);
+    ends.check_during(checks, 0, |checks| {
         let (errno, taken) = ends.receive(8, LONG_MS);
-        checks.errno("taking by the first", errno, 0);
-        let gone = give(&ends.server, KITE_IOC_UNMAP_NR, other);
-        checks.errno("giving the other back", gone, 0);
-        checks.errno("the end", ends.answer(taken.call, 4), 0);
+        checks.expect("receiving by the first handle", errno, 0);
+        let gone = ioctl_handle(&ends.server, KITE_IOC_UNMAP_NR, other);
+        checks.expect("closing the other handle", gone, 0);
+        checks.expect("reply", ends.reply_bytes(taken.call, 4), 0);
     });
-    ends.during(checks, 0, |checks| {
+    ends.check_during(checks, 0, |checks| {
         let (errno, taken) = ends.receive(8, LONG_MS);
-        checks.errno("going on", errno, 0);
-        checks.errno("the end", ends.answer(taken.call, 4), 0);
+        checks.expect("receiving after the other handle was closed", errno, 0);
+        checks.expect("reply", ends.reply_bytes(taken.call, 4), 0);
     });
 }
 
-/// Calls whose data and replies do not fit into a message.
-fn long(checks: &mut Checks, ends: &Ends) {
+/// Checks calls whose data and replies do not fit into a message.
+fn check_long_calls(checks: &mut Checks, ends: &Ends) {
     let nowhere = kite_call {
         handle: ends.handle,
         addr: NOWHERE,
@@ -316,36 +380,64 @@ fn long(checks: &mut Checks, ends: &Ends) {
         timeout_ms: LONG_MS,
         ..Default::default()
     };
-    checks.errno("long data nowhere", ends.ask(nowhere), EFAULT);
+    checks.expect(
+        "long call with unmapped data",
+        ends.call_with(nowhere),
+        EFAULT,
+    );
     let mut bytes = vec![1_u8; LONG as usize];
-    let hasty = kite_call {
+    let short_timeout = kite_call {
         addr: bytes.as_ptr() as u64,
         timeout_ms: 1,
         ..nowhere
     };
-    checks.errno("call that no server receives", ends.ask(hasty), ETIMEDOUT);
+    checks.expect(
+        "call that no server receives",
+        ends.call_with(short_timeout),
+        ETIMEDOUT,
+    );
     // A call whose caller no longer waits is skipped: the next one is received.
-    ends.during_call((LONG, LONG, 0), checks, 0, |checks| {
-        checks.errno("too short", ends.receive(LONG - 1, LONG_MS).0, EMSGSIZE);
-        checks.errno("nowhere", ends.receive_at(NOWHERE, LONG, LONG_MS).0, EFAULT);
+    ends.check_during_call((LONG, LONG, 0), checks, 0, |checks| {
+        checks.expect(
+            "receive into a short buffer",
+            ends.receive(LONG - 1, LONG_MS).0,
+            EMSGSIZE,
+        );
+        checks.expect(
+            "receive into unmapped memory",
+            ends.receive_at(NOWHERE, LONG, LONG_MS).0,
+            EFAULT,
+        );
         let (errno, taken) = ends.receive(LONG, LONG_MS);
-        checks.errno("at last", errno, 0);
+        checks.expect("receive after failed receives", errno, 0);
         let whole = taken.len == LONG.into() && taken.call != 0;
-        checks.errno("that it is whole", i32::from(!whole), 0);
+        checks.expect("length of the received call", i32::from(!whole), 0);
         let (call, len) = (taken.call, u64::from(LONG));
-        checks.errno("more than the room", ends.answer(call, len + 1), EMSGSIZE);
-        checks.errno("from nowhere", ends.reply(call, NOWHERE, len, 0), EFAULT);
-        checks.errno("the end", ends.answer(call, len), 0);
-        checks.errno("once more", ends.answer(call, len), EBADF);
+        checks.expect(
+            "reply longer than the buffer",
+            ends.reply_bytes(call, len + 1),
+            EMSGSIZE,
+        );
+        checks.expect(
+            "reply with unmapped data",
+            ends.reply(call, NOWHERE, len, 0),
+            EFAULT,
+        );
+        checks.expect("reply", ends.reply_bytes(call, len), 0);
+        checks.expect("second reply", ends.reply_bytes(call, len), EBADF);
     });
     let too_long = (LONG + 1, 0, 0);
-    ends.during_call(too_long, checks, EMSGSIZE, |checks| {
-        checks.errno("for no server", ends.receive(LONG, 1000).0, ETIMEDOUT);
+    ends.check_during_call(too_long, checks, EMSGSIZE, |checks| {
+        checks.expect(
+            "receive of a call that is too long",
+            ends.receive(LONG, 1000).0,
+            ETIMEDOUT,
+        );
     });
-    ends.during_call((LONG, 0, KITE_CALL_ONEWAY), checks, 0, |checks| {
+    ends.check_during_call((LONG, 0, KITE_CALL_ONEWAY), checks, 0, |checks| {
         let (errno, taken) = ends.receive(LONG, LONG_MS);
-        checks.errno("a long message", errno, 0);
-        checks.errno("message without a call ID", i32::from(taken.call != 0), 0);
+        checks.expect("receiving a long message", errno, 0);
+        checks.expect("message without a call ID", i32::from(taken.call != 0), 0);
     });
     let reply_nowhere = kite_call {
         handle: ends.handle,
@@ -355,47 +447,63 @@ fn long(checks: &mut Checks, ends: &Ends) {
         ..Default::default()
     };
     thread::scope(|scope| {
-        let call = scope.spawn(|| ends.ask(reply_nowhere));
+        let call = scope.spawn(|| ends.call_with(reply_nowhere));
         let (_, taken) = ends.receive(0, LONG_MS);
-        checks.errno("a long reply", ends.answer(taken.call, LONG.into()), 0);
+        checks.expect(
+            "sending a long reply",
+            ends.reply_bytes(taken.call, LONG.into()),
+            0,
+        );
         let got = call.join().unwrap_or(EIO);
-        checks.errno("which goes nowhere", got, EFAULT);
+        checks.expect("reply to unmapped memory", got, EFAULT);
     });
-    // Whose caller is gone by then.
-    let hasty = kite_call {
+    // The call times out before the reply.
+    let short_timeout = kite_call {
         reply: bytes.as_mut_ptr() as u64,
         timeout_ms: 500,
         ..reply_nowhere
     };
-    checks.errno("a hasty one", ends.ask(hasty), ETIMEDOUT);
+    checks.expect(
+        "call with a short timeout",
+        ends.call_with(short_timeout),
+        ETIMEDOUT,
+    );
     let (_, late) = ends.receive(0, LONG_MS);
-    checks.errno("too late", ends.answer(late.call, LONG.into()), 0);
+    checks.expect(
+        "reply after the timeout",
+        ends.reply_bytes(late.call, LONG.into()),
+        0,
+    );
 }
 
-fn rights(checks: &mut Checks, ends: &Ends) {
+fn check_rights(checks: &mut Checks, ends: &Ends) {
     for rights in 1..=KITE_RIGHTS {
         let (errno, handle) = map(&ends.caller, name(&ends.region), rights);
-        checks.errno("mapping", errno, 0);
+        checks.expect("mapping", errno, 0);
         let message = kite_call {
             handle,
             flags: KITE_CALL_ONEWAY,
             ..Default::default()
         };
         let want = if rights & KITE_WRITE != 0 { 0 } else { EACCES };
-        checks.errno(&format!("calling with {rights}"), ends.ask(message), want);
+        checks.expect(
+            &format!("calling with {rights}"),
+            ends.call_with(message),
+            want,
+        );
         if want == 0 {
-            checks.errno("taking it", ends.receive(0, LONG_MS).0, 0);
+            checks.expect("receiving the message", ends.receive(0, LONG_MS).0, 0);
         }
-        checks.errno(
+        checks.expect(
             "unmapping",
-            give(&ends.caller, KITE_IOC_UNMAP_NR, handle),
+            ioctl_handle(&ends.caller, KITE_IOC_UNMAP_NR, handle),
             0,
         );
-        checks.errno("calling later", ends.ask(message), EBADF);
+        checks.expect("calling by a closed handle", ends.call_with(message), EBADF);
     }
 }
 
-fn unbound(checks: &mut Checks) -> Result<()> {
+fn check_unbound(checks: &mut Checks) -> Result<()> {
     let device = Device::open()?;
     let handle = 1;
     let mut serve = kite_serve {
@@ -411,15 +519,15 @@ fn unbound(checks: &mut Checks) -> Result<()> {
         ..Default::default()
     };
     let mut reply = kite_reply::default();
-    checks.errno(
+    checks.expect(
         "serve",
         device.ioctl(KITE_IOC_SERVE_NR, &mut serve),
         ENOTCONN,
     );
-    checks.errno("call", device.ioctl(KITE_IOC_CALL_NR, &mut call), ENOTCONN);
+    checks.expect("call", device.ioctl(KITE_IOC_CALL_NR, &mut call), ENOTCONN);
     let got = device.ioctl(KITE_IOC_RECEIVE_NR, &mut receive);
-    checks.errno("receive", got, ENOTCONN);
-    checks.errno(
+    checks.expect("receive", got, ENOTCONN);
+    checks.expect(
         "reply",
         device.ioctl(KITE_IOC_REPLY_NR, &mut reply),
         ENOTCONN,

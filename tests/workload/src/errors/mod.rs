@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `errors`: wrong requests, each of which has to get the errno that the ABI promises.
+//! `errors`: invalid requests. Each must fail with the errno that the ABI specifies.
 //!
-//! All cases need a cluster of at least nodes 1 and 2, but for `outside` and `views`.
+//! All cases except `outside` and `views` need a cluster with nodes 1 and 2.
 
 mod atomics;
 mod calls;
@@ -9,9 +9,9 @@ mod copies;
 mod grants;
 mod locks;
 mod moves;
-mod places;
 mod qos;
 mod queues;
+mod ranges;
 mod register;
 mod requests;
 mod results;
@@ -30,96 +30,96 @@ use crate::support::abi::*;
 pub(crate) enum Case {
     /// Names too long, taken, missing or empty
     Names,
-    /// Transfers and frees that the handle has no right to
+    /// Transfers and frees without the right of the handle
     Rights,
     /// Offsets and lengths outside the region
     Range,
     /// Values that the ABI does not allow
     Values,
-    /// Handles that are not, or no longer, there
+    /// Handles that do not exist, or are closed
     Handles,
     /// Requests before the session is bound
     Unbound,
-    /// Bindings that cannot be
+    /// Invalid bindings
     Bind,
     /// Requests of unknown number or size
     Requests,
-    /// Pointers to where nothing may be read or written
+    /// Pointers to memory that must not be accessed
     Pointers,
-    /// Requests of the daemon, by root
+    /// Requests of the daemon, as root
     Daemon,
-    /// Requests of the daemon, by a user
+    /// Requests of the daemon, as a user
     User,
-    /// Views that make no sense, by root on a node without a daemon
+    /// Invalid views, as root on a node without a daemon
     Views,
-    /// A signal during a transfer with a node that does not answer
+    /// A signal during a transfer with a node that does not respond
     Interrupted,
     /// Nodes that are not in the view
     Absent,
     /// Regions larger than all memory
     Huge,
-    /// Everything that needs a cluster, in none
+    /// Requests that need a cluster, on a node without a cluster
     Outside,
-    /// Atomic operations, and what is refused of them
+    /// Valid and invalid atomic operations
     Atomics,
     /// Rejected requests of callers and servers
     Calls,
-    /// Setting and copying bytes, and what is refused of it
+    /// Valid and invalid fills and copies
     Copies,
-    /// Granting rights, and what is refused of it, by a user
+    /// Valid and invalid grants, as a user
     Grants,
-    /// Locks and barriers, and what is refused of them
+    /// Valid and invalid requests of locks and barriers
     Locks,
-    /// Moving regions, and what is refused of it
+    /// Valid and invalid migrations
     Moves,
-    /// Priorities, policies and limits, and what is refused of them
+    /// Valid and invalid priorities, policies and limits
     Qos,
-    /// Queue pairs, what is refused of them and of what is submitted
+    /// Valid and invalid I/O queues and SQEs
     Queues,
-    /// Vectored reads and writes, and what is refused of them
+    /// Valid and invalid vectored reads and writes
     Vectors,
-    /// Making regions of memory, and what is refused of it, by a user
+    /// Valid and invalid registrations of memory as regions, as a user
     Register,
-    /// Results of a request that failed
+    /// Result fields of failed requests
     Untouched,
-    /// Results where nothing can be written
+    /// Results that cannot be written
     Undelivered,
 }
 
-/// Checks one case.
+/// Runs one case.
 pub(crate) fn run(case: Case) -> Result<()> {
     let mut checks = Checks::default();
     match case {
-        Case::Names => requests::names(&mut checks)?,
-        Case::Rights => requests::rights(&mut checks)?,
-        Case::Range => places::range(&mut checks)?,
-        Case::Values => requests::values(&mut checks)?,
-        Case::Handles => requests::handles(&mut checks)?,
-        Case::Unbound => sessions::unbound(&mut checks)?,
-        Case::Bind => sessions::bindings(&mut checks)?,
-        Case::Requests => requests::numbers(&mut checks)?,
-        Case::Pointers => places::pointers(&mut checks)?,
-        Case::Daemon => sessions::daemon(&mut checks)?,
-        Case::User => sessions::user(&mut checks)?,
-        Case::Views => sessions::views(&mut checks)?,
-        Case::Interrupted => places::interrupted(&mut checks)?,
-        Case::Absent => places::absent(&mut checks)?,
-        Case::Huge => places::huge(&mut checks)?,
-        Case::Outside => places::outside(&mut checks)?,
-        Case::Atomics => atomics::atomics(&mut checks)?,
-        Case::Calls => calls::calls(&mut checks)?,
-        Case::Copies => copies::copies(&mut checks)?,
-        Case::Register => register::register(&mut checks)?,
-        Case::Vectors => vectors::vectors(&mut checks)?,
-        Case::Grants => grants::grants(&mut checks)?,
-        Case::Locks => locks::locks(&mut checks)?,
-        Case::Moves => moves::moves(&mut checks)?,
-        Case::Qos => qos::qos(&mut checks)?,
-        Case::Queues => queues::queues(&mut checks)?,
-        Case::Untouched => results::untouched(&mut checks)?,
-        Case::Undelivered => results::undelivered(&mut checks)?,
+        Case::Names => requests::check_names(&mut checks)?,
+        Case::Rights => requests::check_rights(&mut checks)?,
+        Case::Range => ranges::check_ranges(&mut checks)?,
+        Case::Values => requests::check_values(&mut checks)?,
+        Case::Handles => requests::check_handles(&mut checks)?,
+        Case::Unbound => sessions::check_unbound(&mut checks)?,
+        Case::Bind => sessions::check_bindings(&mut checks)?,
+        Case::Requests => requests::check_request_numbers(&mut checks)?,
+        Case::Pointers => ranges::check_pointers(&mut checks)?,
+        Case::Daemon => sessions::check_daemon(&mut checks)?,
+        Case::User => sessions::check_user(&mut checks)?,
+        Case::Views => sessions::check_views(&mut checks)?,
+        Case::Interrupted => ranges::check_interrupted(&mut checks)?,
+        Case::Absent => ranges::check_absent_nodes(&mut checks)?,
+        Case::Huge => ranges::check_huge_regions(&mut checks)?,
+        Case::Outside => ranges::check_without_cluster(&mut checks)?,
+        Case::Atomics => atomics::check_atomics(&mut checks)?,
+        Case::Calls => calls::check_calls(&mut checks)?,
+        Case::Copies => copies::check_copies(&mut checks)?,
+        Case::Register => register::check_register(&mut checks)?,
+        Case::Vectors => vectors::check_vectors(&mut checks)?,
+        Case::Grants => grants::check_grants(&mut checks)?,
+        Case::Locks => locks::check_locks(&mut checks)?,
+        Case::Moves => moves::check_moves(&mut checks)?,
+        Case::Qos => qos::check_qos(&mut checks)?,
+        Case::Queues => queues::check_queues(&mut checks)?,
+        Case::Untouched => results::check_untouched(&mut checks)?,
+        Case::Undelivered => results::check_undelivered(&mut checks)?,
     }
-    checks.end()
+    checks.finish()
 }
 
 /// Number of checks, and the failed ones.
@@ -130,13 +130,13 @@ struct Checks {
 }
 
 impl Checks {
-    /// `got` has to be `want`.
-    fn errno(&mut self, what: &str, got: Errno, want: Errno) {
-        self.any(what, got, &[want]);
+    /// Records a failure unless `got` is `want`.
+    fn expect(&mut self, what: &str, got: Errno, want: Errno) {
+        self.expect_any(what, got, &[want]);
     }
 
-    /// `got` has to be in `want`.
-    fn any(&mut self, what: &str, got: Errno, want: &[Errno]) {
+    /// Records a failure unless `got` is one of `want`.
+    fn expect_any(&mut self, what: &str, got: Errno, want: &[Errno]) {
         self.count += 1;
         if !want.contains(&got) {
             let want: Vec<String> = want.iter().map(|errno| symbol(*errno)).collect();
@@ -148,15 +148,15 @@ impl Checks {
         }
     }
 
-    fn end(self) -> Result<()> {
-        ensure!(self.count > 0, "nothing was checked");
+    fn finish(self) -> Result<()> {
+        ensure!(self.count > 0, "no checks were run");
         ensure!(self.wrong.is_empty(), "{}", self.wrong.join("; "));
         println!("{} checks", self.count);
         Ok(())
     }
 }
 
-/// Allocates, and returns the handle.
+/// Allocates a region and returns its handle.
 fn alloc(device: &Device, len: u64, text: &str, nodes: &[u32]) -> Result<u64> {
     let mut alloc = kite_alloc {
         len,
@@ -168,12 +168,13 @@ fn alloc(device: &Device, len: u64, text: &str, nodes: &[u32]) -> Result<u64> {
     let errno = device.ioctl(KITE_IOC_ALLOC_NR, &mut alloc);
     ensure!(
         errno == 0,
-        "allocating {len} bytes {text}: {}",
+        "cannot allocate {len} bytes as {text:?}: {}",
         symbol(errno)
     );
     Ok(alloc.handle)
 }
 
+/// Maps the region with the name `field`. Returns the errno and the handle.
 fn map(device: &Device, field: [c_char; 64], rights: u32) -> (Errno, u64) {
     let mut map = kite_map {
         name: field,
@@ -184,11 +185,12 @@ fn map(device: &Device, field: [c_char; 64], rights: u32) -> (Errno, u64) {
     (errno, map.handle)
 }
 
-fn give(device: &Device, number: u32, handle: u64) -> Errno {
+/// Makes request `number` with a handle.
+fn ioctl_handle(device: &Device, number: u32, handle: u64) -> Errno {
     device.ioctl(number, &mut kite_handle { handle })
 }
 
-/// A transfer between the region and `bytes`.
+/// Returns a transfer between the region and `bytes`.
 fn rw(handle: u64, offset: u64, bytes: &mut [u8]) -> kite_rw {
     kite_rw {
         handle,
@@ -199,7 +201,7 @@ fn rw(handle: u64, offset: u64, bytes: &mut [u8]) -> kite_rw {
     }
 }
 
-/// A name that no other process uses.
-fn own_name(text: &str) -> String {
+/// Returns a name that no other process uses.
+fn unique_name(text: &str) -> String {
     format!("errors-{text}-{}", std::process::id())
 }

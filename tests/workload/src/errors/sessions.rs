@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Requests that the session must not make: before it is bound, twice, or without being the daemon.
+//! Requests of unbound sessions, repeated bindings, and requests of the daemon.
 
 use anyhow::Result;
 use libc::*;
@@ -7,13 +7,13 @@ use libc::*;
 use super::{map, Checks};
 use crate::support::abi::{name, *};
 
-pub(super) fn unbound(checks: &mut Checks) -> Result<()> {
+pub(super) fn check_unbound(checks: &mut Checks) -> Result<()> {
     let device = Device::open()?;
     let mut zero = [0_u8; 4096];
     for number in REQUESTS {
         let want = match number {
             KITE_IOC_BIND_NR | KITE_IOC_QUERY_RNIC_NR | KITE_IOC_GET_PARAMETERS_NR => continue,
-            // These look at their values first, which zeroes are not good for.
+            // These requests check their values first, and reject zeroes.
             KITE_IOC_ALLOC_NR
             | KITE_IOC_MAP_NR
             | KITE_IOC_LIST_REGIONS_NR
@@ -24,7 +24,7 @@ pub(super) fn unbound(checks: &mut Checks) -> Result<()> {
             KITE_IOC_JOIN_NR | KITE_IOC_SET_VIEW_NR => &[ENOTCONN, EPERM][..],
             _ => &[ENOTCONN][..],
         };
-        checks.any(
+        checks.expect_any(
             &format!("request {number:#x}"),
             device.ioctl(number, &mut zero),
             want,
@@ -34,14 +34,14 @@ pub(super) fn unbound(checks: &mut Checks) -> Result<()> {
         len: 1,
         ..Default::default()
     };
-    checks.errno(
+    checks.expect(
         "allocating",
         device.ioctl(KITE_IOC_ALLOC_NR, &mut good),
         ENOTCONN,
     );
-    checks.errno("mapping", map(&device, name("a"), KITE_READ).0, ENOTCONN);
+    checks.expect("mapping", map(&device, name("a"), KITE_READ).0, ENOTCONN);
     let mut rnic = kite_query_rnic::default();
-    checks.errno(
+    checks.expect(
         "describing",
         device.ioctl(KITE_IOC_QUERY_RNIC_NR, &mut rnic),
         0,
@@ -49,15 +49,15 @@ pub(super) fn unbound(checks: &mut Checks) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn bindings(checks: &mut Checks) -> Result<()> {
+pub(super) fn check_bindings(checks: &mut Checks) -> Result<()> {
     let device = Device::open()?;
     for version in [0, KITE_ABI_VERSION + 1, u32::MAX] {
         let mut bind = kite_bind {
             version,
             ..binding()
         };
-        checks.errno(
-            "another version",
+        checks.expect(
+            "unknown version",
             device.ioctl(KITE_IOC_BIND_NR, &mut bind),
             EPROTONOSUPPORT,
         );
@@ -66,17 +66,17 @@ pub(super) fn bindings(checks: &mut Checks) -> Result<()> {
         rnic: name("no-such-rnic"),
         ..binding()
     };
-    checks.errno(
+    checks.expect(
         "no such RNIC",
         device.ioctl(KITE_IOC_BIND_NR, &mut absent),
         ENODEV,
     );
-    checks.errno(
+    checks.expect(
         "the first binding",
         device.ioctl(KITE_IOC_BIND_NR, &mut binding()),
         0,
     );
-    checks.errno(
+    checks.expect(
         "the second binding",
         device.ioctl(KITE_IOC_BIND_NR, &mut binding()),
         EBUSY,
@@ -86,14 +86,14 @@ pub(super) fn bindings(checks: &mut Checks) -> Result<()> {
             index,
             ..Default::default()
         };
-        checks.errno(
+        checks.expect(
             "no such index",
             device.ioctl(KITE_IOC_QUERY_RNIC_NR, &mut rnic),
             ENOENT,
         );
     }
     let mut event = kite_event::default();
-    checks.errno(
+    checks.expect(
         "no event",
         device.ioctl(KITE_IOC_GET_EVENT_NR, &mut event),
         EAGAIN,
@@ -101,7 +101,7 @@ pub(super) fn bindings(checks: &mut Checks) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn daemon(checks: &mut Checks) -> Result<()> {
+pub(super) fn check_daemon(checks: &mut Checks) -> Result<()> {
     let device = Device::open_bound()?;
     let good = kite_join {
         node: 7,
@@ -109,7 +109,7 @@ pub(super) fn daemon(checks: &mut Checks) -> Result<()> {
         ..Default::default()
     };
     let mut second = good;
-    checks.errno(
+    checks.expect(
         "a second daemon",
         device.ioctl(KITE_IOC_JOIN_NR, &mut second),
         EBUSY,
@@ -138,22 +138,22 @@ pub(super) fn daemon(checks: &mut Checks) -> Result<()> {
             },
         ),
     ] {
-        checks.errno(what, device.ioctl(KITE_IOC_JOIN_NR, &mut wrong), EINVAL);
+        checks.expect(what, device.ioctl(KITE_IOC_JOIN_NR, &mut wrong), EINVAL);
     }
     let mut view = kite_set_view {
         epoch: u64::MAX,
         count: 1,
         ..Default::default()
     };
-    checks.errno(
-        "a view by another",
+    checks.expect(
+        "view of a session without a daemon",
         device.ioctl(KITE_IOC_SET_VIEW_NR, &mut view),
         EPERM,
     );
     Ok(())
 }
 
-pub(super) fn user(checks: &mut Checks) -> Result<()> {
+pub(super) fn check_user(checks: &mut Checks) -> Result<()> {
     let device = Device::open_bound()?;
     let mut join = kite_join {
         node: 7,
@@ -165,8 +165,8 @@ pub(super) fn user(checks: &mut Checks) -> Result<()> {
         count: 1,
         ..Default::default()
     };
-    checks.errno("joining", device.ioctl(KITE_IOC_JOIN_NR, &mut join), EPERM);
-    checks.errno(
+    checks.expect("joining", device.ioctl(KITE_IOC_JOIN_NR, &mut join), EPERM);
+    checks.expect(
         "a view",
         device.ioctl(KITE_IOC_SET_VIEW_NR, &mut view),
         EPERM,
@@ -174,11 +174,11 @@ pub(super) fn user(checks: &mut Checks) -> Result<()> {
     Ok(())
 }
 
-/// On a node whose RNIC has no daemon; the session is it, for as long as it lasts.
-pub(super) fn views(checks: &mut Checks) -> Result<()> {
+/// Checks views. The node must have no daemon: this session is the daemon of the RNIC.
+pub(super) fn check_views(checks: &mut Checks) -> Result<()> {
     let device = Device::open_bound()?;
     let mut rnic = kite_query_rnic::default();
-    checks.errno(
+    checks.expect(
         "describing",
         device.ioctl(KITE_IOC_QUERY_RNIC_NR, &mut rnic),
         0,
@@ -194,7 +194,7 @@ pub(super) fn views(checks: &mut Checks) -> Result<()> {
         incarnation: own.incarnation,
         ..Default::default()
     };
-    checks.errno("joining", device.ioctl(KITE_IOC_JOIN_NR, &mut join), 0);
+    checks.expect("joining", device.ioctl(KITE_IOC_JOIN_NR, &mut join), 0);
     let view = |epoch, members: &[kite_member]| {
         let mut view = kite_set_view {
             epoch,
@@ -206,36 +206,40 @@ pub(super) fn views(checks: &mut Checks) -> Result<()> {
     };
     let other = kite_member { node: 8, ..own };
     let (mut elsewhere, mut another) = (own, own);
-    // On InfiniBand the LID counts.
+    // InfiniBand addresses nodes by LID.
     elsewhere.address.gid[15] ^= 1;
     elsewhere.address.lid ^= 1;
     another.address.qpn += 1;
     for (what, epoch, members) in [
         ("epoch 0", 0, &[own][..]),
-        ("no members", 9, &[]),
-        ("too many", 9, &[own; KITE_NODES_MAX as usize + 1]),
-        ("without this node", 9, &[other]),
-        ("twice this node", 9, &[own, own]),
-        ("in no order", 9, &[other, own]),
+        ("view without members", 9, &[]),
         (
-            "another life",
+            "view with too many members",
+            9,
+            &[own; KITE_NODES_MAX as usize + 1],
+        ),
+        ("without this node", 9, &[other]),
+        ("this node twice", 9, &[own, own]),
+        ("unsorted members", 9, &[other, own]),
+        (
+            "wrong incarnation",
             9,
             &[kite_member {
                 incarnation: 6,
                 ..own
             }],
         ),
-        ("another address", 9, &[elsewhere]),
-        ("another queue pair", 9, &[another]),
+        ("wrong address", 9, &[elsewhere]),
+        ("wrong QP number", 9, &[another]),
         ("node 0", 9, &[kite_member { node: 0, ..own }, own]),
         ("a reserved field", 9, &[kite_member { reserved: 1, ..own }]),
     ] {
-        checks.errno(what, view(epoch, members), EINVAL);
+        checks.expect(what, view(epoch, members), EINVAL);
     }
-    checks.errno("a view", view(9, &[own]), 0);
+    checks.expect("a view", view(9, &[own]), 0);
     for epoch in [9, 8] {
-        checks.errno("an epoch that does not rise", view(epoch, &[own]), EINVAL);
+        checks.expect("epoch that does not increase", view(epoch, &[own]), EINVAL);
     }
-    checks.errno("the next view", view(10, &[own]), 0);
+    checks.expect("the next view", view(10, &[own]), 0);
     Ok(())
 }
