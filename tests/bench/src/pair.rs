@@ -137,7 +137,9 @@ impl Pair {
         let Place { node, rnic, .. } = &self.place;
         let rnic = rnic.as_deref().unwrap_or_default();
         let counts = COUNTS.map(|count| count.to_string()).join(" ");
-        let line = format!("{PROGRAMS}/kite-workload crowd --rnic '{rnic}' --node {node} {counts}");
+        let line = format!(
+            "{PROGRAMS}/kite-workload alloc-scaling --rnic '{rnic}' --node {node} {counts}"
+        );
         let mut process = self.cluster.node(1).spawn(&line)?;
         for _ in COUNTS {
             let line = process.read_line(CROWD_PATIENCE)?;

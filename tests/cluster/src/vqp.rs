@@ -9,8 +9,8 @@ const SOON: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
 /// Registers memory of a node until the process ends. Returns the process and the name "NODE ADDRESS KEY".
-pub fn offer(node: &Node, number: usize, options: &str) -> Result<(Process, String)> {
-    let mut process = node.workload(&format!("vqp offer {options}")).spawn()?;
+pub fn expose_memory(node: &Node, number: usize, options: &str) -> Result<(Process, String)> {
+    let mut process = node.workload(&format!("vqp expose {options}")).spawn()?;
     let line = process.read_until("", SOON)?;
     Ok((process, format!("{number} {line}")))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `churn`: the same thing over and over, for tests that look for what it leaves behind.
+//! `churn`: repeats one cycle, for tests of leaks.
 
 use anyhow::{ensure, Result};
 use clap::Subcommand;
@@ -7,10 +7,10 @@ use kite::{AllocOptions, Cluster, Rights};
 
 use crate::support::abi::Device;
 
-/// Repeats one cycle.
+/// Repeats one cycle
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum Churn {
-    /// Opens and closes sessions, bound and not
+    /// Opens and closes bound and unbound sessions
     Open {
         /// Repetitions
         count: u64,
@@ -22,21 +22,21 @@ pub(crate) enum Churn {
         /// Bytes
         #[arg(long, default_value_t = 20_000)]
         len: u64,
-        /// Its nodes
+        /// Nodes of the region
         #[arg(long, value_delimiter = ',')]
         nodes: Vec<u32>,
-        /// Gives them names that begin so, else they are anonymous
+        /// Prefix of the names [default: anonymous regions]
         #[arg(long, default_value = "")]
         name: String,
     },
-    /// Allocates regions with numbered names and leaves them
+    /// Allocates regions with numbered names
     Populate {
         /// Number of regions
         count: u64,
         /// Prefix of their names
         prefix: String,
     },
-    /// Frees what `populate` left
+    /// Frees the regions of `populate`
     Clear {
         /// Number of regions
         count: u64,
@@ -47,13 +47,13 @@ pub(crate) enum Churn {
     Map {
         /// Repetitions
         count: u64,
-        /// Its name
+        /// Name of the region
         name: String,
     },
 }
 
 impl Churn {
-    /// Repeats it.
+    /// Runs the cycles.
     pub(crate) fn run(&self) -> Result<()> {
         match self {
             Churn::Open { count } => open(*count),

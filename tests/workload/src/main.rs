@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite-workload`: what kite's tests run on the nodes of a cluster.
+//! `kite-workload`: programs of kite's tests that run on the nodes of a cluster.
 //!
 //! Each subcommand is a module. The programs use the crate `kite`. Requests that the crate cannot express use the device
 //! directly ([`support::abi`]).
@@ -22,13 +22,13 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use region::{absent, basic, copies, crowd, hold, integrity, register, stream};
+use region::{alloc_scaling, basic, copies, integrity, register, stream, transfer, unserved_fault};
 use sync::{atomics, locks};
 
 /// Programs of kite's tests that run on the nodes of a cluster.
 #[derive(Debug, Parser)]
 enum Workload {
-    Absent(absent::Absent),
+    AllocScaling(alloc_scaling::AllocScaling),
     #[command(subcommand)]
     Atomics(atomics::Atomics),
     #[command(subcommand)]
@@ -41,38 +41,38 @@ enum Workload {
     Churn(churn::Churn),
     #[command(subcommand)]
     Copies(copies::Copies),
-    Crowd(crowd::Crowd),
-    /// Checks that wrong requests get the errno that the ABI promises
+    /// Checks that invalid requests fail with the errno of the ABI
     Errors {
-        /// Which
+        /// Group of requests
         #[arg(value_enum)]
         case: errors::Case,
     },
     Fuzz(fuzz::Fuzz),
-    Hold(hold::Hold),
     Integrity(integrity::Integrity),
     #[command(subcommand)]
     Locks(locks::Locks),
-    Maps(basic::Maps),
+    OpenHandles(basic::OpenHandles),
     Nodes(nodes::Nodes),
     Notices(notices::Notices),
     #[command(subcommand)]
     Queues(queues::Queues),
-    /// Runs the sample of README.md
+    /// Runs the samples of README.md and docs/guide.md
     Readme,
     Register(register::Register),
     Requests(requests::Requests),
-    Stream(stream::Stream),
+    Stream(stream::WriteStream),
     #[command(subcommand)]
     Rpc(rpc::Rpc),
     #[command(subcommand)]
     Vqp(vqp::Vqps),
-    Watch(hold::Watch),
+    Transfer(transfer::Transfer),
+    UnservedFault(unserved_fault::UnservedFault),
+    Watch(transfer::Watch),
 }
 
 fn main() -> ExitCode {
     let result = match Workload::parse() {
-        Workload::Absent(absent) => absent.run(),
+        Workload::AllocScaling(scaling) => scaling.run(),
         Workload::Atomics(atomics) => atomics.run(),
         Workload::Attempt(attempt) => {
             attempt.run();
@@ -84,13 +84,11 @@ fn main() -> ExitCode {
         Workload::Await(wait) => wait.run(),
         Workload::Churn(churn) => churn.run(),
         Workload::Copies(copies) => copies.run(),
-        Workload::Crowd(crowd) => crowd.run(),
         Workload::Errors { case } => errors::run(case),
         Workload::Fuzz(fuzz) => fuzz.run(),
-        Workload::Hold(hold) => hold.run(),
         Workload::Integrity(integrity) => integrity.run(),
         Workload::Locks(locks) => locks.run(),
-        Workload::Maps(maps) => maps.run(),
+        Workload::OpenHandles(handles) => handles.run(),
         Workload::Nodes(nodes) => nodes.run(),
         Workload::Notices(notices) => notices.run(),
         Workload::Queues(queues) => queues.run(),
@@ -100,6 +98,8 @@ fn main() -> ExitCode {
         Workload::Stream(stream) => stream.run(),
         Workload::Rpc(rpc) => rpc.run(),
         Workload::Vqp(vqp) => vqp.run(),
+        Workload::Transfer(transfer) => transfer.run(),
+        Workload::UnservedFault(fault) => fault.run(),
         Workload::Watch(watch) => watch.run(),
     };
     match result {

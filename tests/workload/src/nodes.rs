@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `nodes`: what memory a kernel has for each other node of its view, and for each connection to one.
+//! `nodes`: kernel memory for each other node of the view, and for each connection.
 //!
 //! The nodes do not exist: this program is the daemon of an RNIC, and adds them to the view. The kernel announces the
 //! view to them by datagrams, and connects to owners of names: a QP of each with a higher number waits for its peer.
@@ -13,28 +13,28 @@ use clap::Args;
 use crate::support::abi::*;
 
 /// Number of this node, in the middle of all numbers: the node with the lower number initiates connections.
-const OWN: u32 = 2000;
+const LOCAL_NODE: u32 = 2000;
 
-/// Names for each node that is to keep some: that one gets none is as good as impossible.
-const NAMES: u32 = 16;
+/// Names per connected node: each node owns a name with near certainty.
+const NAMES_PER_NODE: u32 = 16;
 
-/// Times that the nodes join and leave: other programs allocate and free memory meanwhile.
-const TIMES: usize = 5;
+/// Measured rounds of joins and leaves. The median excludes allocations of other programs.
+const ROUNDS: usize = 5;
 
-/// Longer than anything takes.
+/// Maximum number of polls.
 const TRIES: u32 = 3000;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Bytes that come and go while nothing happens.
-const SETTLED: i64 = 64 << 10;
+/// Bytes that change on an idle node.
+const NOISE_BYTES: i64 = 64 << 10;
 
-/// Prints the bytes for each node that is known alone, and those for each connection.
+/// Prints the bytes per node without a connection, and the bytes per connection
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Nodes {
-    /// So many that are known alone
+    /// Nodes without a connection
     #[arg(long, default_value_t = 1000)]
     known: u32,
-    /// So many that are connected to
+    /// Connected nodes
     #[arg(long, default_value_t = 64)]
     connected: u32,
 }
@@ -44,21 +44,22 @@ struct Daemon {
     device: Device,
     own: kite_member,
     epoch: u64,
-    /// Queue pairs that are there without any other node.
-    pairs: usize,
+    /// QPs without any other node.
+    idle_qps: usize,
 }
 
 impl Nodes {
     pub(crate) fn run(&self) -> Result<()> {
         ensure!(
-            self.known < OWN && self.known > 0 && self.connected > 0,
+            self.known < LOCAL_NODE && self.known > 0 && self.connected > 0,
             "known nodes must be 1 to {}, connected nodes at least 1",
-            OWN - 1
+            LOCAL_NODE - 1
         );
         let mut daemon = Daemon::new()?;
-        let known = daemon.cost(OWN - self.known..OWN, false)?;
-        daemon.name(self.connected * NAMES)?;
-        let connected = daemon.cost(OWN + 1..OWN + 1 + self.connected, true)?;
+        let known = daemon.memory_per_node(LOCAL_NODE - self.known..LOCAL_NODE, false)?;
+        daemon.create_names(self.connected * NAMES_PER_NODE)?;
+        let connected =
+            daemon.memory_per_node(LOCAL_NODE + 1..LOCAL_NODE + 1 + self.connected, true)?;
         println!("{known} {}", connected - known);
         Ok(())
     }
@@ -68,12 +69,12 @@ impl Daemon {
     fn new() -> Result<Self> {
         let device = Device::open_bound()?;
         let mut rnic = kite_query_rnic::default();
-        done(
+        check_errno(
             device.ioctl(KITE_IOC_QUERY_RNIC_NR, &mut rnic),
-            "describing",
+            "query_rnic",
         )?;
         let own = kite_member {
-            node: OWN,
+            node: LOCAL_NODE,
             incarnation: 1,
             address: rnic.address,
             ..Default::default()
@@ -83,49 +84,49 @@ impl Daemon {
             incarnation: own.incarnation,
             ..Default::default()
         };
-        done(device.ioctl(KITE_IOC_JOIN_NR, &mut join), "joining")?;
-        let pairs = queue_pairs()?;
+        check_errno(device.ioctl(KITE_IOC_JOIN_NR, &mut join), "join")?;
+        let idle_qps = count_qps()?;
         Ok(Self {
             device,
             own,
             epoch: 0,
-            pairs,
+            idle_qps,
         })
     }
 
-    /// Makes so many names, of regions of this node, which is alone.
-    fn name(&mut self, count: u32) -> Result<()> {
-        self.view(0..0)?;
+    /// Allocates `count` named regions on this node, without other nodes.
+    fn create_names(&mut self, count: u32) -> Result<()> {
+        self.set_view(0..0)?;
         for i in 0..count {
             let mut alloc = kite_alloc {
                 len: 1,
                 name: name(&format!("nodes-{i}")),
                 ..Default::default()
             };
-            done(self.device.ioctl(KITE_IOC_ALLOC_NR, &mut alloc), "a region")?;
+            check_errno(self.device.ioctl(KITE_IOC_ALLOC_NR, &mut alloc), "alloc")?;
         }
         Ok(())
     }
 
-    /// Bytes for each of these nodes: the median of what is gone when they are there.
-    fn cost(&mut self, nodes: std::ops::Range<u32>, connected: bool) -> Result<i64> {
+    /// Returns the memory per node: the median of the increase after the nodes joined.
+    fn memory_per_node(&mut self, nodes: std::ops::Range<u32>, connected: bool) -> Result<i64> {
         let mut costs = Vec::new();
-        for _ in 0..TIMES {
-            self.view(0..0)?;
-            await_pairs(self.pairs)?;
+        for _ in 0..ROUNDS {
+            self.set_view(0..0)?;
+            await_qps(self.idle_qps)?;
             let before = settled_memory()?;
-            self.view(nodes.clone())?;
+            self.set_view(nodes.clone())?;
             if connected {
-                await_pairs(self.pairs + nodes.len())?;
+                await_qps(self.idle_qps + nodes.len())?;
             }
             costs.push((settled_memory()? - before) / i64::from(nodes.end - nodes.start));
         }
         costs.sort_unstable();
-        Ok(costs[TIMES / 2])
+        Ok(costs[ROUNDS / 2])
     }
 
-    /// Sets a view with these nodes, each with a new incarnation.
-    fn view(&mut self, nodes: std::ops::Range<u32>) -> Result<()> {
+    /// Sets a view with `nodes`, each with a new incarnation.
+    fn set_view(&mut self, nodes: std::ops::Range<u32>) -> Result<()> {
         self.epoch += 1;
         let other = |node| kite_member {
             node,
@@ -140,28 +141,31 @@ impl Daemon {
             members: members.as_ptr() as u64,
             ..Default::default()
         };
-        done(self.device.ioctl(KITE_IOC_SET_VIEW_NR, &mut view), "a view")
+        check_errno(
+            self.device.ioctl(KITE_IOC_SET_VIEW_NR, &mut view),
+            "set_view",
+        )
     }
 }
 
-fn done(errno: Errno, what: &str) -> Result<()> {
+fn check_errno(errno: Errno, what: &str) -> Result<()> {
     ensure!(errno == 0, "{what}: {}", symbol(errno));
     Ok(())
 }
 
-/// Waits until this kernel has so many queue pairs.
-fn await_pairs(count: usize) -> Result<()> {
+/// Waits until this kernel has `count` QPs.
+fn await_qps(count: usize) -> Result<()> {
     for _ in 0..TRIES {
-        if queue_pairs()? == count {
+        if count_qps()? == count {
             return Ok(());
         }
         std::thread::sleep(PAUSE);
     }
-    bail!("{} queue pairs instead of {count}", queue_pairs()?);
+    bail!("{} QPs, expected {count}", count_qps()?);
 }
 
 /// Returns the number of QPs of the RNIC, of all owners.
-fn queue_pairs() -> Result<usize> {
+fn count_qps() -> Result<usize> {
     let mut count = 0;
     for device in std::fs::read_dir("/sys/kernel/debug/mlx5")? {
         count += std::fs::read_dir(device?.path().join("QPs"))?.count();
@@ -169,28 +173,28 @@ fn queue_pairs() -> Result<usize> {
     Ok(count)
 }
 
-/// As [`kernel_memory`], when the ways to nodes were found, and what was done for that is over.
+/// Returns [`kernel_memory`] once it is stable.
 fn settled_memory() -> Result<i64> {
     let mut before = kernel_memory()?;
     for _ in 0..TRIES {
         std::thread::sleep(5 * PAUSE);
         let now = kernel_memory()?;
-        if (now - before).abs() <= SETTLED {
+        if (now - before).abs() <= NOISE_BYTES {
             return Ok(now);
         }
         before = now;
     }
-    bail!("memory does not settle");
+    bail!("kernel memory does not become stable");
 }
 
-/// Bytes that are neither free nor those of programs, threads and files; of slabs those of objects.
+/// Returns the used bytes without those of programs, threads and files. Of slabs only the objects count.
 fn kernel_memory() -> Result<i64> {
-    let objects = objects()?;
-    // Processors count for themselves, and now together.
+    let slab_bytes = slab_bytes()?;
+    // Adds the counters of all processors.
     std::fs::write("/proc/sys/vm/stat_refresh", "1")?;
     let text = std::fs::read_to_string("/proc/meminfo")?;
-    let all = kib(&text, "MemTotal")?;
-    let others = [
+    let all = read_kib(&text, "MemTotal")?;
+    let excluded = [
         "MemFree",
         "Buffers",
         "Cached",
@@ -198,31 +202,36 @@ fn kernel_memory() -> Result<i64> {
         "KernelStack",
         "Slab",
     ];
-    let others = others
+    let excluded = excluded
         .iter()
-        .map(|name| kib(&text, name))
+        .map(|name| read_kib(&text, name))
         .sum::<Result<i64>>()?;
-    Ok(((all - others) << 10) - kept_pages()? * 4096 + objects)
+    Ok(((all - excluded) << 10) - cached_free_pages()? * 4096 + slab_bytes)
 }
 
-/// Bytes of all objects in slabs.
-fn objects() -> Result<i64> {
+/// Returns the bytes of all objects in slabs.
+fn slab_bytes() -> Result<i64> {
     for cache in std::fs::read_dir("/sys/kernel/slab")? {
-        // What processors keep for themselves counts as objects. Some caches are being made or gone.
+        // Free objects in caches of processors count as objects. A cache may disappear concurrently.
         let _ = std::fs::write(cache?.path().join("shrink"), "1");
     }
     let text = std::fs::read_to_string("/proc/slabinfo")?;
     let caches = text.lines().skip(2).map(|line| {
         let mut fields = line.split_whitespace().skip(1).map(str::parse::<i64>);
-        let mut field = || fields.next().context("no such cache")?.map_err(Into::into);
+        let mut field = || {
+            fields
+                .next()
+                .context("missing field in slabinfo")?
+                .map_err(Into::into)
+        };
         let (count, _, size): (_, Result<i64>, _) = (field(), field(), field());
         Ok(count? * size?)
     });
     caches.sum()
 }
 
-/// Free pages that processors keep for themselves.
-fn kept_pages() -> Result<i64> {
+/// Returns the number of free pages in the caches of processors.
+fn cached_free_pages() -> Result<i64> {
     let text = std::fs::read_to_string("/proc/zoneinfo")?;
     let counts = text
         .lines()
@@ -231,11 +240,11 @@ fn kept_pages() -> Result<i64> {
     counts.sum()
 }
 
-fn kib(text: &str, name: &str) -> Result<i64> {
+fn read_kib(text: &str, name: &str) -> Result<i64> {
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));
     let (_, value) = lines
         .find(|(found, _)| *found == name)
-        .context("no such memory")?;
+        .context("missing field in meminfo")?;
     let number = value.split_whitespace().next().context("no number")?;
     Ok(number.parse()?)
 }

@@ -8,15 +8,15 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 
-/// Prints what is sent to a socket of the notify protocol, a variable a line.
+/// Prints the notifications of a socket of the notify protocol, one variable per line
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Notices {
-    /// Where to make the socket
+    /// Path of the socket
     socket: PathBuf,
 }
 
 impl Notices {
-    /// Listens, prints a line, and prints notifications until it is killed.
+    /// Binds the socket, prints a line, and prints notifications until the process is killed.
     pub(crate) fn run(&self) -> Result<()> {
         let socket = UnixDatagram::bind(&self.socket)?;
         let (mut out, mut message) = (std::io::stdout(), [0; 4096]);

@@ -25,7 +25,7 @@ mod answer {
     }
 }
 
-/// Runs them.
+/// Runs the samples.
 pub(crate) fn run() -> anyhow::Result<()> {
     greet::run()?;
     let cluster = kite::Cluster::open()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `rpc`: programs that serve a region, and programs that call them, such that a call or message that is
-//! lost, made twice, out of order or answered by another's reply shows.
+//! `rpc`: servers and clients of a region. They detect calls and messages that are lost, duplicated or reordered, and
+//! replies to another call.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,25 +17,25 @@ use kite::{
 use crate::support::random::Random;
 use crate::support::threads::run_threads;
 
-/// Nothing here is about time, and machines may be slow.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Generous timeout, since machines may be slow.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Functions of the servers. The function number is the position in this list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Function {
-    /// Answers with the data, each byte inverted
+    /// Replies with the data, each byte inverted
     Invert,
-    /// Adds 1 to the first word of the region, and answers with what it was
+    /// Increments the first word of the region, and replies with the previous value
     Count,
-    /// Keeps the call, and never answers
+    /// Keeps the call without a reply
     Keep,
-    /// Gives the call up
+    /// Aborts the call
     Abandon,
-    /// Ends the server's process
+    /// Aborts the server process
     Exit,
-    /// A message: the number of a stream, and which message of it this is
+    /// Message with the number of its stream, and its number in the stream
     Next,
-    /// Answers with how many messages of all streams have come
+    /// Replies with the number of messages of all streams
     Total,
 }
 
@@ -52,20 +52,20 @@ const FUNCTIONS: [Function; 7] = [
 /// RPC servers and clients
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Rpc {
-    Serve(Serve),
+    Serve(RpcServer),
     /// Makes calls with random data of random lengths, and checks the replies
-    Invert(Crowd),
-    /// Makes calls that count, and prints the sum of all replies
-    Count(Crowd),
-    /// Sends messages, numbered, of a stream for each thread
-    Send(Crowd),
-    Try(Try),
-    Desert(Desert),
+    Invert(RpcClients),
+    /// Makes `count` calls, and prints the sum of all replies
+    Count(RpcClients),
+    /// Sends numbered messages, one stream per thread
+    Send(RpcClients),
+    Call(SingleCall),
+    ExitUnanswered(ExitUnanswered),
 }
 
-/// Serves a region, which is made if it does not exist
+/// Serves a region, and allocates the region if it does not exist
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Serve {
+pub(crate) struct RpcServer {
     /// The region
     name: String,
     /// Threads
@@ -74,33 +74,33 @@ pub(crate) struct Serve {
     /// Bytes of each ring
     #[arg(long, default_value_t = 0)]
     ring: u32,
-    /// Most bytes of data of a call
+    /// Maximum bytes of data of a call
     #[arg(long, default_value_t = RPC_INLINE_BYTES as u32)]
-    most: u32,
-    /// Serves in name only: it takes no call
+    data_max: u32,
+    /// Registers the service without receiving calls
     #[arg(long)]
-    asleep: bool,
+    no_receive: bool,
 }
 
 /// Clients.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Crowd {
+pub(crate) struct RpcClients {
     /// The region
     name: String,
     /// Threads
     #[arg(long, default_value_t = 2)]
     threads: u64,
-    /// Calls of each
+    /// Calls of each thread
     #[arg(long, default_value_t = 100)]
     operations: u64,
-    /// Most bytes of data of each; by default what fits into a message, or what is needed
+    /// Maximum bytes of data of a call [default: size of an inline message, or the minimum]
     #[arg(long)]
-    most: Option<u64>,
+    data_max: Option<u64>,
 }
 
 /// Makes one call, and prints its reply or error
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Try {
+pub(crate) struct SingleCall {
     /// The region
     name: String,
     /// The function
@@ -109,72 +109,74 @@ pub(crate) struct Try {
     /// Deadline in seconds
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Bytes of its data
+    /// Bytes of the data
     #[arg(long, default_value_t = 4)]
     bytes: usize,
-    /// Again and again, until it is answered
+    /// Repeats the call until it has a reply
     #[arg(long)]
-    insist: bool,
+    retry: bool,
 }
 
-/// Calls itself many times and waits for no reply, takes each call, and ends without answering one
+/// Calls its own service with a short timeout, receives each call, and exits without a reply
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Desert {
-    /// Calls
+pub(crate) struct ExitUnanswered {
+    /// Number of calls
     calls: u64,
 }
 
-impl Desert {
+impl ExitUnanswered {
     fn run(&self) -> Result<()> {
         let region = Cluster::open()?.alloc(&AllocOptions::new(1))?;
         let service = region.serve(&ServeOptions::new())?;
         region.send(Function::Next as u32, &[])?;
-        let hasty = region.clone().with_timeout(Duration::from_millis(1));
+        let short_timeout = region.clone().with_timeout(Duration::from_millis(1));
         let mut calls = Vec::new();
         service.receive(&mut [])?;
         for _ in 0..self.calls {
-            let called = hasty.call(Function::Keep as u32, &[], &mut []);
+            let called = short_timeout.call(Function::Keep as u32, &[], &mut []);
             ensure!(called == Err(Error::TimedOut), "{called:?}");
             calls.push(service.receive(&mut [])?.call);
         }
-        // All of them end with the process, not one by one.
+        // The kernel must close all calls with the process.
         std::process::exit(0);
     }
 }
 
 impl Rpc {
-    /// Does it.
+    /// Runs the subcommand.
     pub(crate) fn run(&self) -> Result<()> {
         match self {
             Rpc::Serve(serve) => serve.run(),
-            Rpc::Invert(crowd) => crowd.invert(),
-            Rpc::Count(crowd) => {
-                println!("{}", crowd.count()?);
+            Rpc::Invert(clients) => clients.call_invert(),
+            Rpc::Count(clients) => {
+                println!("{}", clients.call_count()?);
                 Ok(())
             }
-            Rpc::Send(crowd) => crowd.send(),
-            Rpc::Try(attempt) => attempt.run(),
-            Rpc::Desert(desert) => desert.run(),
+            Rpc::Send(clients) => clients.send_messages(),
+            Rpc::Call(call) => call.run(),
+            Rpc::ExitUnanswered(exit) => exit.run(),
         }
     }
 }
 
 fn map(name: &str, rights: Rights) -> Result<Region> {
-    Ok(Cluster::open()?.map(name, rights)?.with_timeout(PATIENCE))
+    Ok(Cluster::open()?.map(name, rights)?.with_timeout(TIMEOUT))
 }
 
 /// State of the servers of one process.
 #[derive(Default)]
-struct Kept {
+struct ServerState {
     calls: Mutex<Vec<PendingCall>>,
-    /// The last message of each stream of a node.
+    /// Number of the last message by node and stream.
     streams: Mutex<HashMap<(u32, u64), u64>>,
     messages: AtomicU64,
 }
 
-impl Serve {
+impl RpcServer {
     fn options(&self) -> ServeOptions {
-        ServeOptions::new().ring_size(self.ring).data_max(self.most)
+        ServeOptions::new()
+            .ring_size(self.ring)
+            .data_max(self.data_max)
     }
 
     fn run(&self) -> Result<()> {
@@ -189,15 +191,15 @@ impl Serve {
         };
         let service = region.serve(&self.options())?;
         println!("serving");
-        if self.asleep {
+        if self.no_receive {
             loop {
                 std::thread::park();
             }
         }
-        let kept = Kept::default();
+        let state = ServerState::default();
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.threads)
-                .map(|_| scope.spawn(|| serve(&service, &kept, self.most as usize)))
+                .map(|_| scope.spawn(|| serve(&service, &state, self.data_max as usize)))
                 .collect();
             let panicked = |_| Err(anyhow!("a thread panicked"));
             threads
@@ -207,9 +209,9 @@ impl Serve {
     }
 }
 
-/// Answers calls, each together with waiting for the next.
-fn serve(service: &Service, kept: &Kept, most: usize) -> Result<()> {
-    let mut buffer = vec![0; most];
+/// Serves calls. Each reply also receives the next call.
+fn serve(service: &Service, state: &ServerState, data_max: usize) -> Result<()> {
+    let mut buffer = vec![0; data_max];
     let mut answer: Option<(PendingCall, Vec<u8>)> = None;
     loop {
         let incoming = match answer.take() {
@@ -217,19 +219,19 @@ fn serve(service: &Service, kept: &Kept, most: usize) -> Result<()> {
             None => service.receive(&mut buffer)?,
         };
         let function = FUNCTIONS.get(incoming.function as usize);
-        let function = *function.ok_or_else(|| anyhow!("an odd function"))?;
-        let reply = act(service, kept, function, &incoming)?;
+        let function = *function.ok_or_else(|| anyhow!("unknown function"))?;
+        let reply = execute(service, state, function, &incoming)?;
         match (incoming.call, function) {
-            (Some(call), Function::Keep) => kept.calls.lock().unwrap().push(call),
+            (Some(call), Function::Keep) => state.calls.lock().unwrap().push(call),
             (Some(_), Function::Abandon) | (None, _) => (),
             (Some(call), _) => answer = Some((call, reply)),
         }
     }
 }
 
-fn act(
+fn execute(
     service: &Service,
-    kept: &Kept,
+    state: &ServerState,
     function: Function,
     incoming: &IncomingRpc<'_>,
 ) -> Result<Vec<u8>> {
@@ -241,42 +243,48 @@ fn act(
         Function::Exit => std::process::abort(),
         Function::Next => {
             let (stream, number) = ((incoming.node, word(data, 0)?), word(data, 8)?);
-            let last = kept.streams.lock().unwrap().insert(stream, number);
+            let last = state.streams.lock().unwrap().insert(stream, number);
             ensure!(
                 number == last.map_or(0, |last| last + 1),
                 "stream {stream:?}: {number} after {last:?}"
             );
             let own = data[16..].iter().all(|&byte| byte == number as u8);
-            ensure!(own, "stream {stream:?}: {number} has another's data");
-            kept.messages.fetch_add(1, Ordering::Relaxed);
+            ensure!(own, "stream {stream:?}: {number} has wrong data");
+            state.messages.fetch_add(1, Ordering::Relaxed);
             Vec::new()
         }
-        Function::Total => kept.messages.load(Ordering::Relaxed).to_ne_bytes().to_vec(),
+        Function::Total => state
+            .messages
+            .load(Ordering::Relaxed)
+            .to_ne_bytes()
+            .to_vec(),
     })
 }
 
-/// A length of data, as likely short as any.
-fn length(random: &mut Random, most: u64) -> usize {
-    let most = match random.below(2) {
-        0 => most.min(RPC_INLINE_BYTES as u64),
-        _ => most,
+/// Returns a length, in half of all cases at most that of an inline message.
+fn random_length(random: &mut Random, data_max: u64) -> usize {
+    let data_max = match random.below(2) {
+        0 => data_max.min(RPC_INLINE_BYTES as u64),
+        _ => data_max,
     };
-    random.below(most + 1) as usize
+    random.below(data_max + 1) as usize
 }
 
 fn word(data: &[u8], at: usize) -> Result<u64> {
-    let word = data.get(at..at + 8).ok_or_else(|| anyhow!("too short"))?;
+    let word = data
+        .get(at..at + 8)
+        .ok_or_else(|| anyhow!("reply or message too short"))?;
     Ok(u64::from_ne_bytes(word.try_into()?))
 }
 
-impl Crowd {
-    fn invert(&self) -> Result<()> {
+impl RpcClients {
+    fn call_invert(&self) -> Result<()> {
         let process = u64::from(std::process::id());
         let region = map(&self.name, Rights::WRITE)?;
         run_threads(self.threads, self.operations, |thread, i| {
             let mut random = Random::new((process << 32) | thread, i);
-            let most = self.most.unwrap_or(RPC_INLINE_BYTES as u64);
-            let mut data = vec![0; length(&mut random, most)];
+            let data_max = self.data_max.unwrap_or(RPC_INLINE_BYTES as u64);
+            let mut data = vec![0; random_length(&mut random, data_max)];
             random.fill(&mut data);
             let mut reply = vec![0; data.len() + random.below(9) as usize];
             let len = region.call(Function::Invert as u32, &data, &mut reply)?;
@@ -284,12 +292,16 @@ impl Crowd {
                 .iter()
                 .map(|byte| !byte)
                 .eq(reply[..len].iter().copied());
-            ensure!(same, "{} bytes: another's reply, of {len}", data.len());
+            ensure!(
+                same,
+                "call of {} bytes: wrong reply of {len} bytes",
+                data.len()
+            );
             Ok(())
         })
     }
 
-    fn count(&self) -> Result<u64> {
+    fn call_count(&self) -> Result<u64> {
         let sum = AtomicU64::new(0);
         let region = map(&self.name, Rights::WRITE)?;
         run_threads(self.threads, self.operations, |_, _| {
@@ -301,7 +313,7 @@ impl Crowd {
         Ok(sum.into_inner())
     }
 
-    fn send(&self) -> Result<()> {
+    fn send_messages(&self) -> Result<()> {
         let process = u64::from(std::process::id());
         let region = map(&self.name, Rights::WRITE)?;
         run_threads(self.threads, self.operations, |thread, i| {
@@ -309,13 +321,16 @@ impl Crowd {
             let mut data = stream.to_ne_bytes().to_vec();
             data.extend(i.to_ne_bytes());
             let mut random = Random::new(stream, i);
-            data.resize(16.max(length(&mut random, self.most.unwrap_or(0))), i as u8);
+            data.resize(
+                16.max(random_length(&mut random, self.data_max.unwrap_or(0))),
+                i as u8,
+            );
             Ok(region.send(Function::Next as u32, &data)?)
         })
     }
 }
 
-impl Try {
+impl SingleCall {
     fn run(&self) -> Result<()> {
         let region = Cluster::open()?.map(&self.name, Rights::WRITE)?;
         let region = region.with_timeout(Duration::from_secs(self.seconds));
@@ -324,7 +339,7 @@ impl Try {
         let mut reply = vec![0; RPC_INLINE_BYTES.max(self.bytes)];
         let len = loop {
             match region.call(self.function as u32, &data, &mut reply) {
-                Err(Error::ConnectionRefused | Error::ConnectionReset) if self.insist => (),
+                Err(Error::ConnectionRefused | Error::ConnectionReset) if self.retry => (),
                 replied => break replied?,
             }
             std::thread::sleep(Duration::from_millis(10));

@@ -17,7 +17,7 @@ const PORT: u32 = 7;
 
 /// Starts a server at the port, which replies with the number of the node's incarnation, `round`.
 fn serve_round(node: &Node, number: usize, round: usize) -> Result<Process> {
-    let line = format!("vqp say {PORT} {}", number * 1000 + round);
+    let line = format!("vqp serve-number {PORT} {}", number * 1000 + round);
     let mut process = node.workload(&line).spawn()?;
     process.read_until("ready", SOON)?;
     Ok(process)
@@ -37,7 +37,7 @@ fn node_that_rejoins_never_gets_packets_of_another() -> Result<()> {
     let reads = reader.stats()?["directory_reads"];
     let others = [2, 3];
     let mut said = others.map(|number| serve_round(four.node(number), number, 0).unwrap());
-    let ask = format!("vqp ask {PORT} 2 3 --until /tmp/enough");
+    let ask = format!("vqp query-number {PORT} 2 3 --until /tmp/enough");
     let mut asking = [one, reader].map(|node| node.workload(&ask).limit(LONG).spawn().unwrap());
     // Node 2 owns a copy of the directory, and so does node 3 while node 2 is away.
     for (round, number) in (1..).zip([3, 2, 3, 2]) {
@@ -65,7 +65,7 @@ fn node_that_rejoins_never_gets_packets_of_another() -> Result<()> {
     let reads = reader.stats()?["directory_reads"] - reads;
     assert!(reads >= 4, "the directory was read {reads} times");
     let last = one.workload(&ask).sh()?;
-    assert_eq!(last, "2 answers, {}; last {2: 2004, 3: 3003}");
+    assert_eq!(last, "2 replies, {}; last {2: 2004, 3: 3003}");
     said.iter_mut().try_for_each(|process| process.kill())
 }
 
@@ -91,9 +91,9 @@ fn directory_is_restored_after_two_owners_were_down() -> Result<()> {
     }
     four.await_members(4)?;
     for asker in [1, 4] {
-        let ask = format!("vqp ask {PORT} 2 3");
+        let ask = format!("vqp query-number {PORT} 2 3");
         let answers = four.node(asker).workload(&ask).sh()?;
-        assert_eq!(answers, "2 answers, {}; last {2: 2001, 3: 3001}");
+        assert_eq!(answers, "2 replies, {}; last {2: 2001, 3: 3001}");
     }
     said.iter_mut().try_for_each(|process| process.kill())
 }

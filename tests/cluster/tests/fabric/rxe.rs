@@ -110,19 +110,19 @@ fn vqps_use_rc_without_dc() -> Result<()> {
     pair.start_kite(&Setup::patient())?;
     let (one, two) = (pair.node(1), pair.node(2));
     assert!(one.kite("status")?.contains("no DC"));
-    let mut memory = two.workload("vqp offer").spawn()?;
+    let mut memory = two.workload("vqp expose").spawn()?;
     let name = format!("2 {}", memory.read_until("", SOON)?);
     let run = |line: &str| one.workload(&format!("vqp {line}")).limit(LONG).sh();
     let before = one.stats()?;
     run(&format!("check {name} --operations 50"))?;
-    run(&format!("refused {name}"))?;
+    run(&format!("invalid {name}"))?;
     let counted = run(&format!("count {name} --operations 30"))?;
     assert_eq!(counted.trim().parse::<u64>().unwrap(), 30 * 29 / 2);
     run(&format!("order {name} --rounds 5"))?;
     run(&format!("large {name}"))?;
-    let mut echo = two.workload("vqp echo 7 --place 16384").spawn()?;
+    let mut echo = two.workload("vqp echo 7 --buffer-size 16384").spawn()?;
     echo.read_until("ready", SOON)?;
-    run("talk 2 7 --messages 100 --place 16384 --longest 16384")?;
+    run("ping 2 7 --messages 100 --buffer-size 16384 --len-max 16384")?;
     let after = one.stats()?;
     let more = |counter: &str| after[counter] - before[counter];
     assert!(more("vqp_requests") > 1000);
@@ -130,7 +130,7 @@ fn vqps_use_rc_without_dc() -> Result<()> {
     // A virtual queue pair that has sent no data uses RC, too.
     let mut idle = two.workload("vqp idle 9").spawn()?;
     idle.read_until("ready", SOON)?;
-    let _sender = one.workload("vqp last 2 9").spawn()?;
+    let _sender = one.workload("vqp send-until-error 2 9").spawn()?;
     until("the remote end to be listed", SOON, || {
         Ok(two.kite("vqps")?.contains(" 9  RC"))
     })?;
@@ -170,7 +170,7 @@ fn vqps_keep_order_despite_failed_connections() -> Result<()> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup::patient())?;
     let (one, two) = (pair.node(1), pair.node(2));
-    let mut memory = two.workload("vqp offer").spawn()?;
+    let mut memory = two.workload("vqp expose").spawn()?;
     let name = format!("2 {}", memory.read_until("", SOON)?);
     let line = format!("vqp order {name} --pairs 1000000000");
     let mut order = one.workload(&line).limit(LONG).spawn()?;
@@ -205,10 +205,10 @@ fn requests_waiting_for_a_connection_fail_with_their_node() -> Result<()> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup::default())?;
     let (one, two) = (pair.node(1), pair.node(2));
-    let mut memory = two.workload("vqp offer").spawn()?;
+    let mut memory = two.workload("vqp expose").spawn()?;
     let name = format!("2 {}", memory.read_until("", SOON)?);
     one.sh("rm -f /tmp/again")?;
-    let line = format!("vqp again {name} --when /tmp/again");
+    let line = format!("vqp read-twice {name} --start-file /tmp/again");
     let mut again = one.workload(&line).spawn()?;
     again.read_until("read", SOON)?;
     two.disconnect()?;

@@ -194,8 +194,8 @@ fn revoked_right_ends_the_mappings_that_used_it() -> Result<()> {
             (may("rw")?.as_str(), may("rwm")?.as_str()),
             ("OK", "EACCES")
         );
-        let mut writer = bob(&pair, "hold ours --size 4096", "ops")?;
-        let mut reader = bob(&pair, "hold ours --size 4096 --read-only", "ops")?;
+        let mut writer = bob(&pair, "transfer ours --size 4096", "ops")?;
+        let mut reader = bob(&pair, "transfer ours --size 4096 --read-only", "ops")?;
         let mut watcher = bob(&pair, "watch ours --expect EACCES", "watching")?;
         let mut holder = bob(&pair, "locks hold ours 1", "held")?;
         let mut waiter = bob(&pair, "locks hold ours 1", "mapped")?;
@@ -279,7 +279,7 @@ fn unresponsive_peer_fails_at_the_deadline() -> Result<()> {
     let (one, two) = (pair.node(1), pair.node(2));
     one.kite("alloc far 9000 --node 2")?;
     let mut hold = one
-        .workload("hold far --size 4096 --timeout-ms 2000")
+        .workload("transfer far --size 4096 --timeout-ms 2000")
         .spawn()?;
     hold.read_until("ops", SOON)?;
     two.pause()?;

@@ -257,12 +257,12 @@ fn repeated_vqp_connect_and_close_leaks_nothing() -> Result<()> {
 fn repeated_vqp_messages_and_close_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
-    let mut answers = two.workload("vqp say 7 2000").spawn()?;
+    let mut answers = two.workload("vqp serve-number 7 2000").spawn()?;
     answers.read_until("ready", SOON)?;
     leaks_nothing(&[one, two], 2 * cycles()?, |cycles| {
-        let line = format!("vqp ask 7 2 --times {cycles}");
+        let line = format!("vqp query-number 7 2 --times {cycles}");
         let said = one.workload(&line).limit(LONG).sh()?;
-        assert_eq!(said, format!("{cycles} answers, {{}}; last {{2: 2000}}"));
+        assert_eq!(said, format!("{cycles} replies, {{}}; last {{2: 2000}}"));
         Ok(())
     })?;
     answers.kill()?;

@@ -93,7 +93,7 @@ fn many_waiters_for_one_node_leave_slots_for_others() -> Result<()> {
     for node in 2..=4 {
         one.kite(&format!("alloc at-{node} 1M --node {node}"))?;
     }
-    let hold = |line: &str| one.workload(&format!("hold {line} --size 64")).spawn();
+    let hold = |line: &str| one.workload(&format!("transfer {line} --size 64")).spawn();
     let mut crowds = [
         hold("at-2 --threads 24 --timeout-ms 60000")?,
         hold("at-3 --threads 24 --timeout-ms 60000")?,

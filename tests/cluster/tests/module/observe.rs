@@ -136,7 +136,7 @@ fn trace_events_record_each_step_of_a_request() -> Result<()> {
     let workload = "/kite/target/release/kite-workload";
     pair.node(1).kite("alloc traced 100000 --node 2")?;
     let trace = traced(&pair, &format!("{workload} attempt write traced"))?;
-    let line = format!("{workload} atomics tally traced 8 --operations 1");
+    let line = format!("{workload} atomics fetch-add traced 8 --operations 1");
     let atomics = traced(&pair, &line)?;
     pair.node(1).kite("free traced")?;
     let atomic = ["home=1 ", "offset=8 ", "result=0"];

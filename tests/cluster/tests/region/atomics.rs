@@ -40,7 +40,7 @@ fn concurrent_fetch_adds_are_applied_exactly_once() -> Result<()> {
     trio.node(1).kite("alloc tally 8M --node 1 --node 2")?;
     for offset in OFFSETS {
         // More requests than can be in flight.
-        let line = format!("atomics tally tally {offset} --threads 40 --operations 10");
+        let line = format!("atomics fetch-add tally {offset} --threads 40 --operations 10");
         let sums = outputs(&mut trio.everywhere(&line)?, LONG)?;
         let count = 2 * 3 * 40 * 10;
         assert_eq!(word(trio.node(3), "tally", offset)?, count);
@@ -56,7 +56,7 @@ fn swap_lock_excludes_threads_of_all_nodes() -> Result<()> {
     let trio = trio()?;
     trio.node(2).kite("alloc turns 8M --node 1 --node 2")?;
     for offset in OFFSETS {
-        let line = format!("atomics take-turns turns {offset} --threads 2 --operations 20");
+        let line = format!("atomics spin-lock turns {offset} --threads 2 --operations 20");
         outputs(&mut trio.everywhere(&line)?, LONG)?;
         assert_eq!(word(trio.node(3), "turns", offset + 8)?, 2 * 3 * 2 * 20);
     }
@@ -71,7 +71,7 @@ fn fetch_add_is_applied_once_despite_lost_packets_and_failed_qps() -> Result<()>
     let one = trio.node(1);
     one.kite("alloc lossy 4096 --node 2")?;
     let sums = trio.with_loss(5.0, || {
-        let line = "atomics tally lossy 0 --threads 4 --operations 1000";
+        let line = "atomics fetch-add lossy 0 --threads 4 --operations 1000";
         let mut before = one.stats()?["atomics"];
         let mut crowd = trio.everywhere(line)?;
         for _ in 0..3 {
@@ -97,7 +97,7 @@ fn atomics_fail_when_the_lender_or_home_is_down() -> Result<()> {
     one.kite("alloc there 4096 --node 3")?;
     three.kite("alloc theirs 4096 --node 2")?;
     let before = one.stats()?["atomics"];
-    let add = |name| format!("atomics tally {name} 0 --operations 1000000000");
+    let add = |name| format!("atomics fetch-add {name} 0 --operations 1000000000");
     let mut crowds = [
         one.workload(&add("there")).spawn()?,
         one.workload(&add("theirs")).spawn()?,

@@ -66,7 +66,9 @@ fn unlock(process: &mut Process) -> Result<()> {
 
 /// Starts a process that arrives at a barrier.
 fn arrive_at_barrier(node: &Node, line: &str) -> Result<Process> {
-    let mut process = node.workload(&format!("locks come {line}")).spawn()?;
+    let mut process = node
+        .workload(&format!("locks wait-barrier {line}"))
+        .spawn()?;
     process.read_until("mapped", SOON)?;
     Ok(process)
 }
@@ -186,15 +188,15 @@ fn lock_of_a_dead_owner_passes_on_with_owner_died() -> Result<()> {
         let mut third = queue_for_lock(holder, "robust 3")?;
         first.kill()?;
         // A shared owner does not clear the state "owner died".
-        assert_eq!(await_held(&mut second)?, "held, warned");
+        assert_eq!(await_held(&mut second)?, "held, owner died");
         unlock(&mut second)?;
-        assert_eq!(await_held(&mut third)?, "held, warned");
+        assert_eq!(await_held(&mut third)?, "held, owner died");
         // An owner that dies in turn does not clear it either, even without a waiter.
         third.kill()?;
         until("the lock to be free", SOON, || {
             Ok(!attempt(next, "robust 3 --shared")?.contains(TAKEN))
         })?;
-        assert_eq!(attempt(next, "robust 3")?, "held, warned");
+        assert_eq!(attempt(next, "robust 3")?, "held, owner died");
         assert_eq!(attempt(next, "robust 3")?, "held");
     }
     one.kite("free robust")?;
@@ -213,7 +215,7 @@ fn locks_and_waits_end_with_the_home_or_owner_node() -> Result<()> {
     let mut waiter = queue_for_lock(two, "there 0")?;
     let mut comer = arrive_at_barrier(two, "there 0 2")?;
     three.stop_kited()?;
-    assert_eq!(await_held(&mut next)?, "held, warned");
+    assert_eq!(await_held(&mut next)?, "held, owner died");
     assert_fails(&mut waiter, "is not in the cluster")?;
     assert_fails(&mut comer, "is not in the cluster")?;
     for holder in [&mut gone, &mut holder] {
@@ -244,9 +246,12 @@ fn lock_ends_with_the_incarnation_of_its_owner() -> Result<()> {
     let line = "locks count lives --threads 4 --operations 40";
     outputs(&mut [two.workload(line).spawn()?], LONG)?;
     assert_eq!(first_word(two, "lives")?, 4 * 30);
-    let sums = outputs(&mut [two.workload("atomics tally lives 8").spawn()?], LONG)?;
+    let sums = outputs(
+        &mut [two.workload("atomics fetch-add lives 8").spawn()?],
+        LONG,
+    )?;
     assert_eq!(sums, [(400 * 399 / 2).to_string()]);
-    assert_eq!(attempt(one, "lives 1")?, "held, warned");
+    assert_eq!(attempt(one, "lives 1")?, "held, owner died");
     one.kite("free lives")?;
     Ok(())
 }
@@ -257,7 +262,8 @@ fn interrupted_lock_request_leaves_no_waiter() -> Result<()> {
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc signals 4096")?;
     for node in [one, two] {
-        node.workload("locks come signals 1 2 --again 100").sh()?;
+        node.workload("locks wait-barrier signals 1 2 --interrupted 100")
+            .sh()?;
     }
     one.kite("free signals")?;
     Ok(())
@@ -282,10 +288,10 @@ fn barrier_releases_all_participants_or_none() -> Result<()> {
     for name in ["steps", "slippery"] {
         trio.node(1).kite(&format!("alloc {name} 4096 --node 3"))?;
     }
-    let line = "locks pass steps --threads 3 --all 18 --operations 25";
+    let line = "locks pass-barrier steps --threads 3 --participants 18 --operations 25";
     outputs(&mut trio.everywhere(line)?, LONG)?;
     trio.node(2).loss(5.0)?;
-    let line = "locks pass slippery --threads 3 --all 18 --operations 25";
+    let line = "locks pass-barrier slippery --threads 3 --participants 18 --operations 25";
     let passed = outputs(&mut trio.everywhere(line)?, LONG);
     trio.node(2).loss(0.0)?;
     passed?;
@@ -304,15 +310,19 @@ fn dead_or_timed_out_participant_does_not_count_at_barrier() -> Result<()> {
     let before = waits()?;
     let mut killed = arrive_at_barrier(two, "gate 5 2")?;
     until("the process to wait", SOON, || Ok(waits()? > before))?;
-    let odd = three.workload("locks come gate 5 3").run()?;
+    let odd = three.workload("locks wait-barrier gate 5 3").run()?;
     assert!(odd.stderr.contains("invalid argument"), "{odd:#?}");
     killed.kill()?;
     // A different number of participants is rejected while another participant waits.
     until("the killed participant to be removed", SOON, || {
-        let odd = three.workload("locks come gate 5 3 --seconds 1").run()?;
+        let odd = three
+            .workload("locks wait-barrier gate 5 3 --seconds 1")
+            .run()?;
         Ok(odd.stderr.contains("deadline passed"))
     })?;
-    let late = three.workload("locks come gate 5 2 --seconds 3").run()?;
+    let late = three
+        .workload("locks wait-barrier gate 5 2 --seconds 3")
+        .run()?;
     assert!(late.stderr.contains("deadline passed"), "{late:#?}");
     let mut crowd = [
         arrive_at_barrier(two, "gate 5 2")?,
@@ -328,7 +338,7 @@ fn lock_waiters_per_region_are_limited() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     one.kite("alloc hoard 4096")?;
-    let held = one.workload("locks hoard hoard").limit(LONG).sh()?;
+    let held = one.workload("locks exhaust hoard").limit(LONG).sh()?;
     assert_eq!(held, "65536");
     // All locks are in the state "owner died". Acquiring them makes room.
     let two = trio.node(2);
@@ -338,7 +348,7 @@ fn lock_waiters_per_region_are_limited() -> Result<()> {
         || Ok(!attempt(two, "hoard 5")?.contains(TAKEN)),
     )?;
     assert!(attempt(two, "hoard 70000")?.contains("held"));
-    assert!(attempt(two, "hoard 6")?.contains("held, warned"));
+    assert!(attempt(two, "hoard 6")?.contains("held, owner died"));
     one.kite("free hoard")?;
     Ok(())
 }
@@ -362,7 +372,7 @@ fn kernel_module_uses_locks_and_barriers() -> Result<()> {
     );
     let mut next = queue_for_lock(two, "module 9")?;
     one.sh("rmmod kite_lock")?;
-    assert_eq!(await_held(&mut next)?, "held, warned");
+    assert_eq!(await_held(&mut next)?, "held, owner died");
     unlock(&mut next)?;
     two.kite("free module")?;
     Ok(())

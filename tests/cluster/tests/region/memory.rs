@@ -101,7 +101,8 @@ fn registered_memory_is_accessible_from_all_nodes() -> Result<()> {
         };
         let mut writers = (1..=3).map(crowd).collect::<Result<Vec<_>>>()?;
         outputs(&mut writers, LONG)?;
-        two.workload("atomics tally mine 0 --operations 10").sh()?;
+        two.workload("atomics fetch-add mine 0 --operations 10")
+            .sh()?;
         owner.signal("TERM")?;
         let output = owner.wait(SOON)?;
         assert!(
@@ -133,7 +134,7 @@ fn registered_memory_outlives_its_process() -> Result<()> {
     let before = two.workload("digest legacy").sh()?;
     owner.kill()?;
     assert_eq!(two.workload("digest legacy").sh()?, before);
-    let mut forgetful = registered(one, "forgotten 5000001 --random --forget")?;
+    let mut forgetful = registered(one, "forgotten 5000001 --random --unmap")?;
     assert_eq!(two.workload("digest forgotten").sh()?, before);
     forgetful.kill()?;
     for name in ["legacy", "forgotten"] {
@@ -177,9 +178,9 @@ fn rpcs_over_the_memlock_limit_complete() -> Result<()> {
         let line = format!("ulimit -l 64; exec /kite/target/release/kite-workload rpc {line}");
         trio.node(node).command(line).user("alice").limit(LONG)
     };
-    let mut server = limited(2, "serve confined --most 1000000").spawn()?;
+    let mut server = limited(2, "serve confined --data-max 1000000").spawn()?;
     server.read_until("serving", SOON)?;
-    limited(1, "invert confined --operations 10 --most 1000000").sh()?;
+    limited(1, "invert confined --operations 10 --data-max 1000000").sh()?;
     server.kill()?;
     trio.node(2).kite("free confined")?;
     Ok(())
@@ -192,7 +193,7 @@ fn fills_and_copies_match_a_model() -> Result<()> {
     let two = trio.node(2);
     outputs(&mut trio.everywhere("copies check --operations 60")?, LONG)?;
     trio.with_loss(1.0, || {
-        let line = "copies check --operations 1000 --most 65536 --seed 2";
+        let line = "copies check --operations 1000 --len-max 65536 --seed 2";
         let mut all = trio.everywhere(line)?;
         for _ in 0..2 {
             let before = two.stats()?["copies"];
@@ -351,7 +352,7 @@ fn region_listing_has_all_attributes() -> Result<()> {
     assert_eq!(made, "OK");
     let mut mapper = trio
         .node(3)
-        .workload("hold listed --read-only")
+        .workload("transfer listed --read-only")
         .user("bob")
         .spawn()?;
     mapper.read_until("holding", SOON)?;

@@ -48,7 +48,7 @@ fn io_queue_results_match_a_model() -> Result<()> {
         let line = format!("queues check --depth {depth} --operations 1000 --seed {depth}");
         trio.node(1).workload(&line).limit(LONG).sh()?;
     }
-    outputs(&mut trio.everywhere("queues crowd")?, LONG)?;
+    outputs(&mut trio.everywhere("queues concurrent")?, LONG)?;
     for node in trio.nodes() {
         node.await_gauges(IDLE, SOON)?;
     }
@@ -96,22 +96,22 @@ fn io_queue_requests_of_many_handles_complete() -> Result<()> {
 fn io_queue_calls_run_concurrently_and_are_cancelled() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
-    let line = "rpc serve inverter --threads 2 --most 20000";
+    let line = "rpc serve inverter --threads 2 --data-max 20000";
     let mut server = two.workload(line).spawn()?;
     server.read_until("serving", SOON)?;
     for node in [one, two] {
         let said = node.workload("queues invert inverter").limit(LONG).sh()?;
         assert_eq!(said.trim(), "500 calls");
         // Most of these calls exceed the inline size.
-        let line = "queues invert inverter --operations 200 --most 20000";
+        let line = "queues invert inverter --operations 200 --data-max 20000";
         let said = node.workload(line).limit(LONG).sh()?;
         assert_eq!(said.trim(), "200 calls");
     }
     let said = one.workload("queues send inverter").sh()?;
     assert_eq!(said.trim(), "320 messages");
     let mut callers = [
-        one.workload("queues keep inverter").spawn()?,
-        two.workload("queues keep inverter").spawn()?,
+        one.workload("queues cancel-calls inverter").spawn()?,
+        two.workload("queues cancel-calls inverter").spawn()?,
     ];
     for caller in &mut callers {
         caller.read_until("canceled 16", SOON)?;
@@ -165,7 +165,7 @@ fn killed_process_leaves_no_io_queue() -> Result<()> {
         node.await_gauges("sessions=3 open_handles=1 io_queues=1", SOON)?;
         survivor.read_until("ops", SOON)?;
     }
-    let mut clogged = node.workload("queues clog left").spawn()?;
+    let mut clogged = node.workload("queues stall left").spawn()?;
     clogged.read_until("full", SOON)?;
     clogged.kill()?;
     survivor.kill()?;
@@ -199,9 +199,9 @@ fn hostile_io_queue_disturbs_no_other_process() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc prey 1M --node 2 --other-rights rw")?;
-    let line = "queues abuse --region prey --submissions 1000000";
+    let line = "queues fuzz --region prey --submissions 1000000";
     let mut hostile = one.workload(line).user("alice").spawn()?;
-    hostile.read_until("abusing", SOON)?;
+    hostile.read_until("started", SOON)?;
     // Other processes with I/O queues, on both nodes, get correct results.
     for seed in 10..14 {
         let line = format!("queues check --operations 500 --seed {seed}");
@@ -249,17 +249,17 @@ fn io_queue_serves_calls() -> Result<()> {
     // With up to 20,000 bytes, most calls and replies exceed the inline size.
     for most in [4096, 20_000] {
         let calls = 200 * (CALLERS + 1);
-        let line = format!("queues serve served --most {most} --calls {calls}");
+        let line = format!("queues serve served --data-max {most} --calls {calls}");
         let mut server = two.workload(&line).spawn()?;
         server.read_until("serving", SOON)?;
-        let line = format!("queues invert served --operations 200 --most {most}");
+        let line = format!("queues invert served --operations 200 --data-max {most}");
         let mut callers = trio.everywhere(&line)?;
         assert_eq!(callers.len(), CALLERS);
         for said in outputs(&mut callers, LONG)? {
             assert_eq!(said.trim(), "200 calls");
         }
         // Callers that wait by system call get replies, too.
-        let line = format!("rpc invert served --operations 50 --threads 4 --most {most}");
+        let line = format!("rpc invert served --operations 50 --threads 4 --data-max {most}");
         one.workload(&line).limit(LONG).sh()?;
         server.read_until(&format!("{calls} served"), SOON)?;
         assert!(server.wait(SOON)?.success());
@@ -275,12 +275,12 @@ fn io_queue_serves_calls() -> Result<()> {
 fn callers_fail_when_a_server_with_io_queue_is_killed() -> Result<()> {
     let trio = trio()?;
     for most in [4096, 20_000] {
-        let line = format!("queues serve mortal --most {most}");
+        let line = format!("queues serve mortal --data-max {most}");
         let mut server = trio.node(2).workload(&line).spawn()?;
         server.read_until("serving", SOON)?;
         // After so many served calls, others are in flight.
         let before = trio.node(2).stats()?["rpcs_served"];
-        let line = format!("queues invert mortal --operations 1000000 --most {most}");
+        let line = format!("queues invert mortal --operations 1000000 --data-max {most}");
         let mut callers = trio.everywhere(&line)?;
         let two = trio.node(2);
         until("calls", SOON, || {

@@ -46,13 +46,13 @@ fn first_word(node: &Node, name: &str) -> Result<u64> {
 
 /// Makes one call. Returns its output and errors.
 fn attempt(node: &Node, line: &str) -> Result<String> {
-    let output = node.workload(&format!("rpc try {line}")).run()?;
+    let output = node.workload(&format!("rpc call {line}")).run()?;
     Ok((output.stdout + &output.stderr).trim().to_string())
 }
 
 /// Starts one call that will wait.
 fn start_call(node: &Node, line: &str) -> Result<Process> {
-    let mut caller = node.workload(&format!("rpc try {line}")).spawn()?;
+    let mut caller = node.workload(&format!("rpc call {line}")).spawn()?;
     caller.read_until("calling", SOON)?;
     Ok(caller)
 }
@@ -161,7 +161,7 @@ fn messages_arrive_in_order_and_complete() -> Result<()> {
 fn messages_outlive_their_sender() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
-    let mut asleep = serve(one, "legacy --asleep")?;
+    let mut asleep = serve(one, "legacy --no-receive")?;
     let line = "rpc send legacy --threads 1 --operations 100";
     for node in [two, three] {
         node.workload(line).sh()?;
@@ -200,7 +200,7 @@ fn dead_server_fails_only_its_own_calls() -> Result<()> {
     // Pending calls fail with the last server, and later ones find none.
     second.kill()?;
     assert!(attempt(two, "mortal invert")?.contains("the region has no server"));
-    let mut waiting = start_call(two, "mortal invert --insist")?;
+    let mut waiting = start_call(two, "mortal invert --retry")?;
     let mut servers = [serve(one, "mortal")?];
     assert!(waiting.wait(SOON)?.success());
     assert!(attempt(two, "mortal exit")?.contains("ended before it replied"));
@@ -212,7 +212,7 @@ fn dead_server_fails_only_its_own_calls() -> Result<()> {
 fn unserved_call_ends_at_the_deadline_or_with_the_server() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
-    let mut asleep = serve(one, "asleep --asleep")?;
+    let mut asleep = serve(one, "asleep --no-receive")?;
     assert!(attempt(two, "asleep invert --seconds 1")?.contains("deadline passed"));
     let mut waiting = start_call(two, "asleep invert")?;
     // Another server responds meanwhile, over the same queue pairs.
@@ -251,7 +251,7 @@ fn calls_of_dead_callers_are_dropped() -> Result<()> {
 fn server_exit_with_many_pending_calls_delays_no_other() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
-    one.workload("rpc desert 3000").limit(LONG).sh()?;
+    one.workload("rpc exit-unanswered 3000").limit(LONG).sh()?;
     one.await_gauges("regions=0 open_handles=0", SOON)?;
     Ok(())
 }
@@ -290,11 +290,11 @@ fn rendezvous_calls_and_replies_are_complete() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     let mut servers = [
-        serve(one, "long --threads 2 --most 200000")?,
-        serve(one, "long --threads 2 --most 200000")?,
+        serve(one, "long --threads 2 --data-max 200000")?,
+        serve(one, "long --threads 2 --data-max 200000")?,
     ];
     one.loss(2.0)?;
-    let line = "rpc invert long --threads 3 --operations 20 --most 200000";
+    let line = "rpc invert long --threads 3 --operations 20 --data-max 200000";
     let called = outputs(&mut trio.everywhere(line)?, LONG);
     one.loss(0.0)?;
     called?;
@@ -307,9 +307,9 @@ fn rendezvous_calls_and_replies_are_complete() -> Result<()> {
 fn rendezvous_buffers_are_reused_within_a_session() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
-    let mut servers = [serve(two, "steady --most 100000")?];
+    let mut servers = [serve(two, "steady --data-max 100000")?];
     let before = two.stats()?["ctrl_requests"];
-    let line = "rpc invert steady --threads 1 --operations 100 --most 100000";
+    let line = "rpc invert steady --threads 1 --operations 100 --data-max 100000";
     one.workload(line).limit(LONG).sh()?;
     let asked = two.stats()?["ctrl_requests"] - before;
     assert!(asked < 50, "{asked} requests for 100 calls");
@@ -321,8 +321,8 @@ fn rendezvous_buffers_are_reused_within_a_session() -> Result<()> {
 fn rendezvous_messages_keep_order_with_inline_ones() -> Result<()> {
     let trio = trio()?;
     let three = trio.node(3);
-    let mut servers = [serve(three, "parcels --most 20000")?];
-    let line = "rpc send parcels --threads 3 --operations 30 --most 20000";
+    let mut servers = [serve(three, "parcels --data-max 20000")?];
+    let line = "rpc send parcels --threads 3 --operations 30 --data-max 20000";
     outputs(&mut trio.everywhere(line)?, LONG)?;
     let total = format!("calling\n{}", 2 * 3 * 3 * 30);
     until("all messages to be received", SOON, || {
@@ -336,7 +336,7 @@ fn rendezvous_messages_keep_order_with_inline_ones() -> Result<()> {
 fn cancelled_rendezvous_calls_are_not_executed() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
-    let mut asleep = serve(one, "dozing --asleep --most 100000")?;
+    let mut asleep = serve(one, "dozing --no-receive --data-max 100000")?;
     let long = "dozing count --bytes 100000";
     assert!(attempt(two, &format!("{long} --seconds 1"))?.contains("deadline passed"));
     let mut killed = start_call(two, long)?;
@@ -351,7 +351,7 @@ fn cancelled_rendezvous_calls_are_not_executed() -> Result<()> {
     killed.kill()?;
     three.stop_kited()?;
     leaving.wait(SOON)?;
-    let mut servers = [serve(one, "dozing --most 100000")?];
+    let mut servers = [serve(one, "dozing --data-max 100000")?];
     assert_eq!(waiting.wait(SOON)?.stdout.trim(), "calling\n0");
     assert_eq!(first_word(one, "dozing")?, 1);
     asleep.kill()?;
@@ -364,7 +364,7 @@ fn rendezvous_calls_fail_with_their_server() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     let before = one.stats()?["rpcs_served"];
-    let mut first = serve(one, "brief --most 100000")?;
+    let mut first = serve(one, "brief --data-max 100000")?;
     let mut kept = [
         start_call(two, "brief keep --bytes 100000")?,
         start_call(one, "brief keep --bytes 100000")?,

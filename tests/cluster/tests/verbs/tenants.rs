@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use kite_cluster::vqp::offer;
+use kite_cluster::vqp::expose_memory;
 use kite_cluster::{until, Cluster, Fabric, Node, Result, Setup, SharedCluster, Turn};
 use serde_json::Value;
 
@@ -46,7 +46,7 @@ fn used(node: &Node) -> Result<(u64, u64)> {
 #[test]
 fn vqp_limit_applies_to_every_request() -> Result<()> {
     let pair = pair()?;
-    let (_memory, name) = offer(pair.node(2), 2, "")?;
+    let (_memory, name) = expose_memory(pair.node(2), 2, "")?;
     let one = pair.node(1);
     for way in ["", "--queue"] {
         one.kite("limit --user 0 --requests 200")?;
@@ -68,7 +68,7 @@ fn vqp_limit_applies_to_every_request() -> Result<()> {
 #[test]
 fn vqp_of_low_priority_yields() -> Result<()> {
     let pair = pair()?;
-    let (_memory, name) = offer(pair.node(2), 2, "")?;
+    let (_memory, name) = expose_memory(pair.node(2), 2, "")?;
     let one = pair.node(1);
     one.kite("alloc shared 1M --node 2")?;
     let mut low = one
@@ -100,7 +100,7 @@ fn vqp_of_low_priority_yields() -> Result<()> {
 #[test]
 fn busy_vqp_leaves_capacity_to_others() -> Result<()> {
     let pair = few_slots()?;
-    let (_memory, name) = offer(pair.node(2), 2, "")?;
+    let (_memory, name) = expose_memory(pair.node(2), 2, "")?;
     let one = pair.node(1);
     let stream = || one.workload(&format!("vqp stream {name}")).spawn();
     let mut streams = [stream()?, stream()?, stream()?];
@@ -135,7 +135,7 @@ fn pushed(node: &Node) -> Result<BTreeMap<u64, u64>> {
 #[test]
 fn busy_vqps_get_equal_shares() -> Result<()> {
     let pair = few_slots()?;
-    let (_memory, name) = offer(pair.node(2), 2, "--mib 1")?;
+    let (_memory, name) = expose_memory(pair.node(2), 2, "--mib 1")?;
     let one = pair.node(1);
     let stream = |len| {
         one.workload(&format!("vqp stream {name} --len {len}"))
@@ -167,7 +167,7 @@ fn busy_vqps_get_equal_shares() -> Result<()> {
 #[test]
 fn forked_child_ends_no_object_of_its_parent() -> Result<()> {
     let pair = pair()?;
-    let (_memory, name) = offer(pair.node(2), 2, "")?;
+    let (_memory, name) = expose_memory(pair.node(2), 2, "")?;
     let line = format!("vqp fork {name}");
     pair.node(1).workload(&line).limit(LONG).sh().map(drop)
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kite_cluster::vqp::{echo, endless, failures, offer};
+use kite_cluster::vqp::{echo, endless, expose_memory, failures};
 use kite_cluster::{
     outputs, until, Cluster, Fabric, Node, Process, Result, Setup, SharedCluster, Turn,
 };
@@ -40,7 +40,7 @@ fn idle(node: &Node, port: u32) -> Result<Process> {
 /// Starts messages from node 1 to a process on node 3 that pops none. Some of them wait in the queue.
 fn held(trio: &Cluster, name: &str, options: &str) -> Result<(Process, Process)> {
     let taker = idle(trio.node(3), 9)?;
-    let line = format!("vqp queue held {name} --port 9 {options}");
+    let line = format!("vqp queue backlog {name} --port 9 {options}");
     let mut sender = trio.node(1).workload(&line).limit(LONG).spawn()?;
     sender.read_until("held", SOON)?;
     Ok((taker, sender))
@@ -49,7 +49,7 @@ fn held(trio: &Cluster, name: &str, options: &str) -> Result<(Process, Process)>
 #[test]
 fn vqp_requests_by_io_queue_match_a_model() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let before = failures(&trio)?;
     // Two processes, one of which uses its virtual queue pair by both interfaces at once.
     let check = |node: usize, how: &str| {
@@ -68,7 +68,7 @@ fn vqp_requests_by_io_queue_match_a_model() -> Result<()> {
 #[test]
 fn atomics_by_io_queue_and_ioctl_add_up() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let count = |(node, how): (usize, &str)| {
         let line = format!("vqp count {name} --operations 150 {how}");
         trio.node(node).workload(&line).limit(LONG).spawn()
@@ -88,7 +88,7 @@ fn atomics_by_io_queue_and_ioctl_add_up() -> Result<()> {
 #[test]
 fn vqp_order_is_kept_by_an_io_queue() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let before = failures(&trio)?;
     run(
         trio.node(1),
@@ -106,7 +106,7 @@ fn vqp_messages_are_sent_by_an_io_queue() -> Result<()> {
     for longest in [64, 131_072] {
         run(
             trio.node(1),
-            &format!("talk 3 7 --longest {longest} --queue"),
+            &format!("ping 3 7 --len-max {longest} --queue"),
         )?;
     }
     assert_eq!(failures(&trio)?, before);
@@ -116,13 +116,13 @@ fn vqp_messages_are_sent_by_an_io_queue() -> Result<()> {
 #[test]
 fn rejected_requests_of_an_io_queue_disturb_no_other() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
     let before = failures(&trio)?;
     let line = format!("vqp check {name} --operations 200 --queue");
     let mut other = [one.workload(&line).limit(LONG).spawn()?];
     for _ in 0..3 {
-        run(one, &format!("refused {name} --queue"))?;
+        run(one, &format!("invalid {name} --queue"))?;
     }
     outputs(&mut other, LONG)?;
     assert_eq!(failures(&trio)?, before);
@@ -133,10 +133,10 @@ fn rejected_requests_of_an_io_queue_disturb_no_other() -> Result<()> {
 #[test]
 fn hostile_vqp_sqes_disturb_no_other_vqp() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
-    let (_other, other_name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
+    let (_other, other_name) = expose_memory(trio.node(3), 3, "")?;
     let (one, before) = (trio.node(1), failures(&trio)?);
-    let line = format!("vqp abuse {name} --queue --operations 40000");
+    let line = format!("vqp fuzz {name} --queue --operations 40000");
     let mut hostile = [one.workload(&line).limit(LONG).spawn()?];
     let mut checks = 0;
     while hostile[0].is_running() {
@@ -155,7 +155,7 @@ fn hostile_vqp_sqes_disturb_no_other_vqp() -> Result<()> {
 #[test]
 fn steady_vqp_requests_need_few_system_calls() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let said = run(trio.node(1), &format!("queue steady {name}"))?;
     let calls = said.split(", ").nth(1).and_then(|calls| {
         let number = calls.split(' ').next()?;
@@ -171,7 +171,7 @@ fn steady_vqp_requests_need_few_system_calls() -> Result<()> {
 #[test]
 fn vqp_requests_over_the_depth_wait() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     run(trio.node(1), &format!("queue full {name}"))?;
     trio.node(1).await_gauges(IDLE, SOON).map(drop)
 }
@@ -179,8 +179,8 @@ fn vqp_requests_over_the_depth_wait() -> Result<()> {
 #[test]
 fn prerequisite_of_a_cancelled_request_serves_no_other() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
-    run(trio.node(1), &format!("queue given-up {name}"))?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
+    run(trio.node(1), &format!("queue cancel {name}"))?;
     trio.node(1).await_gauges(IDLE, SOON).map(drop)
 }
 
@@ -188,7 +188,7 @@ fn prerequisite_of_a_cancelled_request_serves_no_other() -> Result<()> {
 #[test]
 fn vqp_requests_complete_in_a_cgroup_at_its_limit() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
     one.sh("cd /sys/fs/cgroup && echo +memory >cgroup.subtree_control && mkdir full")?;
     one.sh("echo 16M >/sys/fs/cgroup/full/memory.max")?;
@@ -214,7 +214,7 @@ fn vqp_requests_complete_in_a_cgroup_at_its_limit() -> Result<()> {
 #[test]
 fn waiting_vqp_requests_fail_with_their_node_or_vqp() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let (mut taker, mut sender) = held(&trio, &name, "")?;
     taker.kill()?;
     let output = sender.wait(SOON)?;
@@ -222,7 +222,7 @@ fn waiting_vqp_requests_fail_with_their_node_or_vqp() -> Result<()> {
     let ended = r#"{"Canceled": 255, "ConnectionReset": 19}"#;
     assert!(output.stdout.trim().ends_with(ended), "{output:?}");
     // One of the queued messages was cancelled before.
-    let (mut taker, mut sender) = held(&trio, &name, "--ends")?;
+    let (mut taker, mut sender) = held(&trio, &name, "--close")?;
     let output = sender.wait(SOON)?;
     let ended = r#"{"BadHandle": 17, "Canceled": 256}"#;
     assert!(output.stdout.trim().ends_with(ended), "{output:?}");
@@ -233,7 +233,7 @@ fn waiting_vqp_requests_fail_with_their_node_or_vqp() -> Result<()> {
 #[test]
 fn killed_process_leaves_no_vqp_request() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let (one, before) = (trio.node(1), failures(&trio)?);
     for _ in 0..5 {
         endless(one, &format!("{name} --queue"))?.kill()?;
@@ -249,10 +249,10 @@ fn killed_process_leaves_no_vqp_request() -> Result<()> {
 #[test]
 fn dead_node_fails_vqp_requests_of_io_queues() -> Result<()> {
     let trio = trio()?;
-    let (_two, to_two) = offer(trio.node(2), 2, "")?;
-    let (_three, to_three) = offer(trio.node(3), 3, "")?;
+    let (_two, to_two) = expose_memory(trio.node(2), 2, "")?;
+    let (_three, to_three) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
-    let mut doomed = endless(one, &format!("{to_three} --until-it-dies --queue"))?;
+    let mut doomed = endless(one, &format!("{to_three} --until-node-failure --queue"))?;
     let line = format!("vqp check {to_two} --operations 400 --queue");
     let mut others = [one.workload(&line).limit(LONG).spawn()?];
     trio.node(3).disconnect()?;
@@ -267,7 +267,7 @@ fn dead_node_fails_vqp_requests_of_io_queues() -> Result<()> {
 fn rnic_removal_fails_vqp_requests_of_io_queues() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
-    let (_memory, name) = offer(three, 3, "")?;
+    let (_memory, name) = expose_memory(three, 3, "")?;
     let mut busy = endless(one, &format!("{name} --queue"))?;
     let (mut taker, mut sender) = held(&trio, &name, "")?;
     one.remove_rnic()?;
@@ -285,7 +285,7 @@ fn rnic_removal_fails_vqp_requests_of_io_queues() -> Result<()> {
 #[test]
 fn mr_attributes_are_read_again_for_an_io_queue() -> Result<()> {
     let trio = trio()?;
-    let (mut memory, name) = offer(trio.node(3), 3, "")?;
+    let (mut memory, name) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
     let mut asker = endless(one, &format!("{name} --queue"))?;
     memory.kill()?;

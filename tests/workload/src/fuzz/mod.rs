@@ -4,12 +4,12 @@
 //!
 //! # Operation
 //!
-//! A seed repeats the requests of each thread. An [`Abuser`] makes the requests of one thread: random words, or
+//! A seed repeats the requests of each thread. An [`RequestFuzzer`] makes the requests of one thread: random words, or
 //! structures with mostly valid fields. Pointers lead to a [`scratch`] mapping or to unmapped memory, never to memory
 //! of this program, since requests write there. The program runs as an ordinary user: requests of the daemon must
 //! fail. Lengths of regions are short, or larger than the memory of all nodes.
 
-mod abuser;
+mod fuzzer;
 mod plausible;
 mod scratch;
 
@@ -20,7 +20,7 @@ use anyhow::{bail, ensure, Result};
 use clap::Args;
 
 use crate::support::abi::*;
-use abuser::Abuser;
+use fuzzer::RequestFuzzer;
 
 /// Makes random requests.
 #[derive(Args, Clone, Debug)]
@@ -34,13 +34,13 @@ pub(crate) struct Fuzz {
     /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Leaves the regions that it named
+    /// Does not free the named regions
     #[arg(long)]
     no_sweep: bool,
 }
 
 impl Fuzz {
-    /// Makes them, and prints how many there were of each outcome.
+    /// Makes the requests, and prints the number of each errno.
     pub(crate) fn run(&self) -> Result<()> {
         println!("seed {}", self.seed);
         let start = Instant::now();
@@ -54,7 +54,7 @@ impl Fuzz {
             let threads: Vec<_> = (0..self.threads)
                 .map(|thread| {
                     let (shared, outcomes) = (&shared, &outcomes);
-                    scope.spawn(move || self.abuse(thread, shared, outcomes))
+                    scope.spawn(move || self.run_thread(thread, shared, outcomes))
                 })
                 .collect();
             threads
@@ -63,7 +63,7 @@ impl Fuzz {
         })?;
         drop(shared);
         if !self.no_sweep {
-            sweep()?;
+            free_all_regions()?;
         }
         let mut total = 0;
         for (errno, count) in outcomes.into_inner()?.into_iter().enumerate() {
@@ -77,22 +77,22 @@ impl Fuzz {
         Ok(())
     }
 
-    fn abuse(&self, thread: u64, shared: &[Device], outcomes: &Mutex<Vec<u64>>) -> Result<()> {
-        let mut abuser = Abuser::new(self.seed, thread)?;
+    fn run_thread(&self, thread: u64, shared: &[Device], outcomes: &Mutex<Vec<u64>>) -> Result<()> {
+        let mut fuzzer = RequestFuzzer::new(self.seed, thread)?;
         let mut own = Device::open()?;
         for done in 0..self.requests.div_ceil(self.threads) {
             if done == 500 && thread == 0 {
                 println!("2000 requests or so");
             }
-            if abuser.random.below(2000) == 0 {
+            if fuzzer.random.below(2000) == 0 {
                 own = Device::open()?;
             }
-            abuser.session = abuser.random.below(4) as usize;
-            let device = match abuser.session {
+            fuzzer.session = fuzzer.random.below(4) as usize;
+            let device = match fuzzer.session {
                 0 => &own,
                 n => &shared[n - 1],
             };
-            let errno = abuser.request(device) as usize;
+            let errno = fuzzer.make_request(device) as usize;
             let mut outcomes = outcomes.lock().unwrap_or_else(|e| e.into_inner());
             let last = outcomes.len() - 1;
             outcomes[errno.min(last)] += 1;
@@ -102,7 +102,7 @@ impl Fuzz {
 }
 
 /// Frees the named regions of all nodes, which may have any bytes as names.
-fn sweep() -> Result<()> {
+fn free_all_regions() -> Result<()> {
     let device = Device::open_bound()?;
     for node in kite::Cluster::open()?.view()?.members {
         let mut entry = kite_region_entry::default();
@@ -115,7 +115,7 @@ fn sweep() -> Result<()> {
             list.entries = &raw mut entry as u64;
             list.count = 1;
             let errno = device.ioctl(KITE_IOC_LIST_REGIONS_NR, &mut list);
-            ensure!(errno == 0, "listing: {}", symbol(errno));
+            ensure!(errno == 0, "cannot list regions: {}", symbol(errno));
             if list.count == 0 {
                 break;
             }
@@ -125,10 +125,10 @@ fn sweep() -> Result<()> {
                 ..Default::default()
             };
             let errno = device.ioctl(KITE_IOC_MAP_NR, &mut map);
-            ensure!(errno == 0, "mapping what is listed: {}", symbol(errno));
+            ensure!(errno == 0, "cannot map a listed region: {}", symbol(errno));
             let mut handle = kite_handle { handle: map.handle };
             let errno = device.ioctl(KITE_IOC_FREE_NR, &mut handle);
-            ensure!(errno == 0, "freeing what is listed: {}", symbol(errno));
+            ensure!(errno == 0, "cannot free a listed region: {}", symbol(errno));
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Requests of which most fields are valid. They reach code behind the checks of arguments.
 
-use super::abuser::{Abuser, NO_HANDLES};
+use super::fuzzer::{RequestFuzzer, NO_HANDLES};
 use crate::support::abi::*;
 
 /// Maximum number of handles that a thread keeps. It bounds the memory of its regions.
@@ -10,16 +10,16 @@ const HANDLES: usize = 24;
 /// Ports with and without listeners.
 const PORTS: [u32; 4] = [0, 1, 2, u32::MAX];
 
-impl Abuser {
+impl RequestFuzzer {
     /// Makes a request of which most fields are valid.
-    pub(super) fn plausible(&mut self, device: &Device, number: u32) -> Errno {
+    pub(super) fn request_plausible(&mut self, device: &Device, number: u32) -> Errno {
         let handle = self.handle();
         match number {
             KITE_IOC_BIND_NR => device.ioctl(number, &mut binding()),
             KITE_IOC_ALLOC_NR => self.alloc(device),
             KITE_IOC_MAP_NR => self.map(device),
             KITE_IOC_UNMAP_NR | KITE_IOC_FREE_NR => {
-                self.forget(handle);
+                self.remove_handle(handle);
                 device.ioctl(number, &mut kite_handle { handle })
             }
             KITE_IOC_READ_NR | KITE_IOC_WRITE_NR => self.transfer(device, number),
@@ -29,14 +29,14 @@ impl Abuser {
                     node: self.random.below(5) as u32,
                     count: self.number().min(700) as u32,
                     cursor: self.number(),
-                    entries: self.place(),
+                    entries: self.random_address(),
                 };
                 device.ioctl(number, &mut list)
             }
             KITE_IOC_GET_VIEW_NR => {
                 let mut nodes = kite_get_view {
                     count: self.number() as u32,
-                    members: self.place(),
+                    members: self.random_address(),
                     ..Default::default()
                 };
                 device.ioctl(number, &mut nodes)
@@ -111,7 +111,7 @@ impl Abuser {
             }
             KITE_IOC_REGISTER_NR => {
                 let mut register = kite_register {
-                    addr: self.place(),
+                    addr: self.random_address(),
                     len: self
                         .random
                         .pick(&[0, 1, 4096, 5000, 65_536, 1 << 30, 1 << 60]),
@@ -120,11 +120,11 @@ impl Abuser {
                     ..Default::default()
                 };
                 let errno = device.ioctl(number, &mut register);
-                self.keep(errno, register.handle)
+                self.add_handle(errno, register.handle)
             }
             KITE_IOC_CREATE_QUEUE_NR => {
                 let mut queue = kite_create_queue {
-                    addr: self.place(),
+                    addr: self.random_address(),
                     len: self.number(),
                     entries: self.random.pick(&[0, 1, 3, 8, 64, 1024, 2048]),
                     ..Default::default()
@@ -140,7 +140,7 @@ impl Abuser {
             }
             KITE_IOC_LIST_LIMITS_NR => {
                 let mut limits = kite_list_limits {
-                    limits: self.place(),
+                    limits: self.random_address(),
                     count: self.number().min(700) as u32,
                     ..Default::default()
                 };
@@ -148,7 +148,7 @@ impl Abuser {
             }
             KITE_IOC_LIST_VQPS_NR => {
                 let mut vqps = kite_list_vqps {
-                    accounts: self.place(),
+                    accounts: self.random_address(),
                     count: self.number().min(700) as u32,
                     ..Default::default()
                 };
@@ -198,11 +198,11 @@ impl Abuser {
                 };
                 device.ioctl(number, &mut unqueue)
             }
-            _ => self.noise(device, number),
+            _ => self.request_random_words(device, number),
         }
     }
 
-    /// A place with numbers of nodes, or none.
+    /// Returns the address of an array of nodes, or 0.
     fn nodes(&mut self) -> u64 {
         let nodes = self.scratch.base + 8;
         for i in 0..64 {
@@ -227,13 +227,13 @@ impl Abuser {
             name: name(&self.name()),
             ..Default::default()
         };
-        // More than these, and memory would run short.
+        // More regions would exhaust the memory.
         if self.handles.len() >= HANDLES {
             let (_, handle) = self.handles.swap_remove(NO_HANDLES.len());
             return device.ioctl(KITE_IOC_FREE_NR, &mut kite_handle { handle });
         }
         let errno = device.ioctl(KITE_IOC_ALLOC_NR, &mut alloc);
-        self.keep(errno, alloc.handle)
+        self.add_handle(errno, alloc.handle)
     }
 
     fn map(&mut self, device: &Device) -> Errno {
@@ -248,7 +248,7 @@ impl Abuser {
             return device.ioctl(KITE_IOC_UNMAP_NR, &mut kite_handle { handle });
         }
         let errno = device.ioctl(KITE_IOC_MAP_NR, &mut map);
-        self.keep(errno, map.handle)
+        self.add_handle(errno, map.handle)
     }
 
     fn transfer(&mut self, device: &Device, number: u32) -> Errno {
@@ -258,12 +258,12 @@ impl Abuser {
                 0 => self.number(),
                 _ => self.random.below(50),
             },
-            addr: self.place(),
+            addr: self.random_address(),
             len: self.number(),
             timeout_ms: self.random.pick(&[0, 0, 0, 1, 5, u32::MAX]),
             reserved: self.random.pick(&[0, 0, 0, 0, 0, 0, 7]),
         };
-        // The rest of the scratch mapping bounds what is written.
+        // The scratch mapping bounds the length.
         if transfer.addr < 1 << 47 && transfer.len < 1 << 32 {
             transfer.len = transfer.len.min(60_000);
         }
@@ -274,18 +274,18 @@ impl Abuser {
         let segments: Vec<kite_segment> = (0..self.random.below(20))
             .map(|_| kite_segment {
                 offset: self.random.pick(&[0, 1, 4095, 1 << 20, u64::MAX]),
-                addr: self.place(),
+                addr: self.random_address(),
                 len: self
                     .random
                     .pick(&[0, 1, 100, 5000, 60_000, 1 << 40, u64::MAX]),
             })
             .collect();
-        // Also some of what follows them, which may be no memory.
+        // Includes memory behind the segments, which may be unmapped.
         let extra = self.random.pick(&[0, 0, 0, 0, 1, 2000]);
         let mut rwv = kite_rwv {
             handle: self.handle(),
             segments: match self.random.below(8) {
-                0 => self.place(),
+                0 => self.random_address(),
                 _ => segments.as_ptr() as u64,
             },
             count: segments.len() as u32 + extra,

@@ -12,7 +12,7 @@ const SCRATCH: usize = 1 << 20;
 /// Mapping for the results of requests, with a list of valid and invalid addresses.
 pub(super) struct Scratch {
     pub(super) base: usize,
-    pub(super) places: Vec<usize>,
+    pub(super) addresses: Vec<usize>,
 }
 
 impl Scratch {
@@ -31,7 +31,7 @@ impl Scratch {
             protect(SCRATCH - 65_536, PROT_NONE) == 0 && protect(SCRATCH / 2, PROT_READ) == 0,
             "mprotect"
         );
-        let places = vec![
+        let addresses = vec![
             base,
             base + 1,
             base + 4095,
@@ -49,6 +49,6 @@ impl Scratch {
             usize::MAX,
             usize::MAX - 4095,
         ];
-        Ok(Scratch { base, places })
+        Ok(Scratch { base, addresses })
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `queues`: requests by queue pairs, checked against a model, counted, without end, or hostile.
+//! `queues`: requests of I/O queues: comparison with a model, system calls, endless load, and invalid SQEs.
 
-mod abuse;
+mod fuzz;
 mod model;
 mod serve;
 
@@ -15,85 +15,85 @@ use crate::support::abi::symbol;
 use crate::support::random::Random;
 use crate::support::threads::run_threads;
 
-/// Nothing here is about time, and machines may be slow.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Generous timeout, since machines may be slow.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Requests by queue pairs
+/// Requests of I/O queues
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Queues {
-    /// At random, in regions of its own and in a model of them, which have to agree
-    Check(model::Check),
+    /// Changes own regions at random, and compares them with a model
+    Check(model::QueueCheck),
     Steady(Steady),
     Endless(Endless),
     Invert(Invert),
-    Serve(serve::Serve),
-    /// Sends many messages, each the first of a stream, and asks how many have come
+    Serve(serve::QueueServe),
+    /// Sends messages, each the first of its stream, and queries the number of received messages
     Send {
-        /// A region that is served
+        /// Served region
         name: String,
     },
-    /// Makes calls that are never answered, gives up every second, and waits for the end of the others
-    Keep {
-        /// A region that is served
+    /// Makes calls without replies, cancels every other call, and waits until the server exits
+    CancelCalls {
+        /// Served region
         name: String,
     },
-    /// Makes and ends queue pairs in several threads at once, each of which writes by its own
-    Crowd,
-    Abuse(abuse::Abuse),
-    /// Leaves a queue pair full of submissions and with no room for their completions, and sleeps
-    Clog {
-        /// A region that exists
+    /// Creates and destroys queues in several threads, each with a write
+    Concurrent,
+    Fuzz(fuzz::QueueFuzz),
+    /// Fills a queue with SQEs without consuming the completions, and sleeps
+    Stall {
+        /// Existing region
         name: String,
     },
 }
 
-/// Short writes without pause; prints how many system calls they took
+/// Writes 8 bytes at a time without pause, and prints the number of system calls
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Steady {
-    /// The node that is written to
+    /// Node of the regions
     node: u32,
     /// Writes
     #[arg(long, default_value_t = 20_000)]
     operations: u64,
-    /// At a time
+    /// Requests in flight
     #[arg(long, default_value_t = DEPTH)]
     depth: u32,
-    /// Regions that they go to in turn
+    /// Regions, used in turn
     #[arg(long, default_value_t = 1)]
     regions: usize,
 }
 
-/// Short reads and writes until the first error, which is printed
+/// Reads and writes until the first error, and prints the error
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Endless {
-    /// A region that exists
+    /// Existing region
     name: String,
-    /// Bytes of each
+    /// Bytes of each request
     #[arg(long, default_value_t = 64)]
     size: usize,
-    /// Goes on after errors
+    /// Continues after errors
     #[arg(long)]
     persist: bool,
 }
 
-/// Calls of a function that inverts, many at a time
+/// Calls the function `invert`, several calls at a time
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Invert {
-    /// A region that is served
+    /// Served region
     name: String,
     /// Calls
     #[arg(long, default_value_t = 500)]
     operations: u64,
-    /// At a time
+    /// Calls in flight
     #[arg(long, default_value_t = 64)]
     depth: u32,
-    /// Most bytes of data of each
+    /// Maximum bytes of data of a call
     #[arg(long, default_value_t = RPC_INLINE_BYTES)]
-    most: usize,
+    data_max: usize,
 }
 
 impl Queues {
-    /// Does it.
+    /// Runs the subcommand.
     pub(crate) fn run(&self) -> Result<()> {
         match self {
             Queues::Check(check) => check.run(),
@@ -101,11 +101,11 @@ impl Queues {
             Queues::Endless(endless) => endless.run(),
             Queues::Invert(invert) => invert.run(),
             Queues::Serve(serve) => serve.run(),
-            Queues::Send { name } => send(name),
-            Queues::Keep { name } => keep(name),
-            Queues::Crowd => crowd(),
-            Queues::Abuse(abuse) => abuse.run(),
-            Queues::Clog { name } => clog(name),
+            Queues::Send { name } => send_messages(name),
+            Queues::CancelCalls { name } => cancel_calls(name),
+            Queues::Concurrent => create_concurrently(),
+            Queues::Fuzz(fuzz) => fuzz.run(),
+            Queues::Stall { name } => stall(name),
         }
     }
 }
@@ -117,11 +117,11 @@ impl Steady {
         let cluster = Cluster::open()?;
         let region = || cluster.alloc(&AllocOptions::new(1 << 16).nodes([self.node]));
         let regions: Result<Vec<_>, _> = (0..self.regions)
-            .map(|_| region().map(|region| region.with_timeout(PATIENCE)))
+            .map(|_| region().map(|region| region.with_timeout(TIMEOUT)))
             .collect();
         let regions = regions?;
         let mut queue = cluster.create_queue(self.depth, 8 * self.depth as usize)?;
-        // Until the queue pairs to the node are connected nothing is steady.
+        // The first requests wait for the connections.
         self.write(&mut queue, &regions, self.depth.into())?;
         let (before, start) = (queue.system_calls(), Instant::now());
         self.write(&mut queue, &regions, self.operations)?;
@@ -133,24 +133,24 @@ impl Steady {
 
     fn write(&self, queue: &mut IoQueue, regions: &[Region], operations: u64) -> Result<()> {
         let mut turns = regions.iter().cycle();
-        let mut begun = 0;
-        while begun < operations || queue.in_flight() > 0 {
-            while begun < operations && queue.in_flight() < queue.entries() {
-                let at = 8 * (begun as usize % queue.entries());
+        let mut started = 0;
+        while started < operations || queue.in_flight() > 0 {
+            while started < operations && queue.in_flight() < queue.entries() {
+                let at = 8 * (started as usize % queue.entries());
                 let region = turns.next().context("no region")?;
-                queue.write(begun, region, at as u64, at..at + 8)?;
-                begun += 1;
+                queue.write(started, region, at as u64, at..at + 8)?;
+                started += 1;
             }
             queue.submit()?;
             // A normal client sleeps after some time. This one polls without limit.
-            let patience = Instant::now();
-            while queue.in_flight() == queue.entries() || begun == operations {
+            let start = Instant::now();
+            while queue.in_flight() == queue.entries() || started == operations {
                 match queue.try_next()? {
                     Some(completion) => drop(completion.result?),
                     None if queue.in_flight() == 0 => break,
                     None => std::hint::spin_loop(),
                 }
-                ensure!(patience.elapsed() < PATIENCE, "no completion");
+                ensure!(start.elapsed() < TIMEOUT, "no completion");
             }
         }
         Ok(())
@@ -163,10 +163,10 @@ impl Endless {
         let region = cluster.map(&self.name, Rights::READ | Rights::WRITE)?;
         let mut queue = cluster.create_queue(DEPTH, self.size * DEPTH as usize)?;
         println!("holding {}", region.id());
-        let (mut said, mut count) = (Instant::now(), 0_u64);
+        let (mut printed, mut count) = (Instant::now(), 0_u64);
         let room = region.len() - self.size as u64 + 1;
         for slot in 0..DEPTH as u64 {
-            self.begin(&mut queue, &region, slot, slot * 4097 % room)?;
+            self.start_transfer(&mut queue, &region, slot, slot * 4097 % room)?;
         }
         loop {
             let done = queue.wait()?;
@@ -178,22 +178,28 @@ impl Endless {
                 std::thread::sleep(Duration::from_millis(20));
             }
             count += 1;
-            if said.elapsed() > Duration::from_millis(200) {
+            if printed.elapsed() > Duration::from_millis(200) {
                 println!("ops {count}");
-                said = Instant::now();
+                printed = Instant::now();
             }
-            self.begin(&mut queue, &region, done.tag, count * 1_000_003 % room)?;
+            self.start_transfer(&mut queue, &region, done.tag, count * 1_000_003 % room)?;
         }
     }
 
-    fn begin(&self, queue: &mut IoQueue, region: &Region, slot: u64, offset: u64) -> Result<()> {
+    fn start_transfer(
+        &self,
+        queue: &mut IoQueue,
+        region: &Region,
+        slot: u64,
+        offset: u64,
+    ) -> Result<()> {
         let at = slot as usize * self.size;
         let part = at..at + self.size;
-        let begun = match offset % 2 {
+        let started = match offset % 2 {
             0 => queue.read(slot, region, offset, part),
             _ => queue.write(slot, region, offset, part),
         };
-        Ok(begun?)
+        Ok(started?)
     }
 }
 
@@ -208,30 +214,30 @@ impl Invert {
         let cluster = Cluster::open()?;
         let region = cluster
             .map(&self.name, Rights::WRITE)?
-            .with_timeout(PATIENCE);
+            .with_timeout(TIMEOUT);
         let depth = self.depth as usize;
-        let size = self.most;
+        let size = self.data_max;
         let mut queue = cluster.create_queue(self.depth, 2 * size * depth)?;
         let mut random = Random::new(1, std::process::id().into());
-        let mut asked: Vec<Vec<u8>> = vec![Vec::new(); depth];
+        let mut sent: Vec<Vec<u8>> = vec![Vec::new(); depth];
         let mut free: Vec<usize> = (0..depth).collect();
-        let (mut begun, mut done) = (0, 0);
+        let (mut started, mut done) = (0, 0);
         while done < self.operations {
-            while let Some(slot) = free.pop().filter(|_| begun < self.operations) {
+            while let Some(slot) = free.pop().filter(|_| started < self.operations) {
                 let mut data = vec![0; random.below(size as u64 + 1) as usize];
                 random.fill(&mut data);
                 let (at, room) = (2 * slot * size, (2 * slot + 1) * size);
                 queue.store(at, &data)?;
                 let reply = room..room + size;
                 queue.call(slot as u64, &region, INVERT, at..at + data.len(), reply)?;
-                asked[slot] = data;
-                begun += 1;
+                sent[slot] = data;
+                started += 1;
             }
             let completion = queue.wait()?;
             let slot = completion.tag as usize;
             let mut reply = vec![0; completion.result? as usize];
             queue.load((2 * slot + 1) * size, &mut reply)?;
-            check_reply(&asked[slot], &reply)?;
+            check_reply(&sent[slot], &reply)?;
             free.push(slot);
             done += 1;
         }
@@ -240,18 +246,18 @@ impl Invert {
     }
 }
 
-fn check_reply(asked: &[u8], reply: &[u8]) -> Result<()> {
-    let same = asked.iter().map(|byte| !byte).eq(reply.iter().copied());
-    let (asked, got) = (asked.len(), reply.len());
-    ensure!(same, "{asked} bytes: another's reply, of {got}");
+fn check_reply(sent: &[u8], reply: &[u8]) -> Result<()> {
+    let same = sent.iter().map(|byte| !byte).eq(reply.iter().copied());
+    let (sent, got) = (sent.len(), reply.len());
+    ensure!(same, "call of {sent} bytes: wrong reply of {got} bytes");
     Ok(())
 }
 
-fn crowd() -> Result<()> {
+fn create_concurrently() -> Result<()> {
     let cluster = Cluster::open()?;
     let region = cluster
         .alloc(&AllocOptions::new(4096).nodes([2]))?
-        .with_timeout(PATIENCE);
+        .with_timeout(TIMEOUT);
     run_threads(8, 20, |thread, i| {
         let mut queue = cluster.create_queue(8, 8)?;
         queue.store(0, &i.to_ne_bytes())?;
@@ -267,10 +273,10 @@ fn crowd() -> Result<()> {
     Ok(())
 }
 
-fn send(name: &str) -> Result<()> {
+fn send_messages(name: &str) -> Result<()> {
     let cluster = Cluster::open()?;
-    let region = cluster.map(name, Rights::WRITE)?.with_timeout(PATIENCE);
-    // Every other one is too long to be sent in one piece.
+    let region = cluster.map(name, Rights::WRITE)?.with_timeout(TIMEOUT);
+    // Every other message is too long for an inline message.
     let lengths = [16, 2 * RPC_INLINE_BYTES];
     let mut queue = cluster.create_queue(DEPTH, lengths[1] * DEPTH as usize)?;
     for round in 0..10 {
@@ -284,10 +290,10 @@ fn send(name: &str) -> Result<()> {
             queue.wait()?.result?;
         }
     }
-    // Of several servers another may still count the last ones.
-    let (patience, sent) = (Instant::now(), 10 * u64::from(DEPTH));
+    // Another server thread may still process the last messages.
+    let (start, sent) = (Instant::now(), 10 * u64::from(DEPTH));
     let mut total = 0;
-    while total < sent && patience.elapsed() < PATIENCE {
+    while total < sent && start.elapsed() < TIMEOUT {
         let mut reply = [0; 8];
         region.call(TOTAL, &[], &mut reply)?;
         total = u64::from_ne_bytes(reply);
@@ -296,24 +302,24 @@ fn send(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn keep(name: &str) -> Result<()> {
+fn cancel_calls(name: &str) -> Result<()> {
     let cluster = Cluster::open()?;
-    let region = cluster.map(name, Rights::WRITE)?.with_timeout(PATIENCE);
+    let region = cluster.map(name, Rights::WRITE)?.with_timeout(TIMEOUT);
     let mut queue = cluster.create_queue(2 * DEPTH, 8)?;
     for tag in 0..DEPTH.into() {
         queue.call(tag, &region, KEEP, 0..8, 0..0)?;
     }
-    // However many calls wait, what takes a worker is done.
+    // Waiting calls must not block requests that need a worker.
     let own = cluster.alloc(&AllocOptions::new(1 << 16))?;
     queue.fill(u64::MAX, &own, 1, 0, 1 << 16)?;
     let done = queue.wait()?;
     ensure!(done.tag == u64::MAX && done.result == Ok(0), "{done:?}");
-    let patience = Instant::now();
+    let start = Instant::now();
     for tag in (0..DEPTH.into()).step_by(2) {
         while !queue.cancel(tag)? {
-            ensure!(patience.elapsed() < PATIENCE, "call {tag} is not to be had");
+            ensure!(start.elapsed() < TIMEOUT, "call {tag} cannot be canceled");
         }
-        ensure!(!queue.cancel(tag)?, "call {tag} was given up twice");
+        ensure!(!queue.cancel(tag)?, "call {tag} was canceled twice");
         let done = queue.wait()?;
         ensure!(
             done.tag == tag && done.result == Err(Error::Canceled),
@@ -329,7 +335,7 @@ fn keep(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn clog(name: &str) -> Result<()> {
+fn stall(name: &str) -> Result<()> {
     let cluster = Cluster::open()?;
     let region = cluster.map(name, Rights::READ)?;
     let mut queue = cluster.create_queue(8, 8)?;
@@ -339,7 +345,7 @@ fn clog(name: &str) -> Result<()> {
     queue.submit()?;
     match queue.read(8, &region, 0, 0..8) {
         Err(kite::Error::QueueFull) => println!("full"),
-        other => bail!("one more: {other:?}"),
+        other => bail!("read in a full queue: {other:?}"),
     }
     loop {
         std::thread::park();

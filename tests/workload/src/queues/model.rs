@@ -6,10 +6,10 @@ use anyhow::{ensure, Result};
 use clap::Args;
 use kite::{AllocOptions, Cluster, Completion, IoQueue, Region};
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use crate::support::random::Random;
 
-/// Bytes of a part: longer than what is posted at once.
+/// Bytes of a part: longer than a transfer that is posted at once.
 const PART: usize = (64 << 10) + 4096 + 104;
 
 /// Parts of each region.
@@ -17,84 +17,87 @@ const PARTS: usize = 16;
 
 /// Operations, depth and seed.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Check {
+pub(crate) struct QueueCheck {
     /// Operations
     #[arg(long, default_value_t = 2000)]
     operations: u64,
-    /// Operations at a time
+    /// Operations in flight
     #[arg(long, default_value_t = 32)]
     depth: u32,
     /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Nodes that have a region each, besides one over all of them; 0 is this one
+    /// Nodes with a region each; another region is striped over all of them. 0 is this node
     #[arg(long, value_delimiter = ',', default_value = "0,1,2,3")]
     nodes: Vec<u32>,
 }
 
-/// A part of a region, of the queue's memory, and what is in the former.
+/// Part of a region with its model, and its part of the memory of the queue.
 struct Slot {
     region: Region,
     offset: u64,
     at: usize,
     model: Vec<u8>,
-    under_way: Option<Expected>,
+    expected: Option<ExpectedResult>,
 }
 
 /// Expected result of a completion.
-enum Expected {
+enum ExpectedResult {
     Nothing,
-    /// These bytes of the slot, read to its memory.
+    /// Offset and length of the bytes that were read.
     Bytes(usize, usize),
-    /// A word that was replaced.
+    /// Previous value of a word.
     Word(u64),
 }
 
-impl Check {
-    /// Does it.
+impl QueueCheck {
+    /// Runs the operations, and compares the regions at the end.
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let mut slots = self.slots(&cluster)?;
+        let mut slots = self.alloc_slots(&cluster)?;
         let mut queue = cluster.create_queue(self.depth, slots.len() * PART)?;
         let mut random = Random::new(self.seed, cluster.view()?.local_node.into());
         let mut begun = 0;
         while begun < self.operations || queue.in_flight() > 0 {
-            let most = queue.entries().min(slots.len());
-            if begun < self.operations && queue.in_flight() < most {
+            let depth = queue.entries().min(slots.len());
+            if begun < self.operations && queue.in_flight() < depth {
                 let tag = random.below(slots.len() as u64);
                 let slot = &mut slots[tag as usize];
-                if slot.under_way.is_none() {
-                    slot.begin(tag, &mut queue, &mut random)?;
+                if slot.expected.is_none() {
+                    slot.start(tag, &mut queue, &mut random)?;
                     begun += 1;
                 }
                 continue;
             }
             let completion = queue.wait()?;
-            slots[completion.tag as usize].end(&queue, completion)?;
+            slots[completion.tag as usize].check_completion(&queue, completion)?;
         }
         for slot in &slots {
             let mut found = vec![0; PART];
             slot.region.read_at(&mut found, slot.offset)?;
-            ensure!(found == slot.model, "a part is not as it should be");
+            ensure!(
+                found == slot.model,
+                "CORRUPT: a part differs from the model"
+            );
         }
         println!("{begun} operations, {} system calls", queue.system_calls());
         Ok(())
     }
 
-    fn slots(&self, cluster: &Cluster) -> Result<Vec<Slot>> {
+    fn alloc_slots(&self, cluster: &Cluster) -> Result<Vec<Slot>> {
         let mut places: Vec<Vec<u32>> = self.nodes.iter().map(|&node| vec![node]).collect();
         places.push(self.nodes.clone());
         let mut slots = Vec::new();
         for nodes in places {
             let options = AllocOptions::new((PARTS * PART) as u64).nodes(nodes);
-            let region = cluster.alloc(&options)?.with_timeout(PATIENCE);
+            let region = cluster.alloc(&options)?.with_timeout(TIMEOUT);
             for part in 0..PARTS {
                 slots.push(Slot {
                     region: region.clone(),
                     offset: (part * PART) as u64,
                     at: slots.len() * PART,
                     model: vec![0; PART],
-                    under_way: None,
+                    expected: None,
                 });
             }
         }
@@ -103,35 +106,40 @@ impl Check {
 }
 
 impl Slot {
-    fn begin(&mut self, tag: u64, queue: &mut IoQueue, random: &mut Random) -> Result<()> {
+    fn start(&mut self, tag: u64, queue: &mut IoQueue, random: &mut Random) -> Result<()> {
         let len = random.size(PART as u64) as usize;
         let from = random.below((PART - len) as u64 + 1) as usize;
         let offset = self.offset + from as u64;
         let memory = self.at..self.at + len;
-        self.under_way = Some(match random.below(10) {
+        self.expected = Some(match random.below(10) {
             0..4 => {
                 random.fill(&mut self.model[from..from + len]);
                 queue.store(self.at, &self.model[from..from + len])?;
                 queue.write(tag, &self.region, offset, memory)?;
-                Expected::Nothing
+                ExpectedResult::Nothing
             }
             4..8 => {
                 queue.read(tag, &self.region, offset, memory)?;
-                Expected::Bytes(from, len)
+                ExpectedResult::Bytes(from, len)
             }
             8 => {
                 let byte = random.next() as u8;
                 self.model[from..from + len].fill(byte);
                 queue.fill(tag, &self.region, byte, offset, len as u64)?;
-                Expected::Nothing
+                ExpectedResult::Nothing
             }
-            _ => self.change(tag, queue, random)?,
+            _ => self.start_atomic(tag, queue, random)?,
         });
         Ok(())
     }
 
-    /// Changes a word, in one of three ways.
-    fn change(&mut self, tag: u64, queue: &mut IoQueue, random: &mut Random) -> Result<Expected> {
+    /// Starts an atomic operation.
+    fn start_atomic(
+        &mut self,
+        tag: u64,
+        queue: &mut IoQueue,
+        random: &mut Random,
+    ) -> Result<ExpectedResult> {
         let from = 8 * random.below(PART as u64 / 8) as usize;
         let (offset, operand) = (self.offset + from as u64, random.next());
         let bytes = &mut self.model[from..from + 8];
@@ -155,23 +163,25 @@ impl Slot {
             }
         };
         bytes.copy_from_slice(&after.to_ne_bytes());
-        Ok(Expected::Word(before))
+        Ok(ExpectedResult::Word(before))
     }
 
-    fn end(&mut self, queue: &IoQueue, completion: Completion) -> Result<()> {
+    fn check_completion(&mut self, queue: &IoQueue, completion: Completion) -> Result<()> {
         let value = completion.result?;
-        match self.under_way.take() {
-            Some(Expected::Nothing) => ensure!(value == 0, "{value} for nothing"),
-            Some(Expected::Word(word)) => ensure!(value == word, "{value}, not {word}"),
-            Some(Expected::Bytes(from, len)) => {
+        match self.expected.take() {
+            Some(ExpectedResult::Nothing) => ensure!(value == 0, "value {value}, expected 0"),
+            Some(ExpectedResult::Word(word)) => {
+                ensure!(value == word, "value {value}, expected {word}")
+            }
+            Some(ExpectedResult::Bytes(from, len)) => {
                 let mut found = vec![0; len];
                 queue.load(self.at, &mut found)?;
                 ensure!(
                     found == self.model[from..from + len],
-                    "other bytes were read"
+                    "CORRUPT: a read differs from the model"
                 );
             }
-            None => anyhow::bail!("a completion of nothing"),
+            None => anyhow::bail!("completion without a request"),
         }
         Ok(())
     }

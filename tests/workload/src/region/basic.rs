@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Single steps for tests that play several users and nodes against each other: `attempt`, `fill`,
-//! `digest`, `await` and `anonymous`.
+//! Single steps of tests with several users and nodes: `attempt`, `fill`, `digest`, `await`, `anonymous` and
+//! `open-handles`.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -14,30 +14,29 @@ use crate::support::abi::symbol;
 use crate::support::random::Random;
 use crate::support::signals::start_timer;
 
-/// Most bytes of one transfer: slow machines move them long before the deadline. Odd, so that
-/// chunks are straddled.
+/// Maximum bytes of a transfer, so that slow machines meet the deadline. Odd, so that transfers cross chunks.
 const PART: usize = 5_000_011;
 
-/// Tries one thing and prints "OK" or the errno's symbol; always succeeds.
+/// Makes one request, and prints "OK" or the symbol of its errno. Always exits with success.
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum Attempt {
     /// Opens a session
     Open,
     /// Maps a region
     Map {
-        /// Its name
+        /// Name of the region
         name: String,
         /// Letters of "rwm"
         rights: Rights,
     },
-    /// Allocates a region, which ends with this program unless it has a name
+    /// Allocates a region, which is freed at exit unless it has a name
     Alloc {
-        /// Its length
+        /// Length in bytes
         len: u64,
-        /// Its name
+        /// Name of the region
         #[arg(long, default_value = "")]
         name: String,
-        /// Its nodes
+        /// Nodes of the region
         #[arg(long, value_delimiter = ',')]
         nodes: Vec<u32>,
         /// Rights of others
@@ -46,29 +45,29 @@ pub(crate) enum Attempt {
     },
     /// Maps a region and writes one page to it
     Write {
-        /// Its name
+        /// Name of the region
         name: String,
-        /// The deadline
+        /// Deadline
         #[arg(long, default_value_t = 10_000)]
         timeout_ms: u64,
-        /// Sends itself a signal that often
+        /// Period of signals to this process, in ms
         #[arg(long)]
         signal_ms: Option<u64>,
     },
     /// Maps a region as a master and frees it
     Free {
-        /// Its name
+        /// Name of the region
         name: String,
     },
     /// Lists the regions of a node
     List {
-        /// Its number
+        /// Number of the node
         node: u32,
     },
 }
 
 impl Attempt {
-    /// Tries it.
+    /// Makes the request.
     pub(crate) fn run(&self) {
         let start = Instant::now();
         let errno = self.attempt().map_or_else(kite::Error::errno, |()| 0);
@@ -111,7 +110,7 @@ impl Attempt {
 /// Writes the bytes of a seed to a whole region, and prints their digest.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Fill {
-    /// Its name
+    /// Name of the region
     name: String,
     /// Seed of the bytes
     #[arg(long, default_value_t = 1)]
@@ -119,7 +118,7 @@ pub(crate) struct Fill {
 }
 
 impl Fill {
-    /// Writes and prints.
+    /// Writes the region and prints the digest.
     pub(crate) fn run(&self) -> Result<()> {
         let region = Cluster::open()?.map(&self.name, Rights::WRITE)?;
         let mut bytes = vec![0; usize::try_from(region.len())?];
@@ -127,7 +126,7 @@ impl Fill {
         for (i, part) in bytes.chunks(PART).enumerate() {
             region.write_at(part, (i * PART) as u64)?;
         }
-        say_digest(&bytes);
+        print_digest(&bytes);
         Ok(())
     }
 }
@@ -135,15 +134,15 @@ impl Fill {
 /// Prints the digest of a whole region.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DigestOf {
-    /// Its name
+    /// Name of the region
     name: String,
-    /// Also demands that each byte is zero
+    /// Fails unless each byte is zero
     #[arg(long)]
     zero: bool,
 }
 
 impl DigestOf {
-    /// Reads and prints.
+    /// Reads the region and prints the digest.
     pub(crate) fn run(&self) -> Result<()> {
         let region = Cluster::open()?.map(&self.name, Rights::READ)?;
         let mut bytes = vec![0xa5; usize::try_from(region.len())?];
@@ -152,21 +151,21 @@ impl DigestOf {
         }
         let dirty = bytes.iter().filter(|byte| **byte != 0).count();
         ensure!(!self.zero || dirty == 0, "{dirty} bytes are not zero");
-        say_digest(&bytes);
+        print_digest(&bytes);
         Ok(())
     }
 }
 
-fn say_digest(bytes: &[u8]) {
+fn print_digest(bytes: &[u8]) {
     println!("{:x} {}", Sha256::digest(bytes), bytes.len());
 }
 
 /// Holds an anonymous region until it is killed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Anonymous {
-    /// Its length
+    /// Length in bytes
     len: u64,
-    /// Its nodes
+    /// Nodes of the region
     #[arg(long, value_delimiter = ',')]
     nodes: Vec<u32>,
 }
@@ -178,7 +177,10 @@ impl Anonymous {
         let region = cluster.alloc(&AllocOptions::new(self.len).nodes(self.nodes.clone()))?;
         let mut bytes = vec![7; usize::try_from(self.len)?];
         region.read_at(&mut bytes, 0)?;
-        ensure!(bytes.iter().all(|byte| *byte == 0), "not zeroed");
+        ensure!(
+            bytes.iter().all(|byte| *byte == 0),
+            "the memory is not zeroed"
+        );
         region.write_at(&vec![7; bytes.len()], 0)?;
         println!("holding {}", region.id());
         loop {
@@ -187,16 +189,16 @@ impl Anonymous {
     }
 }
 
-/// Opens a region many times, and keeps it open until killed.
+/// Opens handles of a region, and keeps them open until the process is killed.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Maps {
-    /// A region that exists
+pub(crate) struct OpenHandles {
+    /// Existing region
     name: String,
     /// Number of handles
     count: usize,
 }
 
-impl Maps {
+impl OpenHandles {
     /// Opens the handles, prints a line, and waits.
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
@@ -209,7 +211,7 @@ impl Maps {
     }
 }
 
-/// Waits until gauges or counters have values, and the view has so many members.
+/// Waits until gauges or counters have values, and the view has a number of members.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Await {
     /// NAME=VALUE of a counter or gauge
@@ -217,35 +219,35 @@ pub(crate) struct Await {
     /// Members of the view
     #[arg(long)]
     members: Option<usize>,
-    /// This node's number
+    /// Number of this node
     #[arg(long)]
     own: Option<u32>,
-    /// Gives up after so long
+    /// Fails after this time
     #[arg(long, default_value_t = 60_000)]
     limit_ms: u64,
 }
 
 impl Await {
-    /// Waits, and prints how long it took in milliseconds.
+    /// Waits, and prints the duration in milliseconds.
     pub(crate) fn run(&self) -> Result<()> {
         let start = Instant::now();
         let limit = Duration::from_millis(self.limit_ms);
         loop {
-            let missing = self.missing()?;
+            let missing = self.unmet_conditions()?;
             if missing.is_empty() {
                 println!("{}", start.elapsed().as_millis());
                 return Ok(());
             }
             ensure!(
                 start.elapsed() < limit,
-                "not within {limit:?}: {}",
+                "conditions not met within {limit:?}: {}",
                 missing.join(", ")
             );
             sleep(Duration::from_millis(20));
         }
     }
 
-    fn missing(&self) -> Result<Vec<String>> {
+    fn unmet_conditions(&self) -> Result<Vec<String>> {
         let cluster = Cluster::open()?;
         let (stats, view) = (cluster.stats()?, cluster.view()?);
         let mut missing = Vec::new();
@@ -257,7 +259,7 @@ impl Await {
                 .find(|entry| entry.0 == name)
                 .with_context(|| format!("no counter {name}"))?;
             if found != value {
-                missing.push(format!("{name} is {found}, not {value}"));
+                missing.push(format!("{name} is {found}, expected {value}"));
             }
         }
         if self
@@ -267,7 +269,7 @@ impl Await {
             missing.push(format!("{} members", view.members.len()));
         }
         if self.own.is_some_and(|wanted| wanted != view.local_node) {
-            missing.push(format!("this is node {}", view.local_node));
+            missing.push(format!("local node is {}", view.local_node));
         }
         Ok(missing)
     }

@@ -15,21 +15,21 @@ use kite::{Cluster, Priority, Region, Rights};
 
 use crate::support::random::Random;
 
-/// Nothing here is about time, and machines may be slow.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Generous timeout, since machines may be slow.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Random reads and writes against a model.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Integrity {
-    /// Name of a region that exists
+    /// Name of an existing region
     name: String,
-    /// Writers in all the cluster
+    /// Writers in the whole cluster
     #[arg(long, default_value_t = 4)]
     writers: u64,
-    /// The first writer that runs here
+    /// First writer of this process
     #[arg(long, default_value_t = 0)]
     first: u64,
-    /// Processes to start here
+    /// Processes to start
     #[arg(long, default_value_t = 1)]
     processes: u64,
     /// Threads, each a writer, in each process
@@ -38,22 +38,22 @@ pub(crate) struct Integrity {
     /// Bytes of a unit
     #[arg(long, default_value_t = 3_000_017)]
     unit: u64,
-    /// Ends after so many seconds
+    /// Maximum duration in seconds
     #[arg(long, default_value_t = 600)]
     seconds: u64,
-    /// Ends when each writer has done so many operations
+    /// Operations of each writer
     #[arg(long, default_value_t = u64::MAX)]
     operations: u64,
     /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// With low priority, in one process
+    /// Uses low priority, in one process
     #[arg(long, conflicts_with = "processes")]
     low: bool,
 }
 
 impl Integrity {
-    /// Runs all writers that belong here.
+    /// Runs the writers of this process and its children.
     pub(crate) fn run(&self) -> Result<()> {
         if self.processes <= 1 {
             return self.run_threads();
@@ -85,7 +85,7 @@ impl Integrity {
         for (option, value) in options {
             command.args([option, &value.to_string()]);
         }
-        command.spawn().context("starting another process")
+        command.spawn().context("cannot start a process")
     }
 
     fn run_threads(&self) -> Result<()> {
@@ -94,13 +94,13 @@ impl Integrity {
             cluster.set_priority(Priority::Low)?;
         }
         let region = cluster.map(&self.name, Rights::READ | Rights::WRITE)?;
-        let region = region.with_timeout(PATIENCE);
+        let region = region.with_timeout(TIMEOUT);
         std::thread::scope(|scope| {
             let threads: Vec<_> = (self.first..self.first + self.threads)
                 .map(|writer| (writer, region.clone()))
                 .map(|(writer, region)| {
                     scope.spawn(move || {
-                        self.write(writer, region).with_context(|| {
+                        self.run_writer(writer, region).with_context(|| {
                             format!("writer {writer} of {}, seed {}", self.writers, self.seed)
                         })
                     })
@@ -118,7 +118,7 @@ impl Integrity {
         })
     }
 
-    fn write(&self, writer: u64, region: Region) -> Result<()> {
+    fn run_writer(&self, writer: u64, region: Region) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(self.seconds);
         let mut random = Random::new(self.seed, writer);
         let mut units = self.units(writer, &region)?;
@@ -132,7 +132,7 @@ impl Integrity {
         }
         for unit in &units {
             unit.check(&region, 0, unit.model.len())
-                .context("the last look")?;
+                .context("final check")?;
         }
         println!("writer {writer}: {done} operations, seed {}", self.seed);
         Ok(())
@@ -148,7 +148,7 @@ impl Integrity {
                 model: vec![0; self.unit.min(region.len() - start) as usize],
             })
             .collect();
-        ensure!(!units.is_empty(), "the region is too short for this writer");
+        ensure!(!units.is_empty(), "region too short for this writer");
         Ok(units)
     }
 }
@@ -176,7 +176,7 @@ impl Unit {
             .with_context(|| format!("writing {len} bytes at {}", self.start + at as u64))
     }
 
-    /// Writes random parts at once, and reads them at once with what is between them.
+    /// Writes random parts with one vectored request, and reads the whole unit with another.
     fn step_many(&mut self, region: &Region, random: &mut Random) -> Result<()> {
         let count = 1 + random.below(40) as usize;
         let slot = self.model.len() / count;
@@ -210,7 +210,7 @@ impl Unit {
     /// Reads a part and compares it with the model.
     fn check(&self, region: &Region, at: usize, len: usize) -> Result<()> {
         let offset = self.start + at as u64;
-        // Neither the former content of the buffer nor zeroes can pass for what was to be read.
+        // The buffer starts with wrong bytes, so that a missing read is detected.
         let model = &self.model[at..at + len];
         let mut read: Vec<u8> = model.iter().map(|byte| !byte).collect();
         region
@@ -219,7 +219,7 @@ impl Unit {
         match read.iter().zip(model).position(|(a, b)| a != b) {
             None => Ok(()),
             Some(i) => bail!(
-                "CORRUPT: byte {} of a read of {len} at {offset} is {:#04x}, not {:#04x}; {} bytes differ",
+                "CORRUPT: byte {} of a read of {len} at {offset} is {:#04x}, expected {:#04x}; {} bytes differ",
                 offset + i as u64,
                 read[i],
                 model[i],

@@ -1,38 +1,38 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `register`: a region that is memory of this process.
+//! `register`: registers memory of this process as a region.
 
 use anyhow::{ensure, Result};
 use clap::Args;
 use kite::{Buffer, Cluster, Rights};
 
 use crate::support::random::Random;
-use crate::sync::locks::End;
+use crate::sync::locks::TermSignal;
 
-/// Makes a region of memory of the process, until SIGTERM comes; then both have to be the same
+/// Registers memory as a region until SIGTERM, and compares both at the end
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Register {
-    /// The region
+    /// Name of the region
     name: String,
-    /// Its bytes
+    /// Length in bytes
     len: usize,
-    /// It has what random numbers say, instead of zeroes
+    /// Fills the memory with random bytes instead of zeroes
     #[arg(long)]
     random: bool,
-    /// The memory is huge pages, if there are any
+    /// Uses huge pages if available
     #[arg(long)]
     huge: bool,
-    /// Unmaps the memory at once, and the region stays
+    /// Unmaps the memory after the registration
     #[arg(long)]
-    forget: bool,
+    unmap: bool,
 }
 
 impl Register {
-    /// Does it.
+    /// Registers, waits and compares.
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let memory = Buffer::new(self.len)?;
         if self.huge {
-            // SAFETY: advice changes no byte.
+            // SAFETY: the advice changes no byte.
             unsafe { libc::madvise(memory.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
         }
         let mut bytes = vec![0; self.len];
@@ -41,19 +41,19 @@ impl Register {
             memory.store(0, &bytes)?;
         }
         let region = cluster.register_region(&memory, &self.name, Rights::READ | Rights::WRITE)?;
-        let end = End::block()?;
-        if self.forget {
+        let term = TermSignal::block()?;
+        if self.unmap {
             drop(memory);
             println!("registered");
-            end.wait();
+            term.wait();
             return Ok(());
         }
         println!("registered");
-        end.wait();
+        term.wait();
         let mut read = bytes.clone();
         memory.load(0, &mut bytes)?;
         region.read_at(&mut read, 0)?;
-        ensure!(bytes == read, "the memory is not what the region is");
+        ensure!(bytes == read, "the memory differs from the region");
         println!("{} bytes are the same", self.len);
         Ok(region.free()?)
     }

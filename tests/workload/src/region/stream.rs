@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `stream`: writes to a region until it is killed, and prints the bytes of each quarter of a second.
+//! `stream`: writes to a region until the process is killed, and prints the bytes of each 250 ms.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -9,13 +9,13 @@ use anyhow::Result;
 use clap::Args;
 use kite::{Cluster, Priority, Rights};
 
-/// Between two lines.
+/// Time between two lines.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Writes until killed; prints milliseconds and the bytes written in them, several times a second
+/// Writes until the process is killed, and prints an interval in ms and its bytes four times per second
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Stream {
-    /// A region that exists
+pub(crate) struct WriteStream {
+    /// Existing region
     name: String,
     /// Bytes of each write
     #[arg(long, default_value_t = 65_536)]
@@ -23,13 +23,13 @@ pub(crate) struct Stream {
     /// Threads
     #[arg(long, default_value_t = 4)]
     threads: u64,
-    /// With low priority
+    /// Uses low priority
     #[arg(long)]
     low: bool,
 }
 
-impl Stream {
-    /// Writes.
+impl WriteStream {
+    /// Runs the writers.
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         if self.low {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `locks`: locks and barriers of a region, taken by many threads, processes and nodes at once, such that
-//! a lock that two have, or a barrier that is passed too early, shows.
+//! `locks`: concurrent use of locks and barriers of a region by threads, processes and nodes. Detects locks with two
+//! owners, and barriers that open too early.
 
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
@@ -13,31 +13,31 @@ use kite::{Cluster, Error, LockGuard, Region, Rights};
 use crate::support::signals;
 use crate::support::threads::run_threads;
 
-/// Nothing here is about time, and machines may be slow.
-const PATIENCE_S: u64 = 120;
+/// Generous timeout in seconds, since machines may be slow.
+const TIMEOUT_S: u64 = 120;
 
 /// Locks and barriers of a region
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Locks {
-    /// Adds 1 to the first word under a lock, but not atomically; each fourth time looks at it, shared
-    Count(Crowd),
-    /// Adds 1 to the first word before a barrier, and looks at it after it
-    Pass(Crowd),
-    /// Takes a lock, until SIGTERM comes
-    Hold(Hold),
-    /// Comes to a barrier, and prints the generation
-    Come(Come),
-    /// Takes locks until there is no room for more
-    Hoard {
-        /// A region that exists
+    /// Increments the first word non-atomically under a lock; each fourth operation reads the word under a shared lock
+    Count(LockThreads),
+    /// Increments the first word before a barrier, and checks the word after the barrier
+    PassBarrier(LockThreads),
+    /// Holds a lock until SIGTERM
+    Hold(HoldLock),
+    /// Waits at a barrier, and prints the generation
+    WaitBarrier(WaitBarrier),
+    /// Acquires locks up to the maximum of the region
+    Exhaust {
+        /// Existing region
         name: String,
     },
 }
 
 /// Threads, operations and region.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Crowd {
-    /// A region that exists
+pub(crate) struct LockThreads {
+    /// Existing region
     name: String,
     /// Number of the lock or barrier
     #[arg(long, default_value_t = 0)]
@@ -45,46 +45,46 @@ pub(crate) struct Crowd {
     /// Threads
     #[arg(long, default_value_t = 4)]
     threads: u64,
-    /// Operations of each
+    /// Operations of each thread
     #[arg(long, default_value_t = 100)]
     operations: u64,
-    /// Threads of all processes, for a barrier
+    /// Participants of the barrier: threads of all processes
     #[arg(long, default_value_t = 1)]
-    all: u32,
+    participants: u32,
 }
 
-/// Which lock, and how.
+/// Lock and mode.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Hold {
-    /// A region that exists
+pub(crate) struct HoldLock {
+    /// Existing region
     name: String,
     /// Number of the lock
     number: u64,
-    /// Shares it
+    /// Shared mode
     #[arg(long)]
     shared: bool,
-    /// Does not wait
+    /// Fails instead of waiting
     #[arg(long = "try")]
-    tries: bool,
-    /// Deadline
-    #[arg(long, default_value_t = PATIENCE_S)]
+    try_lock: bool,
+    /// Deadline in seconds
+    #[arg(long, default_value_t = TIMEOUT_S)]
     seconds: u64,
 }
 
-/// Which barrier, and how.
+/// Barrier and participants.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Come {
-    /// A region that exists
+pub(crate) struct WaitBarrier {
+    /// Existing region
     name: String,
     /// Number of the barrier
     number: u64,
     /// Participants
     count: u32,
-    /// Comes again and again, so many times, and is sent away by signals
+    /// Number of waits, each interrupted by a signal
     #[arg(long)]
-    again: Option<u32>,
-    /// Deadline
-    #[arg(long, default_value_t = PATIENCE_S)]
+    interrupted: Option<u32>,
+    /// Deadline in seconds
+    #[arg(long, default_value_t = TIMEOUT_S)]
     seconds: u64,
 }
 
@@ -93,62 +93,68 @@ fn map(name: &str, rights: Rights, seconds: u64) -> Result<Region> {
     Ok(region.with_timeout(Duration::from_secs(seconds)))
 }
 
-fn word(region: &Region) -> Result<u64> {
+fn load_word(region: &Region) -> Result<u64> {
     let mut bytes = [0; 8];
     region.read_at(&mut bytes, 0)?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
 impl Locks {
-    /// Does it.
+    /// Runs the subcommand.
     pub(crate) fn run(&self) -> Result<()> {
         match self {
-            Locks::Count(crowd) => crowd.count(),
-            Locks::Pass(crowd) => crowd.pass(),
+            Locks::Count(args) => args.count_locked(),
+            Locks::PassBarrier(args) => args.pass_barrier(),
             Locks::Hold(hold) => hold.run(),
-            Locks::Come(come) => come.run(),
-            Locks::Hoard { name } => hoard(name),
+            Locks::WaitBarrier(wait) => wait.run(),
+            Locks::Exhaust { name } => exhaust_locks(name),
         }
     }
 }
 
-impl Crowd {
+impl LockThreads {
     fn map(&self) -> Result<Region> {
-        map(&self.name, Rights::READ | Rights::WRITE, PATIENCE_S)
+        map(&self.name, Rights::READ | Rights::WRITE, TIMEOUT_S)
     }
 
-    fn count(&self) -> Result<()> {
+    fn count_locked(&self) -> Result<()> {
         let region = self.map()?;
         run_threads(self.threads, self.operations, |_, i| {
             if i % 4 == 3 {
                 let lock = region.lock_shared(self.number)?;
-                ensure!(word(&region)? == word(&region)?, "written meanwhile");
+                ensure!(
+                    load_word(&region)? == load_word(&region)?,
+                    "the word changed under a shared lock"
+                );
                 return Ok(lock.unlock()?);
             }
             let lock = region.lock(self.number)?;
             ensure!(!lock.owner_died(), "owner_died although no process died");
-            let count = word(&region)?;
+            let count = load_word(&region)?;
             region.write_at(&(count + 1).to_ne_bytes(), 0)?;
             Ok(lock.unlock()?)
         })
     }
 
-    fn pass(&self) -> Result<()> {
+    fn pass_barrier(&self) -> Result<()> {
         let region = self.map()?;
         run_threads(self.threads, self.operations, |_, i| {
             region.fetch_add(0, 1)?;
-            let generation = region.barrier(self.number, self.all)?;
+            let generation = region.barrier(self.number, self.participants)?;
             ensure!(generation == i + 1, "generation {generation} after {i}");
-            let all = u64::from(self.all);
-            let count = word(&region)?;
-            let possible = generation * all..=(generation + 1) * all;
-            ensure!(possible.contains(&count), "{count} of {possible:?}");
+            let participants = u64::from(self.participants);
+            let count = load_word(&region)?;
+            let possible = generation * participants..=(generation + 1) * participants;
+            ensure!(
+                possible.contains(&count),
+                "word is {count}, expected {possible:?}"
+            );
             Ok(())
         })
     }
 }
 
-impl Hold {
+impl HoldLock {
     fn run(&self) -> Result<()> {
         let rights = if self.shared {
             Rights::READ
@@ -156,18 +162,25 @@ impl Hold {
             Rights::WRITE
         };
         let region = map(&self.name, rights, self.seconds)?;
-        let end = End::block()?;
+        let term = TermSignal::block()?;
         println!("mapped");
-        let lock = self.take(&region)?;
-        println!("held{}", if lock.owner_died() { ", warned" } else { "" });
-        end.wait();
+        let lock = self.acquire(&region)?;
+        println!(
+            "held{}",
+            if lock.owner_died() {
+                ", owner died"
+            } else {
+                ""
+            }
+        );
+        term.wait();
         lock.unlock()?;
         println!("unlocked");
         Ok(())
     }
 
-    fn take(&self, region: &Region) -> kite::Result<LockGuard> {
-        match (self.shared, self.tries) {
+    fn acquire(&self, region: &Region) -> kite::Result<LockGuard> {
+        match (self.shared, self.try_lock) {
             (false, false) => region.lock(self.number),
             (false, true) => region.try_lock(self.number),
             (true, false) => region.lock_shared(self.number),
@@ -176,11 +189,11 @@ impl Hold {
     }
 }
 
-impl Come {
+impl WaitBarrier {
     fn run(&self) -> Result<()> {
         let region = map(&self.name, Rights::WRITE, self.seconds)?;
         println!("mapped");
-        let Some(times) = self.again else {
+        let Some(times) = self.interrupted else {
             println!("{}", region.barrier(self.number, self.count)?);
             return Ok(());
         };
@@ -193,8 +206,8 @@ impl Come {
     }
 }
 
-fn hoard(name: &str) -> Result<()> {
-    let region = map(name, Rights::WRITE, PATIENCE_S)?;
+fn exhaust_locks(name: &str) -> Result<()> {
+    let region = map(name, Rights::WRITE, TIMEOUT_S)?;
     let mut locks = Vec::new();
     let refused = loop {
         match region.lock(locks.len() as u64) {
@@ -203,21 +216,21 @@ fn hoard(name: &str) -> Result<()> {
         }
     };
     ensure!(refused == Error::OutOfMemory, "{refused}");
-    // One that is given back makes room for another.
+    // An unlock frees one slot.
     locks.pop();
     locks.push(region.lock(u64::MAX)?);
     println!("{}", locks.len());
-    // The kernel gives them back.
+    // The kernel releases the locks at exit.
     std::mem::forget(locks);
     Ok(())
 }
 
-/// SIGTERM, which is waited for and does nothing else.
-pub(crate) struct End(libc::sigset_t);
+/// Blocked SIGTERM, for [`Self::wait`].
+pub(crate) struct TermSignal(libc::sigset_t);
 
-impl End {
+impl TermSignal {
     pub(crate) fn block() -> Result<Self> {
-        // SAFETY: an empty set is made of whatever it was, and all are borrowed for the calls.
+        // SAFETY: `sigemptyset` initializes the set. All structures are borrowed for the calls.
         let (set, blocked) = unsafe {
             let mut set: libc::sigset_t = MaybeUninit::zeroed().assume_init();
             libc::sigemptyset(&mut set);

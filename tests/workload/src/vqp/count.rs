@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `vqp count`: a word to which many add, one at a time.
+//! `vqp count`: atomic increments of one word by several processes.
 
 use anyhow::Result;
 use clap::Args;
 use kite::{Buffer, Cluster, Mr, Rights, SendWr, WrOp};
 
-use super::pusher::{Pusher, Way};
-use super::{died, To, PATIENCE, WORD};
+use super::pusher::{PushInterface, Pusher};
+use super::{is_node_failure, RemoteTarget, TIMEOUT, WORD};
 
-/// Adds 1 to the last word, one at a time, and prints the sum of what was there
+/// Increments the last word of the memory, and prints the sum of the previous values
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Count {
     #[command(flatten)]
-    to: To,
-    /// So many times
+    target: RemoteTarget,
+    /// Number of increments
     #[arg(long, default_value_t = 100)]
     operations: u64,
-    /// Until the node does not answer any more; prints how many times that was instead
+    /// Stops when the node fails, and prints the number of increments instead
     #[arg(long)]
-    until_it_dies: bool,
+    until_node_failure: bool,
     #[command(flatten)]
-    way: Way,
+    interface: PushInterface,
 }
 
 impl Count {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let local = cluster.reg_mr(Buffer::new(8)?, Rights::empty())?;
-        let vqp = cluster.connect(self.to.node)?;
-        let mut vqp = self.way.of(&cluster, &vqp)?;
+        let vqp = cluster.connect(self.target.node)?;
+        let mut vqp = self.interface.open(&cluster, &vqp)?;
         let mut sum = 0;
         for i in 0..self.operations {
-            match self.add(&mut vqp, &local, i % 2 != 0) {
+            match self.increment(&mut vqp, &local, i % 2 != 0) {
                 Ok(was) => sum += was,
-                Err(error) if self.until_it_dies && died(&error) => {
+                Err(error) if self.until_node_failure && is_node_failure(&error) => {
                     println!("{i}");
                     return Ok(());
                 }
@@ -45,14 +45,14 @@ impl Count {
     }
 
     /// Adds 1, by fetch-and-add or by compare-and-swap in a loop. Returns the previous value.
-    fn add(&self, vqp: &mut Pusher<'_>, local: &Mr, by_trying: bool) -> Result<u64> {
-        if !by_trying {
-            return self.word(vqp, local, WrOp::FetchAdd { operand: 1 });
+    fn increment(&self, vqp: &mut Pusher<'_>, local: &Mr, by_compare_swap: bool) -> Result<u64> {
+        if !by_compare_swap {
+            return self.execute_atomic(vqp, local, WrOp::FetchAdd { operand: 1 });
         }
-        let mut expected = self.word(vqp, local, WrOp::FetchAdd { operand: 0 })?;
+        let mut expected = self.execute_atomic(vqp, local, WrOp::FetchAdd { operand: 0 })?;
         loop {
             let new = expected + 1;
-            let was = self.word(vqp, local, WrOp::CompareSwap { expected, new })?;
+            let was = self.execute_atomic(vqp, local, WrOp::CompareSwap { expected, new })?;
             if was == expected {
                 return Ok(was);
             }
@@ -60,12 +60,12 @@ impl Count {
         }
     }
 
-    fn word(&self, vqp: &mut Pusher<'_>, local: &Mr, verb: WrOp) -> Result<u64> {
+    fn execute_atomic(&self, vqp: &mut Pusher<'_>, local: &Mr, verb: WrOp) -> Result<u64> {
         vqp.push(&[SendWr {
             remote_offset: WORD,
-            ..self.to.work(verb, local)
+            ..self.target.send_wr(verb, local)
         }])?;
-        vqp.pop(1, PATIENCE)?[0].result?;
+        vqp.pop(1, TIMEOUT)?[0].result?;
         let mut word = [0; 8];
         local.buffer().load(0, &mut word)?;
         Ok(u64::from_ne_bytes(word))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `vqp fork`: children that have what their parent has, drop it, or are another program, while their parent uses it.
+//! `vqp fork`: children that inherit, drop or close the objects of their parent while the parent uses them.
 
 use std::process::Command;
 
@@ -7,26 +7,26 @@ use anyhow::{bail, ensure, Result};
 use clap::Args;
 use kite::{AllocOptions, Buffer, Cluster, Mr, Rights, SendWr, Vqp, WrOp};
 
-use super::{To, PATIENCE};
+use super::{RemoteTarget, TIMEOUT};
 
-/// Forks children, and writes and reads beside them
+/// Forks children, and writes and reads concurrently
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Fork {
     #[command(flatten)]
-    to: To,
+    target: RemoteTarget,
 }
 
 /// A port without another listener.
 const PORT: u32 = 4711;
 
-/// Has nothing open of kite's.
-const OTHER: &str = "! readlink /proc/self/fd/* | grep /dev/kite";
+/// Shell command that fails if a file of kite is open.
+const CHECK_CLOSED: &str = "! readlink /proc/self/fd/* | grep /dev/kite";
 
 impl Fork {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let local = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
-        let vqp = cluster.connect(self.to.node)?;
+        let vqp = cluster.connect(self.target.node)?;
         let listener = cluster.listen(PORT)?;
         let region = cluster.alloc(&AllocOptions::new(4096))?;
         let lock = region.lock(1)?;
@@ -36,8 +36,8 @@ impl Fork {
             drop(all);
             std::process::exit(0);
         };
-        end(dropper, None)?;
-        // Memory that both have is copied when one writes it, and the RNIC has that of the parent.
+        wait_for_child(dropper, None)?;
+        // Copy on write must not move the pages of the parent, which the RNIC accesses.
         let Some(holder) = fork()? else {
             loop {
                 std::thread::park();
@@ -45,10 +45,10 @@ impl Fork {
         };
         let (local, vqp, listener, lock, region) = all;
         let echoed = self.echo(&vqp, &local, b"beside h");
-        end(holder, Some(libc::SIGKILL))?;
+        wait_for_child(holder, Some(libc::SIGKILL))?;
         echoed?;
-        let other = Command::new("sh").args(["-c", OTHER]).status()?;
-        ensure!(other.success(), "another program has kite's file");
+        let other = Command::new("sh").args(["-c", CHECK_CLOSED]).status()?;
+        ensure!(other.success(), "a file of kite is open after exec");
         self.echo(&vqp, &local, b"after it")?;
         ensure!(
             cluster.listen(PORT).is_err(),
@@ -60,29 +60,29 @@ impl Fork {
     }
 
     /// Writes the bytes and reads them back.
-    fn echo(&self, vqp: &Vqp, local: &Mr, said: &[u8; 8]) -> Result<()> {
-        local.buffer().store(0, said)?;
+    fn echo(&self, vqp: &Vqp, local: &Mr, sent: &[u8; 8]) -> Result<()> {
+        local.buffer().store(0, sent)?;
         let back = SendWr {
             local_offset: 8,
             fence: true,
-            ..self.to.work(WrOp::Read, local)
+            ..self.target.send_wr(WrOp::Read, local)
         };
-        vqp.push(&[self.to.work(WrOp::Write, local), back])?;
+        vqp.push(&[self.target.send_wr(WrOp::Write, local), back])?;
         let mut left = 2;
         while left != 0 {
-            for done in vqp.pop(left, PATIENCE)? {
+            for done in vqp.pop(left, TIMEOUT)? {
                 done.result?;
                 left -= 1;
             }
         }
-        let mut heard = [0; 8];
-        local.buffer().load(8, &mut heard)?;
-        ensure!(heard == *said, "{heard:?} came back");
+        let mut received = [0; 8];
+        local.buffer().load(8, &mut received)?;
+        ensure!(received == *sent, "read {received:?}");
         Ok(())
     }
 }
 
-/// Makes a child. None in that.
+/// Forks. Returns `None` in the child.
 fn fork() -> Result<Option<libc::pid_t>> {
     // SAFETY: this program has one thread, so no lock is held in the child.
     match unsafe { libc::fork() } {
@@ -92,16 +92,16 @@ fn fork() -> Result<Option<libc::pid_t>> {
     }
 }
 
-/// Waits for the end of a child, by a signal or by itself.
-fn end(child: libc::pid_t, signal: Option<libc::c_int>) -> Result<()> {
+/// Waits until a child exits, or until `signal` kills it.
+fn wait_for_child(child: libc::pid_t, signal: Option<libc::c_int>) -> Result<()> {
     if let Some(signal) = signal {
         // SAFETY: the process is a child that was not waited for.
         unsafe { libc::kill(child, signal) };
     }
     let mut status = 0;
-    // SAFETY: `status` is ours.
+    // SAFETY: `status` is borrowed for the call.
     let ended = unsafe { libc::waitpid(child, &mut status, 0) };
     let expected = (child, signal.unwrap_or(0));
-    ensure!((ended, status) == expected, "the child: {status}");
+    ensure!((ended, status) == expected, "child status {status}");
     Ok(())
 }

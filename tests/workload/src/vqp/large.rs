@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `vqp large`: requests of all lengths, up to all of the memory, and each byte of what they moved.
+//! `vqp large`: requests of all lengths up to the whole memory, with a check of each byte.
 
 use anyhow::{ensure, Result};
 use clap::Args;
 use kite::{Buffer, Cluster, Mr, Rights, SendWr, Vqp, WrOp};
 
-use super::{To, PATIENCE};
+use super::{RemoteTarget, TIMEOUT};
 use crate::support::random::Random;
 
-/// Bytes that are looked at together.
+/// Bytes that are compared at a time.
 const CHUNK: usize = 1 << 20;
 
-/// Writes and reads with one request each, shorter ones first, and compares
+/// Writes and reads back with one request each, in ascending lengths
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Large {
     #[command(flatten)]
-    to: To,
-    /// MiB of the longest
+    target: RemoteTarget,
+    /// Maximum length in MiB
     #[arg(long, default_value_t = 1)]
     mib: usize,
 }
@@ -26,24 +26,24 @@ impl Large {
         let cluster = Cluster::open()?;
         let longest = self.mib << 20;
         let local = cluster.reg_mr(Buffer::new(longest)?, Rights::empty())?;
-        let vqp = cluster.connect(self.to.node)?;
-        // At an odd place, so that it is over the edge of pages.
+        let vqp = cluster.connect(self.target.node)?;
+        // The odd offset lets requests cross page boundaries.
         for len in [1, 8, 255, 4096, 4097, 65_535, CHUNK - 1] {
-            self.round(&vqp, &local, 1, len)?;
+            self.check_round(&vqp, &local, 1, len)?;
         }
-        self.round(&vqp, &local, 0, longest)
+        self.check_round(&vqp, &local, 0, longest)
     }
 
-    /// Writes random bytes, and reads them.
-    fn round(&self, vqp: &Vqp, local: &Mr, at: usize, len: usize) -> Result<()> {
+    /// Writes random bytes, and reads them back.
+    fn check_round(&self, vqp: &Vqp, local: &Mr, at: usize, len: usize) -> Result<()> {
         let request = SendWr {
             local_offset: at,
             len,
             remote_offset: at as u64,
-            ..self.to.work(WrOp::Write, local)
+            ..self.target.send_wr(WrOp::Write, local)
         };
         let store = |wrong: u8| {
-            chunks(at, len, |at, bytes| {
+            for_each_chunk(at, len, |at, bytes| {
                 bytes.iter_mut().for_each(|byte| *byte ^= wrong);
                 Ok(local.buffer().store(at, bytes)?)
             })
@@ -53,17 +53,20 @@ impl Large {
         store(0xff)?;
         let op = WrOp::Read;
         complete(vqp, SendWr { op, ..request })?;
-        chunks(at, len, |at, bytes| {
+        for_each_chunk(at, len, |at, bytes| {
             let mut found = vec![0; bytes.len()];
             local.buffer().load(at, &mut found)?;
-            ensure!(found == bytes, "CORRUPT: of {len} bytes, after {at}");
+            ensure!(
+                found == bytes,
+                "CORRUPT: transfer of {len} bytes, after byte {at}"
+            );
             Ok(())
         })
     }
 }
 
-/// The same random bytes each time, some at a time.
-fn chunks(
+/// Calls `f` with each chunk of a reproducible random sequence.
+fn for_each_chunk(
     start: usize,
     len: usize,
     mut f: impl FnMut(usize, &mut [u8]) -> Result<()>,
@@ -80,6 +83,6 @@ fn chunks(
 
 fn complete(vqp: &Vqp, request: SendWr<'_>) -> Result<()> {
     vqp.push(&[request])?;
-    vqp.pop(1, PATIENCE)?[0].result?;
+    vqp.pop(1, TIMEOUT)?[0].result?;
     Ok(())
 }

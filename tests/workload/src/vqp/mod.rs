@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! `vqp`: virtual queue pairs.
 //!
-//! `offer` registers memory and prints its address and key. The other programs access the memory ([`To`]), or
+//! `expose` registers memory and prints its address and key. The other programs access the memory ([`RemoteTarget`]), or
 //! exchange messages.
 
-mod abuse;
-mod ask;
-mod beside;
 mod count;
 mod fork;
+mod fuzz;
+mod invalid;
+mod isolation;
 mod large;
+mod messages;
 mod model;
+mod node_number;
+mod notify;
 mod order;
 mod pusher;
 mod queue;
-mod refused;
 mod stream;
-mod talk;
-mod told;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -26,86 +26,85 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, WrOp};
 
-/// Nothing here is about time, and machines may be slow.
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
+/// Generous timeout, since machines may be slow.
+const TIMEOUT: Option<Duration> = Some(Duration::from_secs(60));
 
-/// Default bytes that `offer` registers.
+/// Default bytes that `expose` registers.
 const LEN: usize = 1 << 20;
 
-/// The last word of it is for counting.
+/// Offset of the last word, which `count` increments.
 const WORD: u64 = LEN as u64 - 8;
 
 /// Virtual queue pairs.
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum Vqps {
     /// Registers memory, prints its address and key, and waits until it is killed
-    Offer {
+    Expose {
         /// Rights of other users
         #[arg(long, default_value = "-")]
         others: Rights,
-        /// MiB of it
+        /// Size in MiB
         #[arg(long, default_value_t = LEN >> 20)]
         mib: usize,
     },
-    /// Random requests, in pushes of random lengths, against a model of a part of the memory
-    Check(model::Check),
-    Abuse(abuse::Abuse),
-    Ask(ask::Ask),
-    Beside(beside::Beside),
+    Check(model::VqpCheck),
+    Fuzz(fuzz::VqpFuzz),
+    QueryNumber(node_number::QueryNumber),
+    ReadIsolation(isolation::ReadIsolation),
     Count(count::Count),
-    Say(ask::Say),
+    ServeNumber(node_number::ServeNumber),
     Fork(fork::Fork),
     Large(large::Large),
     Order(order::Order),
-    Echo(talk::Echo),
-    Stream(stream::Stream),
-    Talk(talk::Talk),
-    Tell(told::Tell),
-    Written(told::Written),
+    Echo(messages::Echo),
+    Stream(stream::ReadStream),
+    Ping(messages::Ping),
+    NotifyWrites(notify::NotifyWrites),
+    VerifyWrites(notify::VerifyWrites),
     /// Sends to a port until an error, and prints the error
-    Last(talk::Last),
+    SendUntilError(messages::SendUntilError),
     /// Accepts a peer of a port, and receives none of its messages until it is killed
     Idle {
         /// The port
         port: u32,
-        /// Takes all of them instead
+        /// Receives all messages instead
         #[arg(long)]
-        takes: bool,
-        /// When this file is there
+        receive: bool,
+        /// Receives once this file exists
         #[arg(long)]
-        when: Option<std::path::PathBuf>,
+        start_file: Option<std::path::PathBuf>,
     },
-    /// Sends one message more than a port queues, then writes, and prints the result of the write
-    Late {
+    /// Sends one message more than a port queues, writes, and prints the result of the write
+    DelayedWrite {
         #[command(flatten)]
-        to: To,
+        target: RemoteTarget,
         /// The port
         #[arg(long)]
         port: u32,
     },
-    /// Reads by a queue pair, and once more by the same when a file is there
-    Again {
+    /// Reads by a VQP, and reads again by the same VQP once a file exists
+    ReadTwice {
         #[command(flatten)]
-        to: To,
-        /// The file
+        target: RemoteTarget,
+        /// Reads again once this file exists
         #[arg(long)]
-        when: std::path::PathBuf,
+        start_file: std::path::PathBuf,
     },
-    /// Requests of each kind that are refused, each by its error
-    Refused {
+    /// Pushes invalid requests of each kind, and checks their errors
+    Invalid {
         #[command(flatten)]
-        to: To,
-        /// By a queue, each between two that are done
+        target: RemoteTarget,
+        /// Uses an I/O queue, with a valid request before and after each
         #[arg(long)]
         queue: bool,
     },
     #[command(subcommand)]
-    Queue(queue::ByQueue),
-    /// Connects and closes so many times, and prints the microseconds that one takes
+    Queue(queue::QueueTest),
+    /// Connects and closes repeatedly, and prints the mean time in microseconds
     Connect {
-        /// To this node
+        /// The node
         node: u32,
-        /// So many times
+        /// Number of connections
         #[arg(long, default_value_t = 1)]
         times: u32,
     },
@@ -113,7 +112,7 @@ pub(crate) enum Vqps {
 
 /// Memory of a node.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct To {
+pub(crate) struct RemoteTarget {
     /// The node
     node: u32,
     /// Address of its memory
@@ -125,34 +124,38 @@ pub(crate) struct To {
 impl Vqps {
     pub(crate) fn run(&self) -> Result<()> {
         match self {
-            Self::Offer { others, mib } => offer(*others, mib << 20),
+            Self::Expose { others, mib } => expose(*others, mib << 20),
             Self::Check(check) => check.run(),
-            Self::Abuse(abuse) => abuse.run(),
-            Self::Ask(ask) => ask.run(),
-            Self::Beside(beside) => beside.run(),
+            Self::Fuzz(fuzz) => fuzz.run(),
+            Self::QueryNumber(query) => query.run(),
+            Self::ReadIsolation(isolation) => isolation.run(),
             Self::Count(count) => count.run(),
-            Self::Say(say) => say.run(),
+            Self::ServeNumber(serve) => serve.run(),
             Self::Fork(fork) => fork.run(),
             Self::Large(large) => large.run(),
             Self::Order(order) => order.run(),
             Self::Echo(echo) => echo.run(),
             Self::Stream(stream) => stream.run(),
-            Self::Talk(talk) => talk.run(),
-            Self::Tell(tell) => tell.run(),
-            Self::Written(written) => written.run(),
-            Self::Last(last) => last.run(),
-            Self::Idle { port, takes, when } => talk::idle(*port, *takes, when.as_deref()),
-            Self::Late { to, port } => talk::late(to, *port),
-            Self::Again { to, when } => to.again(when),
-            Self::Refused { to, queue } => to.refused(*queue),
+            Self::Ping(ping) => ping.run(),
+            Self::NotifyWrites(notify) => notify.run(),
+            Self::VerifyWrites(verify) => verify.run(),
+            Self::SendUntilError(send) => send.run(),
+            Self::Idle {
+                port,
+                receive,
+                start_file,
+            } => messages::run_idle_peer(*port, *receive, start_file.as_deref()),
+            Self::DelayedWrite { target, port } => messages::push_delayed_write(target, *port),
+            Self::ReadTwice { target, start_file } => target.read_twice(start_file),
+            Self::Invalid { target, queue } => target.check_invalid(*queue),
             Self::Queue(queue) => queue.run(),
-            Self::Connect { node, times } => connect(*node, *times),
+            Self::Connect { node, times } => connect_repeatedly(*node, *times),
         }
     }
 }
 
-/// Shows what was printed, and waits until the file is there.
-fn await_file(file: &std::path::Path) -> Result<()> {
+/// Flushes the standard output, and waits until `file` exists.
+fn wait_for_file(file: &std::path::Path) -> Result<()> {
     std::io::stdout().flush()?;
     while !file.exists() {
         std::thread::sleep(Duration::from_millis(10));
@@ -160,7 +163,7 @@ fn await_file(file: &std::path::Path) -> Result<()> {
     Ok(())
 }
 
-fn offer(others: Rights, len: usize) -> Result<()> {
+fn expose(others: Rights, len: usize) -> Result<()> {
     let cluster = Cluster::open()?;
     let memory = cluster.reg_mr(Buffer::new(len)?, others)?;
     let RemoteMemory { addr, rkey: key } = memory.remote_memory();
@@ -171,7 +174,7 @@ fn offer(others: Rights, len: usize) -> Result<()> {
     }
 }
 
-fn connect(node: u32, times: u32) -> Result<()> {
+fn connect_repeatedly(node: u32, times: u32) -> Result<()> {
     let cluster = Cluster::open()?;
     let start = Instant::now();
     for _ in 0..times {
@@ -181,7 +184,7 @@ fn connect(node: u32, times: u32) -> Result<()> {
     Ok(())
 }
 
-impl To {
+impl RemoteTarget {
     fn remote(&self) -> RemoteMemory {
         RemoteMemory {
             addr: self.addr,
@@ -189,8 +192,8 @@ impl To {
         }
     }
 
-    /// A request for 8 bytes, to be changed.
-    fn work<'a>(&self, verb: WrOp, local: &'a Mr) -> SendWr<'a> {
+    /// Returns a request for 8 bytes.
+    fn send_wr<'a>(&self, verb: WrOp, local: &'a Mr) -> SendWr<'a> {
         SendWr {
             tag: 1,
             op: verb,
@@ -205,24 +208,24 @@ impl To {
         }
     }
 
-    fn again(&self, when: &std::path::Path) -> Result<()> {
+    fn read_twice(&self, start_file: &std::path::Path) -> Result<()> {
         let cluster = Cluster::open()?;
         let local = cluster.reg_mr(Buffer::new(8)?, Rights::empty())?;
         let vqp = cluster.connect(self.node)?;
         let read = || -> Result<()> {
-            vqp.push(&[self.work(WrOp::Read, &local)])?;
-            vqp.pop(1, PATIENCE)?[0].result?;
+            vqp.push(&[self.send_wr(WrOp::Read, &local)])?;
+            vqp.pop(1, TIMEOUT)?[0].result?;
             Ok(())
         };
         read()?;
         println!("read");
-        await_file(when)?;
+        wait_for_file(start_file)?;
         read()
     }
 }
 
-/// Returns `true` for the errors of requests to a node that has died.
-fn died(error: &anyhow::Error) -> bool {
+/// Returns `true` for the errors of requests to a failed node.
+fn is_node_failure(error: &anyhow::Error) -> bool {
     matches!(
         error.downcast_ref(),
         Some(Error::TimedOut | Error::HostDown | Error::Canceled)

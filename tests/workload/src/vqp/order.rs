@@ -8,37 +8,39 @@ use anyhow::{ensure, Result};
 use clap::Args;
 use kite::{Buffer, Cluster, Mr, Rights, SendWr, WrOp};
 
-use super::pusher::{Pusher, Way};
-use super::{To, PATIENCE};
+use super::pusher::{PushInterface, Pusher};
+use super::{RemoteTarget, TIMEOUT};
 
-/// Bytes of local memory for each request under way, most of which may be.
+/// Bytes of local memory of a request.
 const WORD: usize = 8;
-const UNDER_WAY: usize = kite::VQP_DEPTH - kite::PUSH_BATCH_MAX;
+
+/// Maximum number of requests in flight before a pair is pushed.
+const IN_FLIGHT_MAX: usize = kite::VQP_DEPTH - kite::PUSH_BATCH_MAX;
 
 /// Writes and reads of one word, in order.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Order {
     #[command(flatten)]
-    to: To,
-    /// So many times pairs and an atomic operation
+    target: RemoteTarget,
+    /// Number of rounds of pairs and an atomic operation
     #[arg(long, default_value_t = 1)]
     rounds: u64,
-    /// So many pairs each time
+    /// Pairs per round
     #[arg(long, default_value_t = 100)]
     pairs: u64,
     #[command(flatten)]
-    way: Way,
+    interface: PushInterface,
 }
 
 /// Pushed requests with their expected results.
-struct Stream<'a> {
-    to: &'a To,
+struct OrderedStream<'a> {
+    target: &'a RemoteTarget,
     vqp: Pusher<'a>,
     local: &'a Mr,
-    /// The word, after all that was pushed.
+    /// Expected value of the word after all pushed requests.
     word: u64,
     pushed: u64,
-    under_way: VecDeque<(u64, Option<u64>)>,
+    in_flight: VecDeque<(u64, Option<u64>)>,
 }
 
 impl Order {
@@ -46,68 +48,68 @@ impl Order {
         let cluster = Cluster::open()?;
         let memory = Buffer::new(kite::VQP_DEPTH * WORD)?;
         let local = cluster.reg_mr(memory, Rights::empty())?;
-        let vqp = cluster.connect(self.to.node)?;
-        let mut stream = Stream {
-            to: &self.to,
-            vqp: self.way.of(&cluster, &vqp)?,
+        let vqp = cluster.connect(self.target.node)?;
+        let mut stream = OrderedStream {
+            target: &self.target,
+            vqp: self.interface.open(&cluster, &vqp)?,
             local: &local,
             word: 0,
             pushed: 0,
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
         };
         for _ in 0..self.rounds {
-            stream.round(self.pairs)?;
+            stream.push_round(self.pairs)?;
         }
-        stream.take(0)?;
+        stream.check_completions(0)?;
         println!("{}", stream.pushed);
         Ok(())
     }
 }
 
-impl<'a> Stream<'a> {
-    fn round(&mut self, pairs: u64) -> Result<()> {
+impl<'a> OrderedStream<'a> {
+    fn push_round(&mut self, pairs: u64) -> Result<()> {
         for _ in 0..pairs {
-            self.take(UNDER_WAY)?;
+            self.check_completions(IN_FLIGHT_MAX)?;
             self.word += 1;
-            let write = self.work(WrOp::Write, None);
+            let write = self.next_wr(WrOp::Write, None);
             self.local
                 .buffer()
                 .store(write.local_offset, &self.word.to_ne_bytes())?;
-            let read = self.work(WrOp::Read, Some(self.word));
+            let read = self.next_wr(WrOp::Read, Some(self.word));
             self.vqp.push(&[write, read])?;
         }
-        let add = self.work(WrOp::FetchAdd { operand: 1 }, Some(self.word));
+        let add = self.next_wr(WrOp::FetchAdd { operand: 1 }, Some(self.word));
         self.word += 1;
         Ok(self.vqp.push(&[add])?)
     }
 
-    /// The next request, which is to find `expected` if it reads. It waits for reads before it, which it would overtake.
-    fn work(&mut self, verb: WrOp, expected: Option<u64>) -> SendWr<'a> {
+    /// Returns the next request. A read must return `expected`. The fence orders the request after earlier reads.
+    fn next_wr(&mut self, verb: WrOp, expected: Option<u64>) -> SendWr<'a> {
         let tag = self.pushed;
         self.pushed += 1;
-        self.under_way.push_back((tag, expected));
+        self.in_flight.push_back((tag, expected));
         SendWr {
             tag,
-            local_offset: place(tag),
+            local_offset: local_offset_of(tag),
             len: WORD,
             fence: true,
-            ..self.to.work(verb, self.local)
+            ..self.target.send_wr(verb, self.local)
         }
     }
 
-    /// Looks at what was found, until no more than `left` are under way.
-    fn take(&mut self, left: usize) -> Result<()> {
-        while self.under_way.len() > left {
-            for done in self.vqp.pop(kite::PUSH_BATCH_MAX, PATIENCE)? {
+    /// Checks completions until at most `left` requests are in flight.
+    fn check_completions(&mut self, left: usize) -> Result<()> {
+        while self.in_flight.len() > left {
+            for done in self.vqp.pop(kite::PUSH_BATCH_MAX, TIMEOUT)? {
                 done.result?;
-                let (tag, expected) = self.under_way.pop_front().unwrap_or_default();
+                let (tag, expected) = self.in_flight.pop_front().unwrap_or_default();
                 ensure!(done.tag == tag, "completion {} is not {tag}", done.tag);
                 let mut word = [0; WORD];
-                self.local.buffer().load(place(tag), &mut word)?;
+                self.local.buffer().load(local_offset_of(tag), &mut word)?;
                 let found = u64::from_ne_bytes(word);
                 ensure!(
                     expected.is_none_or(|expected| expected == found),
-                    "ORDER: request {tag} found {found} and not {expected:?}"
+                    "ORDER: request {tag} read {found}, expected {expected:?}"
                 );
             }
         }
@@ -115,6 +117,6 @@ impl<'a> Stream<'a> {
     }
 }
 
-fn place(tag: u64) -> usize {
+fn local_offset_of(tag: u64) -> usize {
     tag as usize % kite::VQP_DEPTH * WORD
 }

@@ -8,15 +8,15 @@ use anyhow::Result;
 use clap::Args;
 use kite::{Cluster, Completion, Error, IoQueue, SendWr, Vqp};
 
-/// Interface of the requests
+/// Interface that pushes the requests
 #[derive(Args, Clone, Copy, Debug)]
-pub(crate) struct Way {
-    /// By a queue, and not by system calls
+pub(crate) struct PushInterface {
+    /// Uses an I/O queue instead of system calls
     #[arg(long)]
     queue: bool,
 }
 
-/// Pushes and pops.
+/// VQP with the interface of its requests.
 pub(crate) struct Pusher<'a> {
     vqp: &'a Vqp,
     queue: Option<IoQueue>,
@@ -24,22 +24,22 @@ pub(crate) struct Pusher<'a> {
     silent: HashSet<u64>,
 }
 
-impl Way {
+impl PushInterface {
     pub(crate) const CALLS: Self = Self { queue: false };
     pub(crate) const QUEUE: Self = Self { queue: true };
 
-    pub(crate) fn of<'a>(self, cluster: &Cluster, vqp: &'a Vqp) -> Result<Pusher<'a>> {
-        let make = || cluster.create_queue(kite::VQP_DEPTH as u32, 1);
+    pub(crate) fn open<'a>(self, cluster: &Cluster, vqp: &'a Vqp) -> Result<Pusher<'a>> {
+        let create = || cluster.create_queue(kite::VQP_DEPTH as u32, 1);
         Ok(Pusher {
             vqp,
-            queue: self.queue.then(make).transpose()?,
+            queue: self.queue.then(create).transpose()?,
             silent: HashSet::new(),
         })
     }
 }
 
 impl Pusher<'_> {
-    /// As [`Vqp::push`], but that by a queue nothing is refused at once.
+    /// See [`Vqp::push`]. An I/O queue reports invalid requests by their completions.
     pub(crate) fn push(&mut self, works: &[SendWr<'_>]) -> kite::Result<()> {
         let Some(queue) = &mut self.queue else {
             return self.vqp.push(works);
@@ -53,18 +53,18 @@ impl Pusher<'_> {
         queue.submit()
     }
 
-    /// As [`Vqp::pop`].
+    /// See [`Vqp::pop`].
     pub(crate) fn pop(
         &mut self,
-        most: usize,
+        max: usize,
         wait: Option<Duration>,
     ) -> kite::Result<Vec<Completion>> {
         if self.queue.is_none() {
-            return self.vqp.pop(most, wait);
+            return self.vqp.pop(max, wait);
         }
         let mut popped = Vec::new();
-        while popped.len() < most {
-            match self.next(wait.filter(|_| popped.is_empty()))? {
+        while popped.len() < max {
+            match self.next_completion(wait.filter(|_| popped.is_empty()))? {
                 Some(done) => popped.push(done),
                 None if popped.is_empty() => return Err(Error::WouldBlock),
                 None => break,
@@ -73,8 +73,8 @@ impl Pusher<'_> {
         Ok(popped)
     }
 
-    /// Returns the next completion of the I/O queue that is not dropped. With `wait` waits for it.
-    fn next(&mut self, wait: Option<Duration>) -> kite::Result<Option<Completion>> {
+    /// Returns the next completion of the I/O queue that is not dropped, and waits for it if `wait` is set.
+    fn next_completion(&mut self, wait: Option<Duration>) -> kite::Result<Option<Completion>> {
         let Some(queue) = &mut self.queue else {
             return Ok(None);
         };

@@ -1,42 +1,42 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `vqp stream`: reads, each pushed alone, as many at a time as a queue pair takes, without end.
+//! `vqp stream`: endless reads, each pushed alone, with a full VQP.
 
 use anyhow::Result;
 use clap::Args;
 use kite::{Buffer, Cluster, Error, Priority, Rights, SendWr, WrOp, VQP_DEPTH};
 
-use super::{To, PATIENCE};
+use super::{RemoteTarget, TIMEOUT};
 
-/// Reads without end
+/// Reads until the process is killed
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Stream {
+pub(crate) struct ReadStream {
     #[command(flatten)]
-    to: To,
-    /// Bytes of each
+    target: RemoteTarget,
+    /// Bytes of each read
     #[arg(long, default_value_t = 8)]
     len: usize,
-    /// With low priority
+    /// Uses low priority
     #[arg(long)]
     low: bool,
 }
 
-impl Stream {
+impl ReadStream {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         if self.low {
             cluster.set_priority(Priority::Low)?;
         }
         let local = cluster.reg_mr(Buffer::new(self.len)?, Rights::empty())?;
-        let vqp = cluster.connect(self.to.node)?;
+        let vqp = cluster.connect(self.target.node)?;
         loop {
             let read = SendWr {
                 len: self.len,
-                ..self.to.work(WrOp::Read, &local)
+                ..self.target.send_wr(WrOp::Read, &local)
             };
             match vqp.push(&[read]) {
                 Ok(()) => {}
                 Err(Error::QueueFull) => {
-                    for done in vqp.pop(VQP_DEPTH, PATIENCE)? {
+                    for done in vqp.pop(VQP_DEPTH, TIMEOUT)? {
                         done.result?;
                     }
                 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Driver and device: probe, reset, link, failure, removal, and the verbs that kite's module uses.
 
-use kite_cluster::vqp::{endless, offer};
+use kite_cluster::vqp::{endless, expose_memory};
 use kite_cluster::{until, Cluster, Fabric, Node, Result, Setup};
 
 use crate::{await_port, driver_warnings, run_pair, LIMIT, PAIR, SOON};
@@ -101,8 +101,8 @@ fn requests_fail_when_the_device_dies() -> Result<()> {
     let pair = builder.fabric(Fabric::Connectx).boot()?;
     pair.start_kite(&Setup::default())?;
     let (one, two) = (pair.node(1), pair.node(2));
-    let (mut theirs, to_two) = offer(two, 2, "")?;
-    let (mut ours, to_one) = offer(one, 1, "")?;
+    let (mut theirs, to_two) = expose_memory(two, 2, "")?;
+    let (mut ours, to_one) = expose_memory(one, 1, "")?;
     let mut pushing = [endless(one, &to_two)?, endless(two, &to_one)?];
     two.kill_rnic()?;
     for process in &mut pushing {
@@ -118,7 +118,7 @@ fn requests_fail_when_the_device_dies() -> Result<()> {
         node.stop_kited()?;
     }
     pair.start_kite(&Setup::default())?;
-    let (mut theirs, to_two) = offer(two, 2, "")?;
+    let (mut theirs, to_two) = expose_memory(two, 2, "")?;
     one.workload(&format!("vqp check {to_two} --operations 20"))
         .limit(LIMIT)
         .sh()?;
@@ -212,10 +212,10 @@ fn surprise_removal_keeps_other_devices_and_module_working() -> Result<()> {
     pair.start_kite(&Setup::default())?;
     let (one, two) = (pair.node(1), pair.node(2));
     one.kite("alloc stays 4M --node 2")?;
-    let mut user = one.workload("hold stays").spawn()?;
+    let mut user = one.workload("transfer stays").spawn()?;
     user.read_until("ops", SOON)?;
-    let (mut theirs, to_two) = offer(two, 2, "")?;
-    let (mut ours, to_one) = offer(one, 1, "")?;
+    let (mut theirs, to_two) = expose_memory(two, 2, "")?;
+    let (mut ours, to_one) = expose_memory(one, 1, "")?;
     let mut pushing = [endless(one, &to_two)?, endless(two, &to_one)?];
     two.pull_rnic()?;
     until("the driver to detect the removal", SOON, || {

@@ -64,9 +64,9 @@ fn memory_is_freed_only_after_packets_of_a_failed_qp_arrived() -> Result<()> {
     trio.start_kite(&Setup::patient())?;
     two.kite("alloc late 4M --node 3 --other-rights rw")?;
     two.kite("alloc near 4M --other-rights rw")?;
-    let mut neighbour = one.workload("hold near").spawn()?;
+    let mut neighbour = one.workload("transfer near").spawn()?;
     neighbour.read_until("ops", SOON)?;
-    let mut writer = one.workload("hold late --size 1000000").spawn()?;
+    let mut writer = one.workload("transfer late --size 1000000").spawn()?;
     writer.read_until("ops", SOON)?;
     let start = Instant::now();
     one.delay(three, LATE)?;

@@ -25,7 +25,7 @@ fn trio() -> Result<Turn<'static>> {
 
 /// Starts transfers that continue until they fail.
 fn hold(node: &Node, arguments: &str) -> Result<Process> {
-    let mut process = node.workload(&format!("hold {arguments}")).spawn()?;
+    let mut process = node.workload(&format!("transfer {arguments}")).spawn()?;
     process.read_until("ops", SOON)?;
     Ok(process)
 }

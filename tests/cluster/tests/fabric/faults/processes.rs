@@ -87,7 +87,7 @@ fn free_does_not_wait_for_cleanup_of_another_program() -> Result<()> {
     let (one, two) = (trio.node(1), trio.node(2));
     two.kite("alloc popular 4096")?;
     one.kite("alloc quick 4096 --node 2")?;
-    let mut many = one.workload("maps popular 5000").spawn()?;
+    let mut many = one.workload("open-handles popular 5000").spawn()?;
     many.read_until("holding", LONG)?;
     let open = "kite regions | awk '$1 == \"popular\" { print $NF }'";
     let left = one.sh(&format!(
@@ -118,7 +118,7 @@ fn rnic_removal_succeeds_while_requests_wait_for_user_pages() -> Result<()> {
     ] {
         for direction in ["", "--write"] {
             waiting.push(
-                two.workload(&format!("absent {line} {direction}"))
+                two.workload(&format!("unserved-fault {line} {direction}"))
                     .spawn()?,
             );
         }

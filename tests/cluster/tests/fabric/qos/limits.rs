@@ -10,7 +10,7 @@ const KINDS: [(&str, u64); 9] = [
     ("read", 1),
     ("write", 1),
     ("vectored", 2),
-    ("set", 1),
+    ("fill", 1),
     ("copy", 1),
     ("fetch-add", 1),
     ("lock", 1),
@@ -44,7 +44,7 @@ fn limit_applies_to_messages_and_their_bytes() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     one.kite("free shared")?;
-    let mut server = two.workload("rpc serve shared --most 200000").spawn()?;
+    let mut server = two.workload("rpc serve shared --data-max 200000").spawn()?;
     server.read_until("serving", SOON)?;
     for (kind, len) in [("send", 1000), ("send", 100_000), ("queue-send", 1000)] {
         one.kite(&format!(
@@ -90,7 +90,7 @@ fn rejected_request_is_not_charged() -> Result<()> {
     let one = pair.node(1);
     one.kite("limit --user $(id -u alice) --bytes 100M")?;
     for (len, count) in [(u64::MAX, 30), (u64::MAX / 2 + 1, 2), ((64 << 20) + 1, 1)] {
-        let line = format!("queue-set shared --len {len} --count {count}");
+        let line = format!("queue-fill shared --len {len} --count {count}");
         assert_eq!(
             parse_requests(&requests(one, "alice", &line)?).2,
             "OutOfRange",
@@ -98,7 +98,7 @@ fn rejected_request_is_not_charged() -> Result<()> {
         );
     }
     assert_eq!(used(one)?["bytes"], 0);
-    let output = requests(one, "alice", "queue-set shared --len 1000 --count 50")?;
+    let output = requests(one, "alice", "queue-fill shared --len 1000 --count 50")?;
     assert_eq!(parse_requests(&output).2, "", "{output}");
     assert_eq!(used(one)?["bytes"], 50_000);
     one.kite("limit --user $(id -u alice) --remove")?;

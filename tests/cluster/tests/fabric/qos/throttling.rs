@@ -23,11 +23,11 @@ fn limit_of_one_user_delays_no_other() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     let mut processes = Vec::new();
-    for kind in ["write", "set", "queue-write", "queue-add"] {
+    for kind in ["write", "fill", "queue-write", "queue-add"] {
         processes.push(throttled_request(one, kind)?);
     }
     let before = used(one)?;
-    for kind in ["write", "set", "fetch-add", "queue-write --low"] {
+    for kind in ["write", "fill", "fetch-add", "queue-write --low"] {
         let output = requests(one, "bob", &format!("{kind} shared"))?;
         let (count, _, error) = parse_requests(&output);
         assert_eq!((count, error.as_str()), (100, ""), "{kind}");
@@ -63,7 +63,7 @@ fn all_interfaces_share_one_limit_fairly() -> Result<()> {
     let line = "requests write shared --count 1000000000";
     let mut greedy = one.workload(line).user("alice").spawn()?;
     greedy.read_until("begun", SOON)?;
-    for kind in ["queue-write", "queue-add", "set"] {
+    for kind in ["queue-write", "queue-add", "fill"] {
         let output = requests(one, "alice", &format!("{kind} shared --count 60"))?;
         let (count, _, error) = parse_requests(&output);
         assert_eq!((count, error.as_str()), (60, ""), "{kind}");
@@ -103,7 +103,7 @@ fn throttled_request_times_out_and_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     one.kite("limit --user $(id -u alice) --bytes 1")?;
-    for kind in ["read", "write", "vectored", "set", "copy", "queue-write"] {
+    for kind in ["read", "write", "vectored", "fill", "copy", "queue-write"] {
         let line = format!("{kind} shared --count 100 --len 4000 --timeout-ms 500");
         let output = requests(one, "alice", &line)?;
         assert_eq!(parse_requests(&output).2, "TimedOut", "{kind}: {output}");
@@ -119,7 +119,7 @@ fn throttled_request_times_out_and_leaks_nothing() -> Result<()> {
 fn throttled_process_can_be_killed() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
-    for kind in ["write", "set", "queue-write", "queue-add"] {
+    for kind in ["write", "fill", "queue-write", "queue-add"] {
         let mut process = throttled_request(one, kind)?;
         process.kill()?;
         // A worker ends its request at the deadline, at the latest.
@@ -135,7 +135,7 @@ fn throttled_request_does_not_delay_rnic_removal() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     let mut processes = Vec::new();
-    for kind in ["write", "set", "queue-write", "queue-add"] {
+    for kind in ["write", "fill", "queue-write", "queue-add"] {
         processes.push(throttled_request(one, kind)?);
     }
     one.remove_rnic()?;
@@ -157,7 +157,7 @@ fn limits_change_while_throttled_processes_are_killed() -> Result<()> {
     let flip = "kite='/kite/target/release/kite limit --user '$(id -u alice); \
                 while :; do $kite --bytes 1; $kite --remove; done";
     let mut flips = one.command(flip).spawn()?;
-    for kind in ["write", "set", "queue-write", "queue-add"].repeat(4) {
+    for kind in ["write", "fill", "queue-write", "queue-add"].repeat(4) {
         let line = format!("requests {kind} shared --count 1000000 --timeout-ms 4000000");
         let waits = one.stats()?["throttled"];
         let mut process = one.workload(&line).user("alice").spawn()?;
@@ -183,7 +183,7 @@ fn destroyed_queue_returns_its_admission() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     one.kite("limit --user $(id -u alice) --bytes 1000")?;
-    let line = "requests queue-set shared --count 20 --len 20000 --timeout-ms 4000000";
+    let line = "requests queue-fill shared --count 20 --len 20000 --timeout-ms 4000000";
     let mut process = one.workload(line).user("alice").spawn()?;
     // One request passes at once, and is charged.
     until("a second request to reserve its turn", SOON, || {

@@ -40,7 +40,7 @@ fn rust_module_sample_counts_greetings() -> Result<()> {
     one.sh("dmesg --clear; insmod /run/kite/build/user/kite_rust.ko node=2")?;
     let got = run_installed(two, "kite get rust got; head -c 15 got")?;
     assert_eq!(got, "hello from Rust");
-    let line = "atomics tally rust 64 --threads 2 --operations 5";
+    let line = "atomics fetch-add rust 64 --threads 2 --operations 5";
     two.workload(line).sh()?;
     one.sh("rmmod kite_rust")?;
     let said = one.sh("dmesg | grep -o 'kite_rust: .*'")?;

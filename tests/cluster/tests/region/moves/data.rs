@@ -95,9 +95,9 @@ fn migration_loses_no_write() -> Result<()> {
     ];
     let mut writers = start_writers(&trio, "used", 60)?;
     let offset = (4 << 20) + 8;
-    let tally = format!("atomics tally words {offset} --operations 150");
+    let tally = format!("atomics fetch-add words {offset} --operations 150");
     let mut tallies = trio.everywhere(&tally)?;
-    let mut turns = trio.everywhere("atomics take-turns words 0 --threads 2 --operations 20")?;
+    let mut turns = trio.everywhere("atomics spin-lock words 0 --threads 2 --operations 20")?;
     for process in &mut roams {
         for _ in 0..5 {
             process.read_until("moved", LONG)?;
@@ -154,9 +154,9 @@ fn migration_completes_under_many_accesses() -> Result<()> {
     let (one, two) = (trio.node(1), trio.node(2));
     one.kite("alloc crowded 4096 --node 2")?;
     one.kite("alloc moving 9M --node 2")?;
-    let mut user = two.workload("hold moving").spawn()?;
+    let mut user = two.workload("transfer moving").spawn()?;
     user.read_until("ops", SOON)?;
-    let tally = "atomics tally crowded 0 --threads 200 --operations 30";
+    let tally = "atomics fetch-add crowded 0 --threads 200 --operations 30";
     let mut crowd = one.workload(tally).limit(LONG).spawn()?;
     let mut roams = migrate_in_loop(one, "moving")?;
     for _ in 0..5 {
@@ -239,7 +239,7 @@ fn migration_releases_registered_memory() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
     let mut owner = one
-        .workload("register mine 9000001 --random --forget")
+        .workload("register mine 9000001 --random --unmap")
         .spawn()?;
     owner.read_until("registered", SOON)?;
     let digest = trio.node(3).workload("digest mine").sh()?;

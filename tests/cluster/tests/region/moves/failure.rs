@@ -136,7 +136,7 @@ fn migration_survives_death_of_a_mapping_node() -> Result<()> {
     let (one, three) = (trio.node(1), trio.node(3));
     alloc_large(one, "--node 2")?;
     let digest = one.workload("digest large").limit(LONG).sh()?;
-    let mut user = three.workload("hold large --read-only").spawn()?;
+    let mut user = three.workload("transfer large --read-only").spawn()?;
     user.read_until("ops", SOON)?;
     let mut moving = begin_migration(one, one, "--node 1")?;
     three.reset()?;
@@ -153,7 +153,7 @@ fn migration_ends_when_the_home_dies() -> Result<()> {
     let trio = trio_with_failures()?;
     let (one, two) = (trio.node(1), trio.node(2));
     alloc_large(one, "--node 2")?;
-    let mut user = two.workload("hold large --timeout-ms 60000").spawn()?;
+    let mut user = two.workload("transfer large --timeout-ms 60000").spawn()?;
     user.read_until("ops", SOON)?;
     let mut moving = begin_migration(two, one, "--node 3")?;
     one.reset()?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Connection set-up of VQPs: directory, targets, changes of the cluster.
 
-use kite_cluster::vqp::{echo, endless, offer};
+use kite_cluster::vqp::{echo, endless, expose_memory};
 use kite_cluster::{outputs, until, Cluster, Fabric, Result, Setup};
 
 use crate::{
@@ -87,7 +87,7 @@ fn dct_creation_is_retried_after_a_failure() -> Result<()> {
     until("the other nodes' view", SOON, || {
         Ok(three.kite("nodes")?.lines().count() == 3)
     })?;
-    let (_memory, name) = offer(three, 3, "")?;
+    let (_memory, name) = expose_memory(three, 3, "")?;
     let line = format!("vqp check {name} --operations 20");
     trio.node(1).workload(&line).limit(LONG).sh()?;
     Ok(())
@@ -98,10 +98,10 @@ fn dct_creation_is_retried_after_a_failure() -> Result<()> {
 fn leaving_node_fails_no_requests_to_others() -> Result<()> {
     let trio = trio()?;
     let mut echo = echo(trio.node(2), 7)?;
-    let (_memory, name) = offer(trio.node(2), 2, "")?;
+    let (_memory, name) = expose_memory(trio.node(2), 2, "")?;
     let one = trio.node(1);
     let talk = one
-        .workload("vqp talk 2 7 --messages 1000000000")
+        .workload("vqp ping 2 7 --messages 1000000000")
         .limit(LONG);
     let mut all = [talk.spawn()?, endless(one, &name)?];
     for _ in 0..3 {
@@ -128,10 +128,10 @@ fn leaving_node_fails_no_requests_to_others() -> Result<()> {
 #[test]
 fn vqps_outlive_the_daemon_of_their_node() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
     one.sh("rm -f /tmp/again")?;
-    let line = format!("vqp again {name} --when /tmp/again");
+    let line = format!("vqp read-twice {name} --start-file /tmp/again");
     let mut again = one.workload(&line).spawn()?;
     again.read_until("read", SOON)?;
     one.stop_kited()?;
@@ -168,13 +168,13 @@ fn nodes_with_and_without_dc_connect() -> Result<()> {
     for (from, to) in [(1, 3), (3, 1), (1, 2)] {
         let sender = trio.node(from);
         let before = sender.stats()?;
-        let mut written = trio.node(to).workload("vqp written 11").spawn()?;
+        let mut written = trio.node(to).workload("vqp verify-writes 11").spawn()?;
         let memory = written.read_until("", SOON)?;
-        let line = format!("vqp tell {to} {memory} --port 11 --rounds 20");
+        let line = format!("vqp notify-writes {to} {memory} --port 11 --rounds 20");
         let tell = sender.workload(&line).spawn()?;
         outputs(&mut [tell, written], LONG)?;
         let _echo = echo(trio.node(to), 7)?;
-        let line = format!("vqp talk {to} 7 --messages 50");
+        let line = format!("vqp ping {to} 7 --messages 50");
         sender.workload(&line).limit(LONG).sh()?;
         let after = sender.stats()?;
         let more = |name: &str| after[name] - before[name];
@@ -183,7 +183,7 @@ fn nodes_with_and_without_dc_connect() -> Result<()> {
     }
     for (node, at) in [(1, 3), (3, 1)] {
         transfer_all_lengths(&trio, node, at, 1)?;
-        let (mut memory, name) = offer(trio.node(at), at, "")?;
+        let (mut memory, name) = expose_memory(trio.node(at), at, "")?;
         let line = format!("vqp check {name} --operations 100");
         trio.node(node).workload(&line).limit(LONG).sh()?;
         memory.kill()?;

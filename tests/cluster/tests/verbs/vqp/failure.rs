@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Failures under requests of VQPs: connections, nodes, processes, the RNIC.
 
-use kite_cluster::vqp::{endless, failures, offer};
+use kite_cluster::vqp::{endless, expose_memory, failures};
 use kite_cluster::{outputs, until, Cluster, Result, Setup};
 
 use crate::{fail_node_during_adds, trio, without_promotion, LONG, SOON, TRIO};
@@ -10,7 +10,7 @@ use crate::{fail_node_during_adds, trio, without_promotion, LONG, SOON, TRIO};
 #[test]
 fn vqp_order_is_kept_when_a_connection_fails() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
     let line = format!("vqp order {name} --pairs 1000000000");
     let mut order = one.workload(&line).limit(LONG).spawn()?;
@@ -41,10 +41,10 @@ fn dead_node_fails_only_requests_to_it() -> Result<()> {
 
 /// Node 3 dies under requests of node 1. Asserts that the counter `failure` of node 1 grows.
 fn node_dies_under_requests(trio: &Cluster, failure: &str) -> Result<()> {
-    let (_two, to_two) = offer(trio.node(2), 2, "")?;
-    let (_three, to_three) = offer(trio.node(3), 3, "")?;
+    let (_two, to_two) = expose_memory(trio.node(2), 2, "")?;
+    let (_three, to_three) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
-    let mut doomed = endless(one, &format!("{to_three} --until-it-dies"))?;
+    let mut doomed = endless(one, &format!("{to_three} --until-node-failure"))?;
     let line = format!("vqp check {to_two} --operations 600");
     let mut others = [one.workload(&line).limit(LONG).spawn()?];
     until("requests by RC", SOON, || {
@@ -69,11 +69,13 @@ fn node_dies_under_requests(trio: &Cluster, failure: &str) -> Result<()> {
 fn unresponsive_node_delays_no_requests_to_others() -> Result<()> {
     let trio = TRIO.take()?;
     trio.start_kite(&without_promotion())?;
-    let (_two, to_two) = offer(trio.node(2), 2, "")?;
-    let (_three, to_three) = offer(trio.node(3), 3, "")?;
+    let (_two, to_two) = expose_memory(trio.node(2), 2, "")?;
+    let (_three, to_three) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
     one.sh("rm -f /tmp/go")?;
-    let line = format!("vqp beside {to_three} --other {to_two} --when /tmp/go --operations 6");
+    let line = format!(
+        "vqp read-isolation {to_three} --other {to_two} --start-file /tmp/go --operations 6"
+    );
     let mut beside = one.workload(&line).limit(LONG).spawn()?;
     beside.read_until("read", SOON)?;
     trio.node(3).disconnect_rnic()?;
@@ -95,7 +97,7 @@ fn atomics_of_an_unresponsive_node_are_applied_once() -> Result<()> {
 #[test]
 fn killed_process_leaves_no_vqp() -> Result<()> {
     let trio = trio()?;
-    let (mut memory, name) = offer(trio.node(3), 3, "")?;
+    let (mut memory, name) = expose_memory(trio.node(3), 3, "")?;
     let (one, before) = (trio.node(1), failures(&trio)?);
     for _ in 0..5 {
         endless(one, &name)?.kill()?;
@@ -120,11 +122,11 @@ fn killed_process_leaves_no_vqp() -> Result<()> {
 fn rnic_removal_fails_pushed_work_requests() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
-    let (_memory, name) = offer(three, 3, "")?;
+    let (_memory, name) = expose_memory(three, 3, "")?;
     let part = |part| endless(one, &format!("{name} --parts 2 --part {part}"));
     let mut users = [part(0)?, part(1)?];
     // An idle process has no reference to the RNIC either.
-    let idle = one.workload(&format!("vqp again {name} --when /nowhere"));
+    let idle = one.workload(&format!("vqp read-twice {name} --start-file /nowhere"));
     let mut idle = idle.spawn()?;
     idle.read_until("read", SOON)?;
     one.remove_rnic()?;

@@ -10,7 +10,7 @@ mod users;
 
 use std::time::Duration;
 
-use kite_cluster::vqp::offer;
+use kite_cluster::vqp::expose_memory;
 use kite_cluster::{outputs, until, Cluster, Fabric, Result, Setup, SharedCluster, Turn};
 
 static TRIO: SharedCluster = SharedCluster::new(|| {
@@ -31,7 +31,7 @@ fn trio() -> Result<Turn<'static>> {
 /// Processes on these nodes add to one word of a node, and each gets other values: one RNIC executes all atomics.
 fn assert_adds_once(trio: &Cluster, at: usize, nodes: [usize; 4]) -> Result<()> {
     let home = trio.node(at);
-    let (_memory, name) = offer(home, at, "")?;
+    let (_memory, name) = expose_memory(home, at, "")?;
     let line = format!("vqp count {name} --operations 150");
     let [before] = home.rnic_counts(["atomics"])?;
     let all = nodes.map(|node| trio.node(node).workload(&line).limit(LONG).spawn());
@@ -66,7 +66,7 @@ fn without_promotion() -> Setup {
 
 /// Runs requests of all lengths up to `mib` MiB, which transfer each byte from one node to another and back.
 fn transfer_all_lengths(trio: &Cluster, node: usize, at: usize, mib: usize) -> Result<()> {
-    let (mut memory, name) = offer(trio.node(at), at, &format!("--mib {mib}"))?;
+    let (mut memory, name) = expose_memory(trio.node(at), at, &format!("--mib {mib}"))?;
     let line = format!("vqp large {name} --mib {mib}");
     trio.node(node).workload(&line).limit(LONG).sh()?;
     memory.kill()
@@ -74,10 +74,10 @@ fn transfer_all_lengths(trio: &Cluster, node: usize, at: usize, mib: usize) -> R
 
 /// Node 1 adds to a word of node 3 until that does not respond. Asserts that each completed add was applied once.
 fn fail_node_during_adds(trio: &Cluster) -> Result<()> {
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
     let before = one.stats()?["vqp_requests"];
-    let line = format!("vqp count {name} --operations 1000000 --until-it-dies");
+    let line = format!("vqp count {name} --operations 1000000 --until-node-failure");
     let mut count = one.workload(&line).limit(LONG).spawn()?;
     until("1000 adds", SOON, || {
         assert!(count.is_running(), "{:?}", count.wait(SOON)?);
@@ -99,10 +99,10 @@ fn exchange_long_messages(trio: &Cluster, from: usize, to: usize) -> Result<()> 
     let place = 2 << 20;
     let echo = trio
         .node(to)
-        .workload(&format!("vqp echo 8 --place {place}"));
+        .workload(&format!("vqp echo 8 --buffer-size {place}"));
     let mut echo = echo.spawn()?;
     echo.read_until("ready", SOON)?;
-    let line = format!("vqp talk {to} 8 --place {place} --longest {place} --messages 24");
+    let line = format!("vqp ping {to} 8 --buffer-size {place} --len-max {place} --messages 24");
     trio.node(from).workload(&line).limit(LONG).sh()?;
     echo.kill()
 }

@@ -15,7 +15,7 @@ fn vqp_messages_arrive_in_order_unchanged() -> Result<()> {
     let before = failures(&trio)?;
     let received = trio.node(3).stats()?["vqp_messages_received"];
     let talk = |(node, seed, longest): (usize, u32, u32)| {
-        let line = format!("vqp talk 3 7 --seed {seed} --longest {longest}");
+        let line = format!("vqp ping 3 7 --seed {seed} --len-max {longest}");
         trio.node(node).workload(&line).limit(LONG).spawn()
     };
     let all = [(1, 1, 131_072), (1, 2, 4028), (2, 3, 131_072), (2, 4, 64)].map(talk);
@@ -43,7 +43,7 @@ fn vqp_messages_may_exceed_the_inline_size() -> Result<()> {
 fn vqp_messages_wait_for_memory_at_the_receiver() -> Result<()> {
     let trio = trio()?;
     let three = trio.node(3);
-    let mut echo = three.workload("vqp echo 7 --place 4096").spawn()?;
+    let mut echo = three.workload("vqp echo 7 --buffer-size 4096").spawn()?;
     echo.read_until("ready", SOON)?;
     let failed = || {
         let of = |node: usize| Ok(trio.node(node).stats()?["dci_errors"]);
@@ -51,8 +51,8 @@ fn vqp_messages_wait_for_memory_at_the_receiver() -> Result<()> {
     };
     let before: u64 = failed()?;
     let talk = |i: usize| {
-        let how = format!("--seed {i} --messages 100 --longest 64 --place 4096");
-        let line = format!("vqp talk 3 7 {how} --when /tmp/talk");
+        let how = format!("--seed {i} --messages 100 --len-max 64 --buffer-size 4096");
+        let line = format!("vqp ping 3 7 {how} --start-file /tmp/talk");
         let mut talk = trio.node(1 + i % 2).workload(&line).limit(LONG).spawn()?;
         talk.read_until("connected", SOON).map(|_| talk)
     };
@@ -88,7 +88,7 @@ fn vqp_messages_arrive_in_a_cgroup_at_its_limit() -> Result<()> {
         .spawn()?;
     server.read_until("ready", SOON)?;
     for _ in 0..5 {
-        let line = "vqp talk 2 7 --messages 200";
+        let line = "vqp ping 2 7 --messages 200";
         one.workload(line).limit(LONG).sh()?;
     }
     let full = two.sh("awk '$1 == \"max\" { print $2 }' /sys/fs/cgroup/full/memory.events")?;
@@ -106,7 +106,7 @@ fn vqp_messages_arrive_despite_lost_packets() -> Result<()> {
     let _echo = echo(trio.node(3), 7)?;
     trio.with_loss(2.0, || {
         let talk = |node: usize| {
-            let line = format!("vqp talk 3 7 --seed {node} --messages 150 --longest 20000");
+            let line = format!("vqp ping 3 7 --seed {node} --messages 150 --len-max 20000");
             trio.node(node).workload(&line).limit(LONG).spawn()
         };
         let mut all = [talk(1)?, talk(2)?];
@@ -119,10 +119,10 @@ fn vqp_messages_arrive_despite_lost_packets() -> Result<()> {
 fn vqp_reports_the_close_of_its_peer() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
-    let refused = one.workload("vqp last 3 8").limit(SOON).sh()?;
+    let refused = one.workload("vqp send-until-error 3 8").limit(SOON).sh()?;
     assert!(refused.ends_with("the port no listener"), "{refused}");
     let mut server = echo(three, 8)?;
-    let mut busy = one.workload("vqp last 3 8").spawn()?;
+    let mut busy = one.workload("vqp send-until-error 3 8").spawn()?;
     busy.read_until("full", SOON)?;
     let in_use = three.workload("vqp echo 8").limit(SOON).sh().unwrap_err();
     assert!(
@@ -144,11 +144,11 @@ fn vqp_receiver_that_does_not_pop_delays_only_its_sender() -> Result<()> {
     for len in [8, 100_000] {
         let mut idle = three.workload("vqp idle 9").spawn()?;
         idle.read_until("ready", SOON)?;
-        let line = format!("vqp last 3 9 --len {len}");
+        let line = format!("vqp send-until-error 3 9 --len {len}");
         let mut sender = one.workload(&line).spawn()?;
         idle.read_until("accepted", SOON)?;
         sender.read_until("full", SOON)?;
-        one.workload("vqp talk 3 7").limit(LONG).sh()?;
+        one.workload("vqp ping 3 7").limit(LONG).sh()?;
         assert!(sender.is_running());
         idle.kill()?;
         let output = sender.wait(SOON)?;

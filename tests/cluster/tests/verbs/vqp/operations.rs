@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use kite_cluster::vqp::{echo, failures, offer};
+use kite_cluster::vqp::{echo, expose_memory, failures};
 use kite_cluster::{outputs, until, Process, Result};
 
 use crate::{assert_adds_once, transfer_all_lengths, trio, without_promotion, LONG, SOON, TRIO};
@@ -14,7 +14,7 @@ const GIVEN_BACK: Duration = Duration::from_secs(4);
 #[test]
 fn vqp_results_match_a_model() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let before = failures(&trio)?;
     let check = |part: usize| {
         let line = format!(
@@ -42,7 +42,7 @@ fn vqp_fetch_adds_are_applied_exactly_once() -> Result<()> {
 #[test]
 fn rejected_work_requests_disturb_no_other_vqp() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
     let before = failures(&trio)?;
     let mut other = one
@@ -50,7 +50,7 @@ fn rejected_work_requests_disturb_no_other_vqp() -> Result<()> {
         .limit(LONG)
         .spawn()?;
     for _ in 0..3 {
-        one.workload(&format!("vqp refused {name}"))
+        one.workload(&format!("vqp invalid {name}"))
             .limit(LONG)
             .sh()?;
     }
@@ -69,7 +69,7 @@ fn vqp_request_may_be_as_long_as_its_mr() -> Result<()> {
 #[test]
 fn vqp_loses_no_request_despite_lost_packets() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     trio.with_loss(2.0, || {
         let check = |part: usize| {
             let line = format!(
@@ -87,21 +87,21 @@ fn vqp_loses_no_request_despite_lost_packets() -> Result<()> {
 #[test]
 fn hostile_process_disturbs_no_other_vqp() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "--others rw")?;
-    let (_other, other_name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "--others rw")?;
+    let (_other, other_name) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
     let (before, failed) = (one.stats()?, failures(&trio)?);
     let _echo = echo(trio.node(3), 7)?;
-    let mut taker = trio.node(3).workload("vqp idle 9 --takes").spawn()?;
+    let mut taker = trio.node(3).workload("vqp idle 9 --receive").spawn()?;
     taker.read_until("ready", SOON)?;
     let abuse = |how: &str| {
-        one.workload(&format!("vqp abuse {name} {how}"))
+        one.workload(&format!("vqp fuzz {name} {how}"))
             .user("alice")
             .limit(LONG)
             .spawn()
     };
     // One program of another user runs all the time, and others start and end.
-    let talk = one.workload("vqp talk 3 7 --messages 1000000000");
+    let talk = one.workload("vqp ping 3 7 --messages 1000000000");
     let mut talk = talk.limit(LONG).spawn()?;
     let mut hostile = [
         abuse("")?,
@@ -112,7 +112,7 @@ fn hostile_process_disturbs_no_other_vqp() -> Result<()> {
     while hostile.iter_mut().any(Process::is_running) {
         for line in [
             format!("check {other_name} --operations 40"),
-            "talk 3 7 --messages 50".into(),
+            "ping 3 7 --messages 50".into(),
         ] {
             let line = format!("vqp {line} --seed {checks}");
             one.workload(&line).limit(LONG).sh()?;
@@ -136,8 +136,8 @@ fn hostile_process_disturbs_no_other_vqp() -> Result<()> {
 fn vqp_cannot_access_memory_of_others() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
-    let (_own, own) = offer(three, 3, "")?;
-    let (_given, given) = offer(three, 3, "--others rw")?;
+    let (_own, own) = expose_memory(three, 3, "")?;
+    let (_given, given) = expose_memory(three, 3, "--others rw")?;
     let check = |name: &str| {
         let line = format!("vqp check {name} --operations 5");
         one.workload(&line).user("alice").sh()
@@ -155,14 +155,14 @@ fn vqp_request_with_expired_lease_is_revalidated() -> Result<()> {
     let (one, three) = (trio.node(1), trio.node(3));
     let before = failures(&trio)?;
     for (taken_back, ended) in [(true, "no memory the key"), (false, "written")] {
-        let (mut memory, name) = offer(three, 3, "")?;
+        let (mut memory, name) = expose_memory(three, 3, "")?;
         three.sh("rm -f /tmp/go")?;
         let mut taker = three
-            .workload("vqp idle 9 --takes --when /tmp/go")
+            .workload("vqp idle 9 --receive --start-file /tmp/go")
             .spawn()?;
         taker.read_until("ready", SOON)?;
         let late = one
-            .workload(&format!("vqp late {name} --port 9"))
+            .workload(&format!("vqp delayed-write {name} --port 9"))
             .limit(LONG);
         let mut late = late.spawn()?;
         late.read_until("pushed", SOON)?;
@@ -201,13 +201,13 @@ fn vqp_request_with_expired_lease_is_revalidated() -> Result<()> {
 fn vqp_connects_to_its_own_node() -> Result<()> {
     let trio = trio()?;
     let two = trio.node(2);
-    let (_memory, name) = offer(two, 2, "")?;
+    let (_memory, name) = expose_memory(two, 2, "")?;
     let _echo = echo(two, 7)?;
     let before = failures(&trio)?;
     let run = |line: &str| two.workload(&format!("vqp {line}")).limit(LONG).sh();
     run(&format!("check {name} --operations 50"))?;
     run(&format!("order {name} --rounds 3"))?;
-    run("talk 2 7 --messages 50")?;
+    run("ping 2 7 --messages 50")?;
     assert_eq!(failures(&trio)?, before);
     Ok(())
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Promotion of peers to RC, and the order of requests across transports.
 
-use kite_cluster::vqp::{endless, failures, offer};
+use kite_cluster::vqp::{endless, expose_memory, failures};
 use kite_cluster::{outputs, until, Result, Setup};
 
 use crate::{trio, without_promotion, LONG, SOON, TRIO};
@@ -11,7 +11,7 @@ use crate::{trio, without_promotion, LONG, SOON, TRIO};
 #[test]
 fn vqp_order_is_kept_across_transport_switches() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
     let (before, failed) = (one.stats()?, failures(&trio)?);
     let order = |rounds| {
@@ -32,10 +32,10 @@ fn vqp_order_is_kept_across_transport_switches() -> Result<()> {
 fn immediate_data_arrives_after_the_written_bytes() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
-    let mut written = three.workload("vqp written 11").limit(LONG).spawn()?;
+    let mut written = three.workload("vqp verify-writes 11").limit(LONG).spawn()?;
     let memory = written.read_until("", SOON)?;
     let before = one.stats()?;
-    let line = format!("vqp tell 3 {memory} --port 11 --rounds 1000");
+    let line = format!("vqp notify-writes 3 {memory} --port 11 --rounds 1000");
     let tell = one.workload(&line).limit(LONG).spawn()?;
     outputs(&mut [tell, written], LONG)?;
     let after = one.stats()?;
@@ -54,7 +54,7 @@ fn immediate_data_arrives_after_the_written_bytes() -> Result<()> {
 fn max_promoted_of_zero_promotes_no_peer() -> Result<()> {
     let trio = TRIO.take()?;
     trio.start_kite(&without_promotion())?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
     let before = one.stats()?;
     let line = format!("vqp order {name} --rounds 60");
@@ -76,7 +76,7 @@ fn promoted_peers_are_limited() -> Result<()> {
     })?;
     let one = trio.node(1);
     for number in [2, 3, 2] {
-        let (_memory, name) = offer(trio.node(number), number, "")?;
+        let (_memory, name) = expose_memory(trio.node(number), number, "")?;
         let before = one.stats()?["promotions"];
         let line = format!("vqp order {name} --pairs 1000000000");
         let mut order = one.workload(&line).limit(LONG).spawn()?;
@@ -96,7 +96,7 @@ fn promoted_peers_are_limited() -> Result<()> {
 #[test]
 fn stats_show_the_dci_pool() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
     let _requests = endless(one, &name)?;
     let connected = one.stats()?["vqp_rc_requests"];

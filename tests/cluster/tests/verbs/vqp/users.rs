@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use kite_cluster::vqp::{echo, offer};
+use kite_cluster::vqp::{echo, expose_memory};
 use kite_cluster::{until, Result};
 
 use crate::{trio, LONG, SOON};
@@ -12,7 +12,7 @@ use crate::{trio, LONG, SOON};
 #[test]
 fn vqps_lists_user_node_and_state() -> Result<()> {
     let trio = trio()?;
-    let (_memory, name) = offer(trio.node(3), 3, "")?;
+    let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     let one = trio.node(1);
     let _listens = echo(trio.node(2), 7)?;
     let line = format!("vqp check {name} --operations 1000000");
@@ -40,7 +40,7 @@ fn vqps_lists_user_node_and_state() -> Result<()> {
     worker.kill()?;
     until("the VQP to be closed", SOON, || Ok(requests()?.is_none()))?;
     let talk = one
-        .workload("vqp talk 2 7 --messages 1000000000")
+        .workload("vqp ping 2 7 --messages 1000000000")
         .limit(LONG);
     let mut talk = talk.spawn()?;
     until("messages to be counted at the receiver", SOON, || {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `vqp abuse`: work requests of a hostile process, as raw structures. Most fields are nearly valid, so that every
+//! `vqp fuzz`: work requests of a hostile process, as raw structures. Most fields are nearly valid, so that every
 //! check is reached. A missing check would let a request reach the RNIC.
 
 use std::collections::BTreeMap;
@@ -10,32 +10,32 @@ use anyhow::{anyhow, ensure, Result};
 use clap::Args;
 use libc::*;
 
-use super::{To, LEN};
+use super::{RemoteTarget, LEN};
 use crate::support::abi::*;
 use crate::support::io_queue::{MappedQueue, SQE_WORDS};
 use crate::support::random::Random;
 
 /// Errors that a push may return.
-const REFUSALS: [i32; 7] = [EACCES, EBADF, EINVAL, ENOBUFS, ENOENT, ERANGE, EFAULT];
+const PUSH_ERRNOS: [i32; 7] = [EACCES, EBADF, EINVAL, ENOBUFS, ENOENT, ERANGE, EFAULT];
 
 /// Entries of a queue.
 const ENTRIES: u32 = 64;
 
-/// Random requests.
+/// Pushes random work requests, most of them nearly valid
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Abuse {
+pub(crate) struct VqpFuzz {
     #[command(flatten)]
-    to: To,
-    /// So many requests
+    target: RemoteTarget,
+    /// Number of requests
     #[arg(long, default_value_t = 1_000_000)]
     operations: u64,
     /// Port of a receiver for messages
     #[arg(long, default_value_t = 0)]
     port: u32,
-    /// Reads and writes alone: the node may be promoted, and they go by connections
+    /// Reads and writes only, which use RC if the node is promoted
     #[arg(long)]
     one_sided: bool,
-    /// Pushes by an I/O queue whose SQEs another thread rewrites continuously
+    /// Pushes through an I/O queue whose SQEs another thread rewrites continuously
     #[arg(long)]
     queue: bool,
     /// Seed of all random numbers
@@ -44,40 +44,43 @@ pub(crate) struct Abuse {
 }
 
 /// A session with its VQP, and counts of the results.
-struct Abuser {
+struct VqpFuzzer {
     device: Device,
     random: Random,
-    to: To,
-    /// Highest operation that it knows.
+    target: RemoteTarget,
+    /// Highest operation that is used.
     ops: u32,
     memory: Vec<u8>,
     key: u32,
     vqp: u64,
-    said: BTreeMap<i32, u64>,
+    results: BTreeMap<i32, u64>,
 }
 
-impl Abuse {
+impl VqpFuzz {
     pub(crate) fn run(&self) -> Result<()> {
-        let mut abuser = Abuser::new(self)?;
+        let mut fuzzer = VqpFuzzer::new(self)?;
         let pushed = match self.queue {
-            true => abuser.submit_all(self.operations)?,
-            false => abuser.push_all(self.operations)?,
+            true => fuzzer.submit_all(self.operations)?,
+            false => fuzzer.push_all(self.operations)?,
         };
-        println!("{pushed} requests: {:?}", abuser.said);
-        let done = abuser.said.get(&0).copied().unwrap_or(0);
-        ensure!(done > pushed / 100, "hardly anything was done");
+        println!("{pushed} requests: {:?}", fuzzer.results);
+        let done = fuzzer.results.get(&0).copied().unwrap_or(0);
+        ensure!(
+            done > pushed / 100,
+            "less than 1 % of the requests succeeded"
+        );
         for refusal in [EBADF, EINVAL, ENOENT, ERANGE] {
             ensure!(
-                abuser.said.contains_key(&refusal),
-                "nothing was refused by errno {refusal}"
+                fuzzer.results.contains_key(&refusal),
+                "no request failed with errno {refusal}"
             );
         }
         Ok(())
     }
 }
 
-impl Abuser {
-    fn new(abuse: &Abuse) -> Result<Self> {
+impl VqpFuzzer {
+    fn new(options: &VqpFuzz) -> Result<Self> {
         let device = Device::open_bound()?;
         let memory = vec![0_u8; LEN];
         let mut registered = kite_reg_mr {
@@ -86,32 +89,32 @@ impl Abuser {
             ..Default::default()
         };
         let errno = device.ioctl(KITE_IOC_REG_MR_NR, &mut registered);
-        ensure!(errno == 0, "registering memory: errno {errno}");
+        ensure!(errno == 0, "cannot register memory: errno {errno}");
         let mut connect = kite_connect {
-            node: abuse.to.node,
-            port: abuse.port,
+            node: options.target.node,
+            port: options.port,
             ..Default::default()
         };
         let errno = device.ioctl(KITE_IOC_CONNECT_NR, &mut connect);
-        ensure!(errno == 0, "connecting: errno {errno}");
-        Ok(Abuser {
+        ensure!(errno == 0, "cannot connect: errno {errno}");
+        Ok(VqpFuzzer {
             device,
-            random: Random::new(abuse.seed, 0),
-            to: abuse.to.clone(),
-            ops: match abuse.port {
-                0 if abuse.one_sided => KITE_WR_WRITE,
+            random: Random::new(options.seed, 0),
+            target: options.target.clone(),
+            ops: match options.port {
+                0 if options.one_sided => KITE_WR_WRITE,
                 0 => KITE_WR_FETCH_ADD,
                 _ => KITE_WR_SEND,
             },
             memory,
             key: registered.key,
             vqp: connect.vqp,
-            said: BTreeMap::new(),
+            results: BTreeMap::new(),
         })
     }
 
-    /// Right most of the time.
-    fn nearly<T: Copy>(&mut self, right: T, wrong: T) -> T {
+    /// Returns `right`, or `wrong` with a probability of 1/24.
+    fn mostly_valid<T: Copy>(&mut self, right: T, wrong: T) -> T {
         if self.random.below(24) == 0 {
             wrong
         } else {
@@ -119,8 +122,8 @@ impl Abuser {
         }
     }
 
-    /// A place in memory of `len` bytes at `addr`, or a little beside it, or anywhere.
-    fn place(&mut self, addr: u64) -> u64 {
+    /// Returns an address in the memory of `LEN` bytes at `addr`, or with a low probability a wrong one.
+    fn random_address(&mut self, addr: u64) -> u64 {
         let inside = addr + self.random.below(LEN as u64 / 2) / 8 * 8;
         let edges = [
             addr.wrapping_sub(1),
@@ -133,19 +136,19 @@ impl Abuser {
         let wrong = self
             .random
             .pick(&[edge, inside + 1, self.random.clone().next()]);
-        self.nearly(inside, wrong)
+        self.mostly_valid(inside, wrong)
     }
 
-    fn work(&mut self) -> kite_send_wr {
+    fn random_wr(&mut self) -> kite_send_wr {
         let op = 1 + self.random.below(self.ops.into()) as u16;
         let atomic = [KITE_WR_COMPARE_SWAP, KITE_WR_FETCH_ADD].contains(&op.into());
         let size = self.random.size(LEN as u64 / 2) as u32;
         let len = if atomic { 8 } else { size };
         let any = self.random.next();
         let local = self.memory.as_ptr() as u64;
-        let (remote, key, remote_key) = (self.to.addr, self.key, self.to.key);
+        let (remote, key, remote_key) = (self.target.addr, self.key, self.target.key);
         let nowhere = u32::from(op) == KITE_WR_SEND;
-        let place = self.place(remote);
+        let random_address = self.random_address(remote);
         let operand = if atomic { any } else { 0 };
         let expected = if u32::from(op) == KITE_WR_COMPARE_SWAP {
             any
@@ -156,22 +159,26 @@ impl Abuser {
         let wrong_len = self.random.pick(&lengths);
         kite_send_wr {
             tag: any,
-            addr: self.place(local),
-            remote_addr: if nowhere { self.nearly(0, 8) } else { place },
-            operand: self.nearly(operand, any),
-            expected: self.nearly(expected, any),
-            len: self.nearly(len, wrong_len),
-            key: self.nearly(key, key ^ (1 << self.random.clone().below(32))),
-            remote_key: if nowhere {
-                self.nearly(0, 1)
+            addr: self.random_address(local),
+            remote_addr: if nowhere {
+                self.mostly_valid(0, 8)
             } else {
-                self.nearly(
+                random_address
+            },
+            operand: self.mostly_valid(operand, any),
+            expected: self.mostly_valid(expected, any),
+            len: self.mostly_valid(len, wrong_len),
+            key: self.mostly_valid(key, key ^ (1 << self.random.clone().below(32))),
+            remote_key: if nowhere {
+                self.mostly_valid(0, 1)
+            } else {
+                self.mostly_valid(
                     remote_key,
                     remote_key ^ (1 << self.random.clone().below(32)),
                 )
             },
-            op: self.nearly(op, any as u16),
-            flags: self.nearly(any as u16 & 3, any as u16),
+            op: self.mostly_valid(op, any as u16),
+            flags: self.mostly_valid(any as u16 & 3, any as u16),
         }
     }
 
@@ -188,27 +195,27 @@ impl Abuser {
 
     fn push(&mut self) -> Result<u64> {
         let count = 1 + self.random.below(3) as u32;
-        let works: Vec<_> = (0..count).map(|_| self.work()).collect();
+        let works: Vec<_> = (0..count).map(|_| self.random_wr()).collect();
         let at = works.as_ptr() as u64;
         let mut push = kite_push {
-            vqp: self.nearly(self.vqp, self.vqp ^ 1),
-            works: self.nearly(at, 0),
-            count: self.nearly(count, 1 << 31),
+            vqp: self.mostly_valid(self.vqp, self.vqp ^ 1),
+            works: self.mostly_valid(at, 0),
+            count: self.mostly_valid(count, 1 << 31),
             timeout_ms: 0,
         };
         let errno = self.device.ioctl(KITE_IOC_PUSH_NR, &mut push);
         ensure!(
-            errno == 0 || REFUSALS.contains(&errno),
-            "a push: errno {errno}"
+            errno == 0 || PUSH_ERRNOS.contains(&errno),
+            "push: errno {errno}"
         );
-        *self.said.entry(errno).or_default() += u64::from(count);
+        *self.results.entry(errno).or_default() += u64::from(count);
         if errno == ENOBUFS {
             self.pop()?;
         }
         Ok(u64::from(count))
     }
 
-    /// Takes what there is: all of it has succeeded.
+    /// Pops all completions. Each must be successful.
     fn pop(&mut self) -> Result<()> {
         let mut completions = [kite_cqe::default(); KITE_VQP_DEPTH as usize];
         let mut pop = kite_pop {
@@ -223,20 +230,20 @@ impl Abuser {
             let failed = popped.filter(|done| done.error != 0).count();
             ensure!(
                 failed == 0,
-                "{failed} requests reached the RNIC that it refused"
+                "the RNIC rejected {failed} requests, which the kernel must reject"
             );
         }
         Ok(())
     }
 }
 
-/// By a queue.
-impl Abuser {
+/// Requests through an I/O queue.
+impl VqpFuzzer {
     fn submit_all(&mut self, operations: u64) -> Result<u64> {
         let queue = MappedQueue::new(&self.device, ENTRIES, 4096)?;
-        let (over, mut random) = (AtomicBool::new(false), Random::new(operations, 1));
+        let (stop, mut random) = (AtomicBool::new(false), Random::new(operations, 1));
         thread::scope(|scope| {
-            scope.spawn(|| scribble(&queue, &mut random, &over));
+            scope.spawn(|| flip_bits(&queue, &mut random, &stop));
             let mut submitted = 0;
             let mut submit = || -> Result<u64> {
                 while submitted < operations {
@@ -245,37 +252,41 @@ impl Abuser {
                 Ok(submitted)
             };
             let result = submit();
-            over.store(true, Ordering::Relaxed);
+            stop.store(true, Ordering::Relaxed);
             result
         })
     }
 
-    /// Submits some, and waits for all of them.
+    /// Submits up to [`ENTRIES`] requests, and waits for them.
     fn submit(&mut self, queue: &MappedQueue) -> Result<u64> {
         let count = 1 + self.random.below(ENTRIES.into());
-        let all: Vec<_> = (0..count).map(|_| self.submission()).collect();
+        let all: Vec<_> = (0..count).map(|_| self.random_sqe()).collect();
         let done = queue.execute_all(&self.device, &all);
-        let done = done.map_err(|errno| anyhow!("waiting: {}", symbol(errno)))?;
+        let done =
+            done.map_err(|errno| anyhow!("cannot wait for completions: {}", symbol(errno)))?;
         for (_, _, errno) in done {
-            ensure!(errno != EIO, "a request reached the RNIC that it refused");
-            *self.said.entry(errno).or_default() += 1;
+            ensure!(
+                errno != EIO,
+                "the RNIC rejected a request, which the kernel must reject"
+            );
+            *self.results.entry(errno).or_default() += 1;
         }
         Ok(count)
     }
 
-    fn submission(&mut self) -> [u32; SQE_WORDS] {
-        let work = self.work();
-        let vqp = self.nearly(self.vqp, self.vqp ^ 1);
+    fn random_sqe(&mut self) -> [u32; SQE_WORDS] {
+        let work = self.random_wr();
+        let vqp = self.mostly_valid(self.vqp, self.vqp ^ 1);
         let longs = [
             work.tag,
-            u64::from(self.nearly(KITE_IOC_PUSH_NR, KITE_IOC_POP_NR)),
+            u64::from(self.mostly_valid(KITE_IOC_PUSH_NR, KITE_IOC_POP_NR)),
             vqp,
             work.addr,
             work.remote_addr,
             work.operand,
             work.expected,
-            both(work.len, work.key),
-            both(
+            join_words(work.len, work.key),
+            join_words(
                 work.remote_key,
                 u32::from(work.op) | (u32::from(work.flags) << 16),
             ),
@@ -288,18 +299,18 @@ impl Abuser {
     }
 }
 
-/// Two fields as one number.
-fn both(first: u32, second: u32) -> u64 {
+/// Joins two 32-bit fields to a 64-bit word.
+fn join_words(first: u32, second: u32) -> u64 {
     u64::from(first) | (u64::from(second) << 32)
 }
 
-/// Rewrites submissions, perhaps while the kernel takes them.
-fn scribble(queue: &MappedQueue, random: &mut Random, over: &AtomicBool) {
+/// Flips random bits of SQEs while the kernel may read them.
+fn flip_bits(queue: &MappedQueue, random: &mut Random, stop: &AtomicBool) {
     let start = KITE_QUEUE_SQ_OFFSET as usize;
     let words = (queue.cq_offset() - start) as u64 / 4;
-    while !over.load(Ordering::Relaxed) {
+    while !stop.load(Ordering::Relaxed) {
         let at = start + 4 * random.below(words) as usize;
-        // What is nearly right stays so most of the time.
+        // One bit per step: most SQEs stay nearly valid.
         let word = queue.word(at).load(Ordering::Relaxed) ^ (1 << random.below(32));
         queue.store_words(at, &[word]);
         thread::yield_now();

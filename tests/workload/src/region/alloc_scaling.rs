@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `crowd`: how long it takes to allocate and free a region while ever more of them exist.
+//! `alloc-scaling`: time of an allocation and a free against the number of regions.
 
 use std::time::{Duration, Instant};
 
@@ -7,11 +7,12 @@ use anyhow::{ensure, Result};
 use clap::Args;
 use kite::{AllocOptions, Cluster, Region};
 
-/// Prints, for each number of regions, that number and the time in ns of an allocation and the free that
-/// follows: the mean of the middle half, since it comes in steps where a free is waited for.
+/// Prints each number of regions with the time in ns of an allocation and a free
+///
+/// The time is the mean of the middle half, since a wait for a free lengthens some cycles in steps.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Crowd {
-    /// Numbers of regions that exist, in ascending order
+pub(crate) struct AllocScaling {
+    /// Numbers of existing regions, in ascending order
     #[arg(required = true)]
     counts: Vec<usize>,
     /// RNIC [default: the first]
@@ -25,32 +26,38 @@ pub(crate) struct Crowd {
     cycles: u32,
 }
 
-impl Crowd {
-    /// Measures, and frees what it allocated.
+impl AllocScaling {
+    /// Measures, and frees all regions.
     pub(crate) fn run(&self) -> Result<()> {
-        ensure!(self.counts.is_sorted(), "the numbers have to ascend");
+        ensure!(
+            self.counts.is_sorted(),
+            "numbers of regions must be in ascending order"
+        );
         let cluster = Cluster::open_rnic(&self.rnic)?;
-        let mut crowd = Vec::new();
+        let mut regions = Vec::new();
         for &count in &self.counts {
-            while crowd.len() < count {
-                crowd.push(self.alloc(&cluster, "crowd", crowd.len())?);
+            while regions.len() < count {
+                regions.push(self.alloc(&cluster, "existing", regions.len())?);
             }
-            println!("{count} {}", self.typical(&cluster, count)?.as_nanos());
+            println!(
+                "{count} {}",
+                self.measure_cycle(&cluster, count)?.as_nanos()
+            );
         }
-        crowd
+        regions
             .into_iter()
             .try_for_each(Region::free)
             .map_err(Into::into)
     }
 
-    /// With a name, so that all tables grow.
+    /// Allocates a region with a name, so that all tables grow.
     fn alloc(&self, cluster: &Cluster, prefix: &str, number: usize) -> kite::Result<Region> {
         let options = AllocOptions::new(64).nodes([self.node]);
         cluster.alloc(&options.name(format!("{prefix}-{number}")))
     }
 
-    fn typical(&self, cluster: &Cluster, count: usize) -> Result<Duration> {
-        let prefix = format!("beside-{count}");
+    fn measure_cycle(&self, cluster: &Cluster, count: usize) -> Result<Duration> {
+        let prefix = format!("cycle-{count}");
         let mut times = Vec::new();
         for number in 0..self.cycles as usize {
             let start = Instant::now();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `hold`: transfers in a loop until it is killed, for tests that cause faults meanwhile. `watch`: waits for the event
-//! that a region was freed.
+//! `transfer`: transfers in a loop until the process is killed, for tests of faults. `watch`: waits for the event that a
+//! region was freed.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,13 +12,13 @@ use kite::{Cluster, Event, Region, Rights};
 
 use crate::support::abi::symbol;
 
-/// Transfers in a loop, printing "ops N" a few times a second.
+/// Transfers in a loop, and prints "ops N" five times per second.
 ///
-/// An error prints "error ERRNO after N ms", the time since the last success began; then it ends,
-/// or with --persist goes on and prints "recovered" at the next success.
+/// At an error prints "error ERRNO after N ms", the duration of the failed transfer, and stops. With --persist continues,
+/// and prints "recovered" at the next success.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Hold {
-    /// A region that exists
+pub(crate) struct Transfer {
+    /// Existing region
     name: String,
     /// Bytes of each transfer
     #[arg(long, default_value_t = 262_144)]
@@ -32,12 +32,12 @@ pub(crate) struct Hold {
     /// Deadline of each transfer
     #[arg(long, default_value_t = 10_000)]
     timeout_ms: u64,
-    /// Goes on after errors
+    /// Continues after errors
     #[arg(long)]
     persist: bool,
 }
 
-impl Hold {
+impl Transfer {
     /// Transfers until killed, or until all threads had an error.
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
@@ -52,29 +52,29 @@ impl Hold {
         std::thread::scope(|scope| {
             for thread in 0..self.threads {
                 let (region, operations) = (region.clone(), &operations);
-                scope.spawn(move || self.transfer(thread, &region, operations));
+                scope.spawn(move || self.run_thread(thread, &region, operations));
             }
         });
         println!("ended {}", operations.load(Ordering::Relaxed));
         Ok(())
     }
 
-    fn transfer(&self, thread: usize, region: &Region, operations: &AtomicU64) {
+    fn run_thread(&self, thread: usize, region: &Region, operations: &AtomicU64) {
         let mut bytes = vec![thread as u8; self.size.min(region.len() as usize)];
         let room = region.len() - bytes.len() as u64 + 1;
-        let (mut said, mut offset, mut failing) = (Instant::now(), thread as u64 * 4097, false);
+        let (mut printed, mut offset, mut failing) = (Instant::now(), thread as u64 * 4097, false);
         loop {
             let start = Instant::now();
             offset = (offset + 1_000_003) % room;
-            match self.once(region, &mut bytes, offset) {
+            match self.transfer(region, &mut bytes, offset) {
                 Ok(()) => {
                     let count = operations.fetch_add(1, Ordering::Relaxed) + 1;
                     if std::mem::take(&mut failing) {
                         println!("recovered {thread}");
                     }
-                    if said.elapsed() > Duration::from_millis(200) {
+                    if printed.elapsed() > Duration::from_millis(200) {
                         println!("ops {count}");
-                        said = Instant::now();
+                        printed = Instant::now();
                     }
                 }
                 Err(error) => {
@@ -92,7 +92,7 @@ impl Hold {
         }
     }
 
-    fn once(&self, region: &Region, bytes: &mut [u8], offset: u64) -> kite::Result<()> {
+    fn transfer(&self, region: &Region, bytes: &mut [u8], offset: u64) -> kite::Result<()> {
         if !self.read_only {
             region.write_at(bytes, offset)?;
         }
@@ -105,7 +105,7 @@ impl Hold {
 pub(crate) struct Watch {
     /// The region
     name: String,
-    /// The errno that later reads have to get
+    /// Expected errno of reads after the event
     #[arg(long, default_value = "ESTALE")]
     expect: String,
     /// Maximum wait
@@ -114,41 +114,41 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Watches; succeeds if all came as it has to.
+    /// Checks the events and the errno of later reads.
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let regions = [
             cluster.map(&self.name, Rights::READ)?,
             cluster.map(&self.name, Rights::READ)?,
         ];
+        ensure!(!readable(&cluster, 0)?, "readable without an event");
         ensure!(
-            !readable(&cluster, 0)?,
-            "readable although nothing happened"
+            cluster.next_event()?.is_none(),
+            "unexpected event before the free"
         );
-        ensure!(cluster.next_event()?.is_none(), "an event of nothing");
         println!("watching");
-        let mut stale = [self.next(&cluster)?, self.next(&cluster)?];
+        let mut stale = [self.next_event(&cluster)?, self.next_event(&cluster)?];
         stale.sort_unstable();
         let mut ids = [regions[0].id(), regions[1].id()];
         ids.sort_unstable();
         ensure!(
             stale == ids,
-            "events of the handles {stale:?}, not of {ids:?}"
+            "events of the handles {stale:?}, expected {ids:?}"
         );
-        ensure!(cluster.next_event()?.is_none(), "an event too many");
+        ensure!(cluster.next_event()?.is_none(), "unexpected third event");
         ensure!(!readable(&cluster, 0)?, "readable after the last event");
         for region in &regions {
             let read = region.read_at(&mut [0], 0).map_err(|e| symbol(e.errno()));
             ensure!(
                 read.as_ref().err() == Some(&self.expect),
-                "a read of a stale region: {read:?}"
+                "read of a stale region: {read:?}"
             );
         }
         println!("stale");
         Ok(())
     }
 
-    fn next(&self, cluster: &Cluster) -> Result<u64> {
+    fn next_event(&self, cluster: &Cluster) -> Result<u64> {
         let ms = i32::try_from(self.seconds * 1000)?;
         ensure!(readable(cluster, ms)?, "no event in {} s", self.seconds);
         match cluster.next_event()? {

@@ -13,89 +13,89 @@ use anyhow::{bail, ensure, Context, Result};
 use clap::Args;
 use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
-use super::pusher::{Pusher, Way};
-use super::{await_file, To, PATIENCE};
+use super::pusher::{PushInterface, Pusher};
+use super::{wait_for_file, RemoteTarget, TIMEOUT};
 use crate::support::random::Random;
 
-/// Messages under way of one side.
+/// Messages in flight of one side.
 const DEPTH: usize = kite::PUSH_BATCH_MAX;
 
 /// Default bytes of the buffer of a message.
-const PLACE: usize = 128 << 10;
+const BUFFER_BYTES: usize = 128 << 10;
 
 /// Buffers of each side: to send from, to receive to, and for writes of the peer.
 #[derive(Args, Clone, Copy, Debug)]
-struct Places {
-    /// Bytes of the place of a message
-    #[arg(long, default_value_t = PLACE)]
-    place: usize,
+struct BufferLayout {
+    /// Bytes of the buffer of a message
+    #[arg(long, default_value_t = BUFFER_BYTES)]
+    buffer_size: usize,
 }
 
-impl Places {
-    fn all(self) -> usize {
-        3 * DEPTH * self.place
+impl BufferLayout {
+    fn total_len(self) -> usize {
+        3 * DEPTH * self.buffer_size
     }
 
-    fn sending(self, i: u32) -> usize {
-        i as usize % DEPTH * self.place
+    fn send_offset(self, i: u32) -> usize {
+        i as usize % DEPTH * self.buffer_size
     }
 
-    fn receiving(self, i: u32) -> usize {
-        DEPTH * self.place + self.sending(i)
+    fn recv_offset(self, i: u32) -> usize {
+        DEPTH * self.buffer_size + self.send_offset(i)
     }
 
-    fn written(self, i: u32) -> usize {
-        2 * DEPTH * self.place + self.sending(i)
+    fn write_offset(self, i: u32) -> usize {
+        2 * DEPTH * self.buffer_size + self.send_offset(i)
     }
 }
 
-/// Returns the messages of each peer
+/// Sends the messages of each peer back
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Echo {
     /// The port
     port: u32,
     #[command(flatten)]
-    places: Places,
+    layout: BufferLayout,
 }
 
-/// Messages of random lengths, each checked when it comes back
+/// Sends messages of random lengths to an echo server, and checks the replies
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Talk {
-    /// To this node
+pub(crate) struct Ping {
+    /// Node of the server
     node: u32,
-    /// And this port
+    /// Port of the server
     port: u32,
-    /// So many messages
+    /// Number of messages
     #[arg(long, default_value_t = 200)]
     messages: u32,
-    /// No message is longer
-    #[arg(long, default_value_t = PLACE)]
-    longest: usize,
+    /// Maximum length of a message
+    #[arg(long, default_value_t = BUFFER_BYTES)]
+    len_max: usize,
     #[command(flatten)]
-    places: Places,
-    /// Once it is connected, when this file is there
+    layout: BufferLayout,
+    /// Starts once this file exists
     #[arg(long)]
-    when: Option<PathBuf>,
+    start_file: Option<PathBuf>,
     /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
-    way: Way,
+    interface: PushInterface,
 }
 
-/// The end of messages.
+/// Sends messages until an error.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Last {
-    /// To this node
+pub(crate) struct SendUntilError {
+    /// Node of the server
     node: u32,
-    /// And this port
+    /// Port of the server
     port: u32,
-    /// Bytes of each
+    /// Bytes of each message
     #[arg(long, default_value_t = 8)]
     len: usize,
 }
 
-/// A message from one place.
+/// Returns a message of `len` bytes at offset `at`.
 fn message(local: &Mr, at: usize, len: usize, number: Option<u32>) -> SendWr<'_> {
     SendWr {
         tag: number.unwrap_or_default().into(),
@@ -111,10 +111,10 @@ fn message(local: &Mr, at: usize, len: usize, number: Option<u32>) -> SendWr<'_>
     }
 }
 
-/// Waits for completions until so many are left, and until the last has come.
-fn settle(vqp: &mut Pusher<'_>, pending: &mut usize, left: usize) -> Result<()> {
+/// Waits for completions until at most `left` requests are pending.
+fn await_completions(vqp: &mut Pusher<'_>, pending: &mut usize, left: usize) -> Result<()> {
     while *pending > left {
-        let done = vqp.pop(*pending, PATIENCE)?;
+        let done = vqp.pop(*pending, TIMEOUT)?;
         for done in &done {
             done.result?;
         }
@@ -130,13 +130,13 @@ impl Echo {
         println!("ready");
         std::io::stdout().flush()?;
         loop {
-            let (vqp, peer) = match listener.accept(PATIENCE) {
+            let (vqp, peer) = match listener.accept(TIMEOUT) {
                 Err(Error::TimedOut) => continue,
                 accepted => accepted?,
             };
-            let (cluster, places) = (cluster.clone(), self.places);
+            let (cluster, layout) = (cluster.clone(), self.layout);
             thread::spawn(move || {
-                if let Err(error) = echo(&cluster, &vqp, places) {
+                if let Err(error) = echo(&cluster, &vqp, layout) {
                     eprintln!("node {}: {error:#}", peer.node);
                 }
             });
@@ -144,129 +144,137 @@ impl Echo {
     }
 }
 
-/// Sends back what comes, until the other side has enough.
-fn echo(cluster: &Cluster, vqp: &Vqp, places: Places) -> Result<()> {
-    let local = cluster.reg_mr(Buffer::new(places.all())?, Rights::READ | Rights::WRITE)?;
+/// Sends the received bytes back until the peer closes.
+fn echo(cluster: &Cluster, vqp: &Vqp, layout: BufferLayout) -> Result<()> {
+    let local = cluster.reg_mr(
+        Buffer::new(layout.total_len())?,
+        Rights::READ | Rights::WRITE,
+    )?;
     let RemoteMemory { addr, rkey: key } = local.remote_memory();
-    let place = [&addr.to_le_bytes()[..], &key.to_le_bytes()].concat();
-    local.buffer().store(places.sending(0), &place)?;
-    vqp.receive(&local, places.receiving(0), places.place, PATIENCE)?;
-    let mut pusher = Way::CALLS.of(cluster, vqp)?;
-    pusher.push(&[message(&local, places.sending(0), place.len(), None)])?;
+    let header = [&addr.to_le_bytes()[..], &key.to_le_bytes()].concat();
+    local.buffer().store(layout.send_offset(0), &header)?;
+    vqp.receive(&local, layout.recv_offset(0), layout.buffer_size, TIMEOUT)?;
+    let mut pusher = PushInterface::CALLS.open(cluster, vqp)?;
+    pusher.push(&[message(&local, layout.send_offset(0), header.len(), None)])?;
     let mut pending = 1;
-    for turn in 0.. {
-        // What is in the next place was sent by now.
-        settle(&mut pusher, &mut pending, DEPTH - 1)?;
-        let came = match vqp.receive(&local, places.receiving(turn), places.place, PATIENCE) {
+    for round in 0.. {
+        // The next buffer must be free: its last message was sent.
+        await_completions(&mut pusher, &mut pending, DEPTH - 1)?;
+        let received = match vqp.receive(
+            &local,
+            layout.recv_offset(round),
+            layout.buffer_size,
+            TIMEOUT,
+        ) {
             Err(Error::ConnectionReset) => break,
-            came => came?,
+            received => received?,
         };
-        let number = came.immediate.context("nothing was said")?;
-        let at = if came.is_placed {
-            places.written(number)
+        let number = received.immediate.context("message without a number")?;
+        let at = if received.is_placed {
+            layout.write_offset(number)
         } else {
-            places.receiving(turn)
+            layout.recv_offset(round)
         };
-        pusher.push(&[message(&local, at, came.len, Some(number))])?;
+        pusher.push(&[message(&local, at, received.len, Some(number))])?;
         pending += 1;
     }
     Ok(())
 }
 
-/// The side that asks.
-struct Talker<'a> {
-    talk: &'a Talk,
+/// State of the pinging side.
+struct PingClient<'a> {
+    ping: &'a Ping,
     vqp: &'a Vqp,
     pusher: Pusher<'a>,
     local: Mr,
     remote: RemoteMemory,
     random: Random,
-    /// Messages that must return.
+    /// Sent messages without a reply.
     expected: VecDeque<Vec<u8>>,
-    /// Messages that came back.
-    came: u32,
+    /// Number of received replies.
+    received: u32,
     pending: usize,
 }
 
-impl Talk {
+impl Ping {
     pub(crate) fn run(&self) -> Result<()> {
-        let (cluster, places) = (Cluster::open()?, self.places);
-        let local = cluster.reg_mr(Buffer::new(places.all())?, Rights::empty())?;
+        let (cluster, layout) = (Cluster::open()?, self.layout);
+        let local = cluster.reg_mr(Buffer::new(layout.total_len())?, Rights::empty())?;
         let vqp = cluster.connect_to(self.node, self.port)?;
-        let mut pusher = self.way.of(&cluster, &vqp)?;
+        let mut pusher = self.interface.open(&cluster, &vqp)?;
         // The listener may not exist yet.
-        pusher.push(&[message(&local, places.sending(0), 1, None)])?;
+        pusher.push(&[message(&local, layout.send_offset(0), 1, None)])?;
         let mut place = [0; 12];
-        let short = vqp.receive(&local, places.receiving(0), place.len() - 1, PATIENCE);
+        let short = vqp.receive(&local, layout.recv_offset(0), place.len() - 1, TIMEOUT);
         ensure!(
             short == Err(Error::MessageTooLong),
-            "{short:?} for too little room"
+            "receive into a short buffer: {short:?}"
         );
-        let said = vqp.receive(&local, places.receiving(0), places.place, PATIENCE)?;
-        ensure!(said.len == place.len(), "{said:?} is no place");
-        local.buffer().load(places.receiving(0), &mut place)?;
+        let header = vqp.receive(&local, layout.recv_offset(0), layout.buffer_size, TIMEOUT)?;
+        ensure!(header.len == place.len(), "invalid header: {header:?}");
+        local.buffer().load(layout.recv_offset(0), &mut place)?;
         let (addr, key) = place.split_at(8);
         let remote = RemoteMemory {
             addr: u64::from_le_bytes(addr.try_into()?),
             rkey: u32::from_le_bytes(key.try_into()?),
         };
-        if let Some(file) = &self.when {
+        if let Some(file) = &self.start_file {
             println!("connected");
-            await_file(file)?;
+            wait_for_file(file)?;
         }
-        let mut talker = Talker {
-            talk: self,
+        let mut client = PingClient {
+            ping: self,
             vqp: &vqp,
             pusher,
             local,
             remote,
             random: Random::new(self.seed, 0),
             expected: VecDeque::new(),
-            came: 0,
+            received: 0,
             pending: 1,
         };
         let mut number = 0;
         while number < self.messages {
-            let count = 1 + talker.random.below(DEPTH as u64) as u32;
+            let count = 1 + client.random.below(DEPTH as u64) as u32;
             let next = self.messages.min(number + count);
-            let said = talker.say(number..next);
-            said.with_context(|| format!("messages from {number}"))?;
+            let header = client.send_batch(number..next);
+            header.with_context(|| format!("messages from {number}"))?;
             number = next;
         }
-        while !talker.expected.is_empty() {
-            talker.hear()?;
+        while !client.expected.is_empty() {
+            client.receive_echo()?;
         }
-        settle(&mut talker.pusher, &mut talker.pending, 0)
+        await_completions(&mut client.pusher, &mut client.pending, 0)
     }
 }
 
-impl Talker<'_> {
-    /// Pushes some messages at a time, once there are places for as many.
-    fn say(&mut self, numbers: Range<u32>) -> Result<()> {
+impl PingClient<'_> {
+    /// Pushes a batch of messages, once enough buffers are free.
+    fn send_batch(&mut self, numbers: Range<u32>) -> Result<()> {
         let left = DEPTH - numbers.len();
         while self.expected.len() > left {
-            self.hear()?;
+            self.receive_echo()?;
         }
-        settle(&mut self.pusher, &mut self.pending, left)?;
+        await_completions(&mut self.pusher, &mut self.pending, left)?;
         let mut works = Vec::new();
         for number in numbers.clone() {
-            let len = 1 + self.random.size(self.talk.longest as u64 - 1) as usize;
+            let len = 1 + self.random.size(self.ping.len_max as u64 - 1) as usize;
             let mut bytes = vec![0; len];
             self.random.fill(&mut bytes);
             self.local
                 .buffer()
-                .store(self.talk.places.sending(number), &bytes)?;
+                .store(self.ping.layout.send_offset(number), &bytes)?;
             self.expected.push_back(bytes);
             let send = message(
                 &self.local,
-                self.talk.places.sending(number),
+                self.ping.layout.send_offset(number),
                 len,
                 Some(number),
             );
             let write = SendWr {
                 op: WrOp::Write,
                 remote: self.remote,
-                remote_offset: self.talk.places.written(number) as u64,
+                remote_offset: self.ping.layout.write_offset(number) as u64,
                 ..send
             };
             works.push(if self.random.below(3) == 0 {
@@ -280,26 +288,26 @@ impl Talker<'_> {
         Ok(())
     }
 
-    /// Waits for the next to come back.
-    fn hear(&mut self) -> Result<()> {
-        let expected = self.expected.pop_front().context("nothing is to come")?;
-        let at = self.talk.places.receiving(self.came);
-        let heard = self
+    /// Receives the next reply.
+    fn receive_echo(&mut self) -> Result<()> {
+        let expected = self.expected.pop_front().context("no reply is expected")?;
+        let at = self.ping.layout.recv_offset(self.received);
+        let message = self
             .vqp
-            .receive(&self.local, at, self.talk.places.place, PATIENCE)?;
+            .receive(&self.local, at, self.ping.layout.buffer_size, TIMEOUT)?;
         ensure!(
-            heard.immediate == Some(self.came),
-            "{heard:?} is not in order"
+            message.immediate == Some(self.received),
+            "{message:?} is out of order"
         );
-        let mut found = vec![0; heard.len];
+        let mut found = vec![0; message.len];
         self.local.buffer().load(at, &mut found)?;
-        ensure!(found == expected, "CORRUPT: message {}", self.came);
-        self.came += 1;
+        ensure!(found == expected, "CORRUPT: message {}", self.received);
+        self.received += 1;
         Ok(())
     }
 }
 
-impl Last {
+impl SendUntilError {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let local = cluster.reg_mr(Buffer::new(1 << 20)?, Rights::empty())?;
@@ -307,7 +315,7 @@ impl Last {
         for sent in 0.. {
             let error = match vqp.push(&[message(&local, 0, self.len, Some(sent))]) {
                 // The peer receives no messages.
-                Err(Error::QueueFull) => self.failure(&vqp)?,
+                Err(Error::QueueFull) => self.await_failure(&vqp)?,
                 Ok(()) => match vqp.pop(1, None) {
                     Err(Error::WouldBlock) => continue,
                     Err(error) => error,
@@ -320,14 +328,14 @@ impl Last {
             };
             println!("{error}");
             let again = vqp.push(&[message(&local, 0, self.len, None)]);
-            ensure!(again == Err(error), "then {again:?}");
+            ensure!(again == Err(error), "push after the error: {again:?}");
             return Ok(());
         }
-        bail!("too many")
+        bail!("no error after 2^32 messages")
     }
 
-    /// Waits until one fails.
-    fn failure(&self, vqp: &Vqp) -> Result<Error> {
+    /// Waits for the first failed completion.
+    fn await_failure(&self, vqp: &Vqp) -> Result<Error> {
         println!("full");
         std::io::stdout().flush()?;
         loop {
@@ -343,40 +351,40 @@ impl Last {
     }
 }
 
-pub(crate) fn idle(port: u32, takes: bool, when: Option<&Path>) -> Result<()> {
+pub(crate) fn run_idle_peer(port: u32, receives: bool, start_file: Option<&Path>) -> Result<()> {
     let cluster = Cluster::open()?;
     let local = cluster.reg_mr(Buffer::new(1 << 20)?, Rights::empty())?;
     let listener = cluster.listen(port)?;
     println!("ready");
     std::io::stdout().flush()?;
-    let (vqp, _) = listener.accept(PATIENCE)?;
+    let (vqp, _) = listener.accept(TIMEOUT)?;
     println!("accepted");
     std::io::stdout().flush()?;
-    if !takes {
+    if !receives {
         loop {
             thread::park();
         }
     }
-    while when.is_some_and(|file| !file.exists()) {
+    while start_file.is_some_and(|file| !file.exists()) {
         thread::sleep(Duration::from_millis(10));
     }
     loop {
-        match vqp.receive(&local, 0, 1 << 20, PATIENCE) {
+        match vqp.receive(&local, 0, 1 << 20, TIMEOUT) {
             Err(Error::ConnectionReset) => return Ok(()),
             received => received?,
         };
     }
 }
 
-/// The write is checked when it is pushed, and posted when there is room for the message before it.
-pub(crate) fn late(to: &To, port: u32) -> Result<()> {
+/// Pushes a write behind a message that waits for receive credits. The kernel checks the write at the push.
+pub(crate) fn push_delayed_write(target: &RemoteTarget, port: u32) -> Result<()> {
     let cluster = Cluster::open()?;
     let local = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
-    let vqp = cluster.connect_to(to.node, port)?;
+    let vqp = cluster.connect_to(target.node, port)?;
     let send = message(&local, 0, 8, None);
     let write = SendWr {
         op: WrOp::Write,
-        remote: to.remote(),
+        remote: target.remote(),
         ..send
     };
     for _ in 0..kite::VQP_RECV_CREDITS {
@@ -388,7 +396,7 @@ pub(crate) fn late(to: &To, port: u32) -> Result<()> {
     std::io::stdout().flush()?;
     let mut left = kite::VQP_RECV_CREDITS + 2;
     loop {
-        let done = vqp.pop(left, PATIENCE)?;
+        let done = vqp.pop(left, TIMEOUT)?;
         left -= done.len();
         let last = done.last().map(|done| done.result);
         match last.filter(|_| left == 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `vqp tell` and `vqp written`: messages that follow writes. Writes to a busy node use RC, messages do not, so the
+//! `vqp notify-writes` and `vqp verify-writes`: messages that follow writes. Writes to a busy node use RC, messages do not, so the
 //! transport switches each time. The bytes must be written before the message arrives.
 
 use std::io::Write;
@@ -8,42 +8,41 @@ use anyhow::{ensure, Result};
 use clap::Args;
 use kite::{Buffer, Cluster, Mr, RemoteMemory, Rights, SendWr, WrOp};
 
-use super::{To, PATIENCE};
+use super::{RemoteTarget, TIMEOUT};
 
-/// Words that are written each time: enough in a row for the last to go by a connection.
+/// Words of a round: enough consecutive writes to switch to RC.
 const WORDS: usize = 4 * kite::PUSH_BATCH_MAX;
 
-/// Bytes of each, and of a message.
+/// Bytes of a word, and of a message.
 const WORD: usize = 8;
 
-/// Accepts a peer, and checks that the writes before each of its messages are in memory of this process, whose address
-/// and key are printed
+/// Prints the address and key of its memory, accepts a peer, and checks that the writes before each message are visible
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Written {
+pub(crate) struct VerifyWrites {
     /// The port
     port: u32,
 }
 
-/// Writes words repeatedly, each followed by a message to a port of that node
+/// Writes words repeatedly, and sends a message to a port of the node after each round
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Tell {
+pub(crate) struct NotifyWrites {
     #[command(flatten)]
-    to: To,
+    target: RemoteTarget,
     /// The port
     #[arg(long)]
     port: u32,
-    /// So many times
+    /// Number of rounds
     #[arg(long, default_value_t = 1000)]
     rounds: u64,
 }
 
-/// Memory for all words, and for a message behind them.
-fn memory(cluster: &Cluster) -> Result<Mr> {
+/// Registers memory for all words and a message.
+fn reg_words(cluster: &Cluster) -> Result<Mr> {
     let memory = Buffer::new((WORDS + 1) * WORD)?;
     Ok(cluster.reg_mr(memory, Rights::empty())?)
 }
 
-/// A message of the last word.
+/// Returns a message with the last word.
 fn message(local: &Mr) -> SendWr<'_> {
     SendWr {
         tag: 0,
@@ -59,68 +58,71 @@ fn message(local: &Mr) -> SendWr<'_> {
     }
 }
 
-fn word(local: &Mr, number: usize) -> Result<u64> {
+fn load_word(local: &Mr, number: usize) -> Result<u64> {
     let mut word = [0; WORD];
     local.buffer().load(number * WORD, &mut word)?;
     Ok(u64::from_ne_bytes(word))
 }
 
-impl Written {
-    /// Runs until the peer closes.
+impl VerifyWrites {
+    /// Checks messages until the peer closes.
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let (local, listener) = (memory(&cluster)?, cluster.listen(self.port)?);
+        let (local, listener) = (reg_words(&cluster)?, cluster.listen(self.port)?);
         let RemoteMemory { addr, rkey: key } = local.remote_memory();
         println!("{addr} {key}");
         std::io::stdout().flush()?;
-        let (vqp, _) = listener.accept(PATIENCE)?;
-        while vqp.receive(&local, WORDS * WORD, WORD, PATIENCE).is_ok() {
-            let told = word(&local, WORDS)?;
+        let (vqp, _) = listener.accept(TIMEOUT)?;
+        while vqp.receive(&local, WORDS * WORD, WORD, TIMEOUT).is_ok() {
+            let round_number = load_word(&local, WORDS)?;
             for number in 0..WORDS {
-                let found = word(&local, number)?;
+                let found = load_word(&local, number)?;
                 ensure!(
-                    found == told,
-                    "ORDER: word {number} is {found}, expected {told}"
+                    found == round_number,
+                    "ORDER: word {number} is {found}, expected {round_number}"
                 );
             }
             vqp.push(&[message(&local)])?;
-            vqp.pop(1, PATIENCE)?[0].result?;
+            vqp.pop(1, TIMEOUT)?[0].result?;
         }
         Ok(())
     }
 }
 
-impl Tell {
+impl NotifyWrites {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
-        let local = memory(&cluster)?;
-        let vqp = cluster.connect_to(self.to.node, self.port)?;
+        let local = reg_words(&cluster)?;
+        let vqp = cluster.connect_to(self.target.node, self.port)?;
         for round in 1..=self.rounds {
             for number in 0..=WORDS {
                 local.buffer().store(number * WORD, &round.to_ne_bytes())?;
             }
             let writes: Vec<_> = (0..WORDS)
-                .map(|number| self.write(&local, number))
+                .map(|number| self.write_wr(&local, number))
                 .collect();
             for part in writes.chunks(kite::PUSH_BATCH_MAX) {
                 vqp.push(part)?;
             }
             vqp.push(&[message(&local)])?;
-            vqp.receive(&local, WORDS * WORD, WORD, PATIENCE)?;
-            vqp.pop(1, PATIENCE)?[0].result?;
-            let told = word(&local, WORDS)?;
-            ensure!(told == round, "reply to round {round} has the value {told}");
+            vqp.receive(&local, WORDS * WORD, WORD, TIMEOUT)?;
+            vqp.pop(1, TIMEOUT)?[0].result?;
+            let round_number = load_word(&local, WORDS)?;
+            ensure!(
+                round_number == round,
+                "reply to round {round} has the value {round_number}"
+            );
         }
         Ok(())
     }
 
-    fn write<'a>(&self, local: &'a Mr, number: usize) -> SendWr<'a> {
+    fn write_wr<'a>(&self, local: &'a Mr, number: usize) -> SendWr<'a> {
         let at = number * WORD;
         SendWr {
             local_offset: at,
             remote_offset: at as u64,
             signaled: false,
-            ..self.to.work(WrOp::Write, local)
+            ..self.target.send_wr(WrOp::Write, local)
         }
     }
 }

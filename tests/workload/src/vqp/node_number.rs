@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Checks that a connection to a node reaches that node: each node sends a number of its own.
+//! `vqp serve-number` and `vqp query-number`: check that a connection to a node reaches that node.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -11,33 +11,33 @@ use clap::Args;
 use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
 /// Maximum time of a reply. A node that left never replies.
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(2));
+const TIMEOUT: Option<Duration> = Some(Duration::from_secs(2));
 
-/// Bytes of a question, and of an answer.
+/// Bytes of a query, and of a reply.
 const LEN: usize = 8;
 
-/// Replies with a number to each peer of a port, until it is killed
+/// Sends a number to each client of a port, until the process is killed
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Say {
+pub(crate) struct ServeNumber {
     /// The port
     port: u32,
     /// The number
     number: u64,
 }
 
-/// Queries one node after the other, by a new VQP each time, for a number of times or until a file exists. The numbers
-/// of a node begin with a thousand times its own number, and never decrease
+/// Queries the number of each node in turn, with a new VQP each time. Number N of a node is at least 1000 N, less than
+/// 1000 (N + 1), and never decreases
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Ask {
+pub(crate) struct QueryNumber {
     /// The port
     port: u32,
     /// The nodes
     #[arg(required = true)]
     nodes: Vec<u32>,
-    /// So many times
+    /// Number of rounds
     #[arg(long, default_value_t = 1)]
     times: u64,
-    /// The file
+    /// Runs until this file exists
     #[arg(long)]
     until: Option<PathBuf>,
 }
@@ -57,7 +57,7 @@ fn send(local: &Mr) -> SendWr<'_> {
     }
 }
 
-impl Say {
+impl ServeNumber {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let local = cluster.reg_mr(Buffer::new(2 * LEN)?, Rights::empty())?;
@@ -66,38 +66,38 @@ impl Say {
         println!("ready");
         std::io::stdout().flush()?;
         loop {
-            if let Ok((vqp, _)) = listener.accept(PATIENCE) {
+            if let Ok((vqp, _)) = listener.accept(TIMEOUT) {
                 // The client may have closed its end.
-                let _ = answer(&vqp, &local);
+                let _ = reply_number(&vqp, &local);
             }
         }
     }
 }
 
-fn answer(vqp: &Vqp, local: &Mr) -> kite::Result<()> {
-    vqp.receive(local, LEN, LEN, PATIENCE)?;
+fn reply_number(vqp: &Vqp, local: &Mr) -> kite::Result<()> {
+    vqp.receive(local, LEN, LEN, TIMEOUT)?;
     vqp.push(&[send(local)])?;
-    vqp.pop(1, PATIENCE).map(drop)
+    vqp.pop(1, TIMEOUT).map(drop)
 }
 
-impl Ask {
+impl QueryNumber {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let local = cluster.reg_mr(Buffer::new(2 * LEN)?, Rights::empty())?;
-        let mut said: BTreeMap<u32, u64> = self.nodes.iter().map(|node| (*node, 0)).collect();
-        let (mut answers, mut errors) = (0, BTreeMap::new());
+        let mut numbers: BTreeMap<u32, u64> = self.nodes.iter().map(|node| (*node, 0)).collect();
+        let (mut replies, mut errors) = (0, BTreeMap::new());
         for round in 1.. {
-            for (node, last) in &mut said {
-                match ask(&cluster, *node, self.port, &local) {
+            for (node, last) in &mut numbers {
+                match query_number(&cluster, *node, self.port, &local) {
                     Ok(number) => {
                         let own = number / 1000 == u64::from(*node);
-                        ensure!(own, "WRONG: node {node} says {number}");
+                        ensure!(own, "WRONG: node {node} sent {number}");
                         ensure!(
                             *last <= number,
-                            "STALE: node {node} says {number} after {last}"
+                            "STALE: node {node} sent {number} after {last}"
                         );
                         *last = number;
-                        answers += 1;
+                        replies += 1;
                     }
                     Err(
                         error @ (Error::HostDown
@@ -108,15 +108,15 @@ impl Ask {
                     Err(error) => return Err(error.into()),
                 }
             }
-            if self.is_enough(round) {
+            if self.is_done(round) {
                 break;
             }
         }
-        println!("{answers} answers, {errors:?}; last {said:?}");
+        println!("{replies} replies, {errors:?}; last {numbers:?}");
         Ok(())
     }
 
-    fn is_enough(&self, rounds: u64) -> bool {
+    fn is_done(&self, rounds: u64) -> bool {
         match &self.until {
             Some(file) => file.exists(),
             None => rounds == self.times,
@@ -124,10 +124,10 @@ impl Ask {
     }
 }
 
-fn ask(cluster: &Cluster, node: u32, port: u32, local: &Mr) -> kite::Result<u64> {
+fn query_number(cluster: &Cluster, node: u32, port: u32, local: &Mr) -> kite::Result<u64> {
     let vqp = cluster.connect_to(node, port)?;
     vqp.push(&[send(local)])?;
-    vqp.receive(local, LEN, LEN, PATIENCE)?;
+    vqp.receive(local, LEN, LEN, TIMEOUT)?;
     let mut number = [0; LEN];
     local.buffer().load(LEN, &mut number)?;
     Ok(u64::from_le_bytes(number))

@@ -11,7 +11,7 @@ use crate::support::random::Random;
 pub(super) const NO_HANDLES: [u64; 3] = [0, 1, u64::MAX];
 
 /// State of a thread.
-pub(super) struct Abuser {
+pub(super) struct RequestFuzzer {
     pub(super) random: Random,
     pub(super) scratch: Scratch,
     /// Session of the next request: 0 is the thread's own, the others are shared.
@@ -20,7 +20,7 @@ pub(super) struct Abuser {
     pub(super) handles: Vec<(usize, u64)>,
 }
 
-impl Abuser {
+impl RequestFuzzer {
     pub(super) fn new(seed: u64, thread: u64) -> Result<Self> {
         Ok(Self {
             random: Random::new(seed, thread),
@@ -30,48 +30,48 @@ impl Abuser {
         })
     }
 
-    /// Makes one request of any kind.
-    pub(super) fn request(&mut self, device: &Device) -> Errno {
+    /// Makes one request of a random kind.
+    pub(super) fn make_request(&mut self, device: &Device) -> Errno {
         let number = self.random.pick(&REQUESTS);
         match self.random.below(16) {
             0 => {
                 let number = self.random.next() as u32;
-                self.anywhere(device, number)
+                self.request_at_random_address(device, number)
             }
             1 => {
                 let flipped = number ^ (1 << self.random.below(32));
-                self.anywhere(device, flipped)
+                self.request_at_random_address(device, flipped)
             }
-            2 => self.anywhere(device, number),
-            3 => self.noise(device, number),
-            _ => self.plausible(device, number),
+            2 => self.request_at_random_address(device, number),
+            3 => self.request_random_words(device, number),
+            _ => self.request_plausible(device, number),
         }
     }
 
     /// Uses a random address as argument, mapped or not; for requests that wait for others random words, since memory
     /// could contain a deadline of hours.
-    fn anywhere(&mut self, device: &Device, number: u32) -> Errno {
+    fn request_at_random_address(&mut self, device: &Device, number: u32) -> Errno {
         match number {
             KITE_IOC_LOCK_NR
             | KITE_IOC_BARRIER_NR
             | KITE_IOC_ENTER_NR
             | KITE_IOC_POP_NR
             | KITE_IOC_ACCEPT_NR
-            | KITE_IOC_POP_MESSAGE_NR => self.noise(device, number),
-            _ => device.ioctl_at(number, self.place() as usize),
+            | KITE_IOC_POP_MESSAGE_NR => self.request_random_words(device, number),
+            _ => device.ioctl_at(number, self.random_address() as usize),
         }
     }
 
-    /// A structure whose words are random, though some of them handles and addresses.
-    pub(super) fn noise(&mut self, device: &Device, number: u32) -> Errno {
+    /// Makes a request with random words, some of them handles and addresses.
+    pub(super) fn request_random_words(&mut self, device: &Device, number: u32) -> Errno {
         let mut words = [0_u64; 64];
         for word in &mut words[..size(number).div_ceil(8)] {
             *word = match self.random.below(5) {
-                0 => self.place(),
+                0 => self.random_address(),
                 1 => self.handle(),
                 2 => self.number(),
                 3 => 0,
-                // No address of a process, whatever it is taken for.
+                // Never a user address.
                 _ => self.random.next() | (1 << 63),
             };
         }
@@ -97,25 +97,25 @@ impl Abuser {
         device.ioctl(number, &mut words)
     }
 
-    pub(super) fn keep(&mut self, errno: Errno, handle: u64) -> Errno {
+    pub(super) fn add_handle(&mut self, errno: Errno, handle: u64) -> Errno {
         if errno == 0 {
             self.handles.push((self.session, handle));
         }
         errno
     }
 
-    pub(super) fn forget(&mut self, handle: u64) {
+    pub(super) fn remove_handle(&mut self, handle: u64) {
         let mut known = self.handles.iter().skip(NO_HANDLES.len());
         if let Some(at) = known.position(|known| *known == (self.session, handle)) {
             self.handles.swap_remove(NO_HANDLES.len() + at);
         }
     }
 
-    pub(super) fn place(&mut self) -> u64 {
-        self.random.pick(&self.scratch.places) as u64
+    pub(super) fn random_address(&mut self) -> u64 {
+        self.random.pick(&self.scratch.addresses) as u64
     }
 
-    /// A handle of the session, of another, a former one, or none.
+    /// Returns a handle of this session or of another, open, closed or invalid.
     pub(super) fn handle(&mut self) -> u64 {
         let own = |(session, _): &&(usize, u64)| *session == self.session;
         let own: Vec<u64> = self
@@ -151,7 +151,7 @@ impl Abuser {
         }
     }
 
-    /// One of few names, so that they are often taken.
+    /// Returns one of a few names, so that names are often in use.
     pub(super) fn name(&mut self) -> String {
         match self.random.below(8) {
             0 | 1 => String::new(),

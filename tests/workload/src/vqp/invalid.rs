@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `refused`: invalid requests of each kind fail with the errno of the ABI, and do not affect valid requests.
+//! `vqp invalid`: invalid requests of each kind fail with the errno of the ABI, and do not affect valid requests.
 
 use anyhow::{ensure, Context, Result};
 use kite::{Buffer, Cluster, Error, IoQueue, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
-use super::{To, LEN, PATIENCE};
+use super::{RemoteTarget, LEN, TIMEOUT};
 
-impl To {
+impl RemoteTarget {
     /// Pushes invalid requests. None of them is executed, and later requests complete.
-    pub(super) fn refused(&self, by_queue: bool) -> Result<()> {
+    pub(super) fn check_invalid(&self, by_queue: bool) -> Result<()> {
         let cluster = Cluster::open()?;
         let local = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
         let other = Cluster::open()?;
         let foreign = other.reg_mr(Buffer::new(4096)?, Rights::READ)?;
         let vqp = cluster.connect(self.node)?;
-        let good = self.work(WrOp::Read, &local);
+        let good = self.send_wr(WrOp::Read, &local);
         let wrong_key = RemoteMemory {
             rkey: self.key ^ (1 << 20),
             ..self.remote()
@@ -43,7 +43,7 @@ impl To {
                 Error::OutOfRange,
             ),
             (
-                "far beyond it",
+                "offset 2^64 - 1",
                 SendWr {
                     remote_offset: u64::MAX,
                     ..good
@@ -52,7 +52,7 @@ impl To {
             ),
             ("no bytes", SendWr { len: 0, ..good }, Error::Invalid),
             (
-                "another key",
+                "unknown key",
                 SendWr {
                     remote: wrong_key,
                     ..good
@@ -68,7 +68,7 @@ impl To {
                 Error::BadHandle,
             ),
             (
-                "half a word",
+                "atomic of 4 bytes",
                 SendWr {
                     op: adds,
                     len: 4,
@@ -77,7 +77,7 @@ impl To {
                 Error::Invalid,
             ),
             (
-                "a word astride",
+                "unaligned atomic",
                 SendWr {
                     op: adds,
                     remote_offset: 4,
@@ -92,9 +92,9 @@ impl To {
             ..good
         };
         let cases = cases.into_iter().chain([
-            ("a message to no port", message, Error::Invalid),
+            ("message to no port", message, Error::Invalid),
             (
-                "a message with remote memory",
+                "message with remote memory",
                 SendWr {
                     remote: self.remote(),
                     ..message
@@ -102,7 +102,7 @@ impl To {
                 Error::Invalid,
             ),
             (
-                "a read that says something",
+                "read with immediate data",
                 SendWr {
                     immediate: Some(1),
                     ..good
@@ -113,60 +113,63 @@ impl To {
         let mut queue = cluster.create_queue(4, 1)?;
         for (what, bad, error) in cases {
             if by_queue {
-                between(&mut queue, &vqp, good, bad, error).context(what)?;
+                check_between_valid(&mut queue, &vqp, good, bad, error).context(what)?;
                 continue;
             }
             ensure!(
                 vqp.push(&[good, bad]) == Err(error),
-                "{what}: not {error:?}"
+                "{what}: error is not {error:?}"
             );
             ensure!(
                 vqp.pop(1, None) == Err(Error::WouldBlock),
-                "{what}: something was done"
+                "{what}: unexpected completion"
             );
         }
         if by_queue {
             return Ok(());
         }
-        ensure!(vqp.push(&[]) == Err(Error::Invalid), "nothing at all");
+        ensure!(vqp.push(&[]) == Err(Error::Invalid), "empty push");
         let many = vec![good; kite::PUSH_BATCH_MAX + 1];
-        ensure!(vqp.push(&many) == Err(Error::Invalid), "too many at once");
+        ensure!(
+            vqp.push(&many) == Err(Error::Invalid),
+            "push of too many requests"
+        );
         for _ in 0..kite::VQP_DEPTH / kite::PUSH_BATCH_MAX {
             vqp.push(&many[1..])?;
         }
         ensure!(
             vqp.push(&[good]) == Err(Error::QueueFull),
-            "too many in all"
+            "push to a full VQP"
         );
         let mut left = kite::VQP_DEPTH;
         while left != 0 {
-            let done = vqp.pop(left, PATIENCE)?;
+            let done = vqp.pop(left, TIMEOUT)?;
             ensure!(done.iter().all(|done| done.result.is_ok()), "{done:?}");
             left -= done.len();
         }
         ensure!(
             vqp.receive(&local, 0, 8, None) == Err(Error::Invalid),
-            "messages of no port"
+            "receive without a port"
         );
-        self.listening_refused(&cluster)?;
+        self.check_invalid_listens(&cluster)?;
         ensure!(
             cluster
                 .connect(77)
                 .is_err_and(|error| error == Error::HostDown),
-            "no such node"
+            "connect to an unknown node"
         );
         Ok(())
     }
 
-    /// A port has one listener.
-    fn listening_refused(&self, cluster: &Cluster) -> Result<()> {
+    /// Checks that a port has one listener.
+    fn check_invalid_listens(&self, cluster: &Cluster) -> Result<()> {
         const PORT: u32 = 4000;
-        let refused = |port| cluster.listen(port).map(drop);
-        ensure!(refused(0) == Err(Error::Invalid), "port 0");
+        let try_listen = |port| cluster.listen(port).map(drop);
+        ensure!(try_listen(0) == Err(Error::Invalid), "listen on port 0");
         let listener = cluster.listen(PORT)?;
         ensure!(
-            refused(PORT) == Err(Error::PortInUse),
-            "a port with a listener"
+            try_listen(PORT) == Err(Error::PortInUse),
+            "listen on a port in use"
         );
         let accepted = listener.accept(None).map(drop);
         ensure!(
@@ -176,13 +179,13 @@ impl To {
         drop(listener);
         let listeners = (1..=kite::VQPS_MAX as u32 - 1).map(|port| cluster.listen(PORT + port));
         let _listeners = listeners.collect::<kite::Result<Vec<_>>>()?;
-        ensure!(refused(PORT) == Err(Error::Busy), "too many");
+        ensure!(try_listen(PORT) == Err(Error::Busy), "too many listeners");
         Ok(())
     }
 }
 
 /// An I/O queue rejects an invalid request alone: the requests before and after it complete.
-fn between(
+fn check_between_valid(
     queue: &mut IoQueue,
     vqp: &Vqp,
     good: SendWr<'_>,
@@ -195,7 +198,7 @@ fn between(
     for _ in 0..3 {
         let done = queue.wait()?;
         let expected = if done.tag == 1 { Err(error) } else { Ok(0) };
-        ensure!(done.result == expected, "{done:?} and not {expected:?}");
+        ensure!(done.result == expected, "{done:?}, expected {expected:?}");
     }
     Ok(())
 }

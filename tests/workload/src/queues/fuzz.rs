@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A process that writes whatever it likes to the memory that it shares with the kernel.
+//! `queues fuzz`: random writes to the memory that a process shares with the kernel.
 //!
-//! The results do not matter. The test checks leaks and effects on others. Threads change the rings at random while
+//! Results are ignored. The test checks leaks and effects on other processes. Threads change the rings at random while
 //! the kernel reads them. Valid requests have short deadlines, since the number of workers is limited.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,97 +18,100 @@ use crate::support::random::Random;
 const ENTRIES: u32 = 64;
 const MEMORY: usize = 1 << 16;
 
-/// Submits random bytes, and what is nearly right
+/// Submits random and nearly valid SQEs
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Abuse {
-    /// Submissions for the kernel to take
+pub(crate) struct QueueFuzz {
+    /// Number of SQEs that the kernel must consume
     #[arg(long, default_value_t = 1_000_000)]
     submissions: u64,
-    /// Queue pairs, with a thread each
+    /// Queues, each with its threads
     #[arg(long, default_value_t = 2)]
     queues: u64,
     /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A region that requests may name
+    /// Region that requests use
     #[arg(long)]
     region: String,
 }
 
-impl Abuse {
-    /// Does it, until the kernel has taken so many.
+impl QueueFuzz {
+    /// Runs until the kernel has consumed the SQEs.
     pub(crate) fn run(&self) -> Result<()> {
         let device = Device::open_bound()?;
-        let (handle, served) = (self.handle(&device)?, served(&device)?);
-        let before = submissions(&device)?;
-        let (taken, over) = (AtomicU64::new(0), AtomicBool::new(false));
-        let mapped: Vec<MappedQueue> = (0..self.queues)
+        let (handle, served) = (self.map_region(&device)?, serve_region(&device)?);
+        let before = count_sqes(&device)?;
+        let (consumed, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        let queues: Vec<MappedQueue> = (0..self.queues)
             .map(|_| MappedQueue::new(&device, ENTRIES, MEMORY))
             .collect::<Result<_>>()?;
-        println!("abusing");
+        println!("started");
         std::thread::scope(|scope| {
-            for (i, queue) in mapped.iter().enumerate() {
-                let abuser = Abuser {
+            for (i, queue) in queues.iter().enumerate() {
+                let fuzzer = QueueFuzzer {
                     queue,
                     device: &device,
                     handle,
                     served,
-                    over: &over,
+                    stop: &stop,
                 };
                 let random = |thread| Random::new(self.seed, 2 * i as u64 + thread);
                 let (one, other) = (random(0), random(1));
-                let abuser = Arc::new(abuser);
-                let scribbler = abuser.clone();
-                scope.spawn(move || abuser.abuse(one));
-                scope.spawn(move || scribbler.scribble(other));
+                let fuzzer = Arc::new(fuzzer);
+                let writer = fuzzer.clone();
+                scope.spawn(move || fuzzer.submit_random(one));
+                scope.spawn(move || writer.overwrite_random(other));
             }
             let start = Instant::now();
-            while taken.load(Ordering::Relaxed) < self.submissions
+            while consumed.load(Ordering::Relaxed) < self.submissions
                 && start.elapsed() < Duration::from_secs(800)
             {
                 std::thread::sleep(Duration::from_millis(20));
-                let now = submissions(&device).unwrap_or(0);
-                taken.store(now - before, Ordering::Relaxed);
+                let now = count_sqes(&device).unwrap_or(0);
+                consumed.store(now - before, Ordering::Relaxed);
             }
-            over.store(true, Ordering::Relaxed);
+            stop.store(true, Ordering::Relaxed);
         });
-        let taken = taken.into_inner();
-        println!("{taken} submissions");
-        ensure!(taken >= self.submissions, "too few were taken");
+        let consumed = consumed.into_inner();
+        println!("{consumed} submissions");
+        ensure!(
+            consumed >= self.submissions,
+            "only {consumed} SQEs were consumed"
+        );
         Ok(())
     }
 
-    fn handle(&self, device: &Device) -> Result<u64> {
+    fn map_region(&self, device: &Device) -> Result<u64> {
         let mut map = kite_map {
             name: name(&self.region),
             rights: KITE_READ | KITE_WRITE,
             ..Default::default()
         };
         let errno = device.ioctl(KITE_IOC_MAP_NR, &mut map);
-        ensure!(errno == 0, "mapping: {}", symbol(errno));
+        ensure!(errno == 0, "cannot map: {}", symbol(errno));
         Ok(map.handle)
     }
 }
 
-/// A region that calls and messages come to.
-fn served(device: &Device) -> Result<u64> {
+/// Allocates and serves a region. Returns its handle.
+fn serve_region(device: &Device) -> Result<u64> {
     let mut alloc = kite_alloc {
         len: 1,
         ..Default::default()
     };
     let errno = device.ioctl(KITE_IOC_ALLOC_NR, &mut alloc);
-    ensure!(errno == 0, "allocating: {}", symbol(errno));
+    ensure!(errno == 0, "cannot allocate: {}", symbol(errno));
     let mut serve = kite_serve {
         handle: alloc.handle,
         ..Default::default()
     };
     let errno = device.ioctl(KITE_IOC_SERVE_NR, &mut serve);
-    ensure!(errno == 0, "serving: {}", symbol(errno));
+    ensure!(errno == 0, "cannot serve: {}", symbol(errno));
     Ok(alloc.handle)
 }
 
 /// Returns the SQEs that the kernel has consumed, of all processes.
-fn submissions(device: &Device) -> Result<u64> {
+fn count_sqes(device: &Device) -> Result<u64> {
     let mut stats = kite_stats::default();
     let mut args = kite_get_stats {
         stats: &raw mut stats as u64,
@@ -120,30 +123,30 @@ fn submissions(device: &Device) -> Result<u64> {
     Ok(stats.sqes)
 }
 
-/// A thread that submits, and one that scribbles, on one queue pair.
-struct Abuser<'a> {
+/// Threads of one queue: one submits, one overwrites the shared memory.
+struct QueueFuzzer<'a> {
     queue: &'a MappedQueue,
     device: &'a Device,
     handle: u64,
     served: u64,
-    over: &'a AtomicBool,
+    stop: &'a AtomicBool,
 }
 
-impl Abuser<'_> {
-    /// Submits, and enters, at random.
-    fn abuse(&self, mut random: Random) {
+impl QueueFuzzer<'_> {
+    /// Submits and enters at random.
+    fn submit_random(&self, mut random: Random) {
         let mut tail = 0_u32;
-        while !self.over.load(Ordering::Relaxed) {
+        while !self.stop.load(Ordering::Relaxed) {
             for _ in 0..random.below(ENTRIES.into()) {
-                self.queue.write_sqe(tail, &self.submission(&mut random));
+                self.queue.write_sqe(tail, &self.random_sqe(&mut random));
                 tail = tail.wrapping_add(1);
             }
-            let told = match random.below(20) {
+            let published = match random.below(20) {
                 0 => random.next() as u32,
                 _ => tail,
             };
-            self.queue.word(SQ_TAIL).store(told, Ordering::Release);
-            // Room for completions, or nonsense.
+            self.queue.word(SQ_TAIL).store(published, Ordering::Release);
+            // A valid CQ head, or a random one.
             let head = match random.below(10) {
                 0 => random.next() as u32,
                 _ => self.queue.word(CQ_TAIL).load(Ordering::Relaxed),
@@ -163,11 +166,11 @@ impl Abuser<'_> {
         }
     }
 
-    /// Changes anything in the memory all the time.
-    fn scribble(&self, mut random: Random) {
-        while !self.over.load(Ordering::Relaxed) {
+    /// Overwrites random words of the shared memory.
+    fn overwrite_random(&self, mut random: Random) {
+        while !self.stop.load(Ordering::Relaxed) {
             let at = 4 * random.below(self.queue.len() as u64 / 4) as usize;
-            // Most of the words at the begin are left: nonsense there stops everything.
+            // Invalid words of the ring header stop the queue, so they are rare.
             if at >= KITE_QUEUE_SQ_OFFSET as usize || random.below(1000) == 0 {
                 self.queue.store_words(at, &[random.next() as u32]);
             }
@@ -175,8 +178,8 @@ impl Abuser<'_> {
         }
     }
 
-    /// Random words, or a request of which most is right.
-    fn submission(&self, random: &mut Random) -> [u32; SQE_WORDS] {
+    /// Returns random words, or a nearly valid request.
+    fn random_sqe(&self, random: &mut Random) -> [u32; SQE_WORDS] {
         let mut words = [0; SQE_WORDS];
         for word in &mut words {
             *word = random.next() as u32;
@@ -208,7 +211,7 @@ impl Abuser<'_> {
             KITE_IOC_LOCK_NR,
             KITE_IOC_FREE_NR,
         ]);
-        // All of them begin with a handle, or a number.
+        // All requests begin with a handle, or a number.
         put(2, request.into());
         let any = random.next();
         put(4, random.pick(&[handle, handle, served, served, 0, any]));
@@ -219,7 +222,7 @@ impl Abuser<'_> {
         put(12, random.pick(&[addr, 2, 0, wild]));
         put(14, random.pick(&[1, (1 << 32) | 1, 2]));
         if random.below(8) != 0 {
-            // Where reads, writes and copies have a deadline and reserved bits, and calls other things.
+            // Deadline and reserved bits of reads, writes and copies.
             words[12] = 2;
             words[13] = 0;
             words[16] = 2;
