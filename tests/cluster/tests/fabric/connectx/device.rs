@@ -18,6 +18,18 @@ fn mlx5_driver_probes_without_warnings() -> Result<()> {
     Ok(())
 }
 
+/// Waits until the port of node 2 is active after `reset`. Asserts that data is transferred, and that the driver has
+/// logged no warning.
+fn assert_restored(reset: impl FnOnce(&Node) -> Result<()>) -> Result<()> {
+    let pair = PAIR.take()?;
+    let node = pair.node(2);
+    reset(node)?;
+    await_port(node)?;
+    assert_transfers(&pair)?;
+    assert_eq!(driver_warnings(node)?, "");
+    Ok(())
+}
+
 /// Asserts that data is transferred between the nodes.
 fn assert_transfers(pair: &Cluster) -> Result<()> {
     let program = "ibv_rc_pingpong -n 50";
@@ -26,44 +38,37 @@ fn assert_transfers(pair: &Cluster) -> Result<()> {
 
 #[test]
 fn driver_unbind_and_bind_restores_the_device() -> Result<()> {
-    let pair = PAIR.take()?;
-    let node = pair.node(2);
-    for _ in 0..2 {
-        node.sh("modprobe -r mlx5_ib && modprobe -r mlx5_core && ! ls /sys/class/infiniband/*")?;
-        node.sh("modprobe mlx5_ib")?;
-        await_port(node)?;
-    }
-    assert_transfers(&pair)?;
-    assert_eq!(driver_warnings(node)?, "");
-    Ok(())
+    assert_restored(|node| {
+        for _ in 0..2 {
+            node.sh(
+                "modprobe -r mlx5_ib && modprobe -r mlx5_core && ! ls /sys/class/infiniband/*",
+            )?;
+            node.sh("modprobe mlx5_ib")?;
+            await_port(node)?;
+        }
+        Ok(())
+    })
 }
 
 #[test]
 fn function_level_reset_restores_the_device() -> Result<()> {
-    let pair = PAIR.take()?;
-    let node = pair.node(2);
-    node.sh(
-        "set -e; device=$(readlink -f /sys/class/infiniband/*/device); \
-         echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/unbind; \
-         grep -q flr $device/reset_method; echo 1 >$device/reset; \
-         echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/bind",
-    )?;
-    await_port(node)?;
-    assert_transfers(&pair)?;
-    assert_eq!(driver_warnings(node)?, "");
-    Ok(())
+    assert_restored(|node| {
+        node.sh(
+            "set -e; device=$(readlink -f /sys/class/infiniband/*/device); \
+             echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/unbind; \
+             grep -q flr $device/reset_method; echo 1 >$device/reset; \
+             echo ${device##*/} >/sys/bus/pci/drivers/mlx5_core/bind",
+        )
+        .map(drop)
+    })
 }
 
 #[test]
 fn machine_reset_restores_the_device() -> Result<()> {
-    let pair = PAIR.take()?;
-    let node = pair.node(2);
-    node.reset()?;
-    node.wait_ready()?;
-    await_port(node)?;
-    assert_transfers(&pair)?;
-    assert_eq!(driver_warnings(node)?, "");
-    Ok(())
+    assert_restored(|node| {
+        node.reset()?;
+        node.wait_ready()
+    })
 }
 
 #[test]
@@ -94,9 +99,9 @@ fn dead_device_is_detected_and_recovers_after_reset() -> Result<()> {
     node.sh("dmesg --clear").map(drop)
 }
 
-/// Requests of virtual queue pairs fail with the device, at either end. After its reset new requests succeed.
+/// VQP requests from and to the dead device fail. New requests succeed after its reset.
 #[test]
-fn requests_fail_when_the_device_dies() -> Result<()> {
+fn vqp_requests_fail_when_the_device_dies() -> Result<()> {
     let builder = Cluster::builder().nodes(2).cpus(1);
     let pair = builder.fabric(Fabric::Connectx).boot()?;
     pair.start_kite(&Setup::default())?;
@@ -152,27 +157,23 @@ fn two_devices_of_one_machine_exchange_data() -> Result<()> {
     let output = node.sh(&format!("{} 127.0.0.1", line(right)))?;
     assert!(output.contains("200 iters in"), "{output}");
     assert!(server.wait(SOON)?.success());
-    kernel_made_queue_pairs(node, left, right)?;
-    kernel_made_queue_pairs(node, right, right)?;
+    run_kernel_qp_cases(node, left, right)?;
+    run_kernel_qp_cases(node, right, right)?;
     cluster.shutdown()
 }
 
 /// Runs the cases of kite_dc.ko from `near` to `far`: queue pairs that the kernel creates by firmware commands.
-fn kernel_made_queue_pairs(node: &Node, near: &str, far: &str) -> Result<()> {
+fn run_kernel_qp_cases(node: &Node, near: &str, far: &str) -> Result<()> {
     let cases = node.sh(&format!(
         "dmesg -C; \
          insmod /run/kite/build/user/kite_dc.ko near={near} far={far} || {{ dmesg | tail >&2; exit 1; }}; \
          rmmod kite_dc; dmesg | grep -o 'kite_dc: .*'"
     ))?;
-    let ended_well = |transport: &str| {
-        let of_it = |line: &&str| line.contains(transport) && line.ends_with(": ok");
-        cases.lines().filter(of_it).count()
+    let count_ok = |transport: &str| {
+        let is_ok = |line: &&str| line.contains(transport) && line.ends_with(": ok");
+        cases.lines().filter(is_ok).count()
     };
-    assert_eq!(
-        (ended_well("DC, "), ended_well("RC, ")),
-        (21, 17),
-        "{cases}"
-    );
+    assert_eq!((count_ok("DC, "), count_ok("RC, ")), (21, 17), "{cases}");
     assert!(!cases.contains("cannot"), "{cases}");
     assert_eq!(driver_warnings(node)?, "");
     Ok(())
