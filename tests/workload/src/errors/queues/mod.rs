@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Valid and invalid I/O queues and SQEs. Run by root.
 
+mod limits;
+
 use std::mem::size_of;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 use libc::*;
 
 use super::{alloc, ioctl_handle, map, unique_name, Checks};
 use crate::support::abi::{name, *};
-use crate::support::io_queue::{MappedQueue, CQ_TAIL, FLAGS, SQE_WORDS, SQ_TAIL};
+use crate::support::io_queue::{MappedQueue, SQE_WORDS};
 
 const MEMORY: usize = 16384;
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -23,8 +24,8 @@ pub(super) fn check_queues(checks: &mut Checks) -> Result<()> {
     for node in [1, 2] {
         check_submissions(checks, &device, node)?;
     }
-    check_full_queue(checks, &device)?;
-    check_queues_max(checks)?;
+    limits::check_full_queue(checks, &device)?;
+    limits::check_queues_max(checks)?;
     let unbound =
         Device::open()?.ioctl(KITE_IOC_CREATE_QUEUE_NR, &mut kite_create_queue::default());
     checks.expect("queue of an unbound session", unbound, ENOTCONN);
@@ -432,65 +433,4 @@ fn check_receives(queue_checks: &mut QueueChecks<'_>, handle: u64, addr: u64, no
         queue_checks.checks.expect("serving", errno, 0);
         queue_checks.check("receive without a call", number, &receive, ETIMEDOUT);
     }
-}
-
-/// Checks that one `ENTER` request processes a full queue while the poller sleeps.
-fn check_full_queue(checks: &mut Checks, device: &Device) -> Result<()> {
-    const MANY: u32 = 256;
-    let handle = alloc(device, 4096, &unique_name("many"), &[1])?;
-    let queue = MappedQueue::new(device, MANY, MEMORY)?;
-    let start = Instant::now();
-    let await_word = |at: usize, want: u32| {
-        while queue.word(at).load(Ordering::Acquire) != want && start.elapsed() < TIMEOUT {
-            std::thread::yield_now();
-        }
-        queue.word(at).load(Ordering::Acquire)
-    };
-    let asleep = await_word(FLAGS, KITE_QUEUE_NEED_WAKEUP);
-    checks.expect_any(
-        "flags of a sleeping poller",
-        asleep as Errno,
-        &[KITE_QUEUE_NEED_WAKEUP as Errno],
-    );
-    let write = kite_rw {
-        handle,
-        addr: queue.memory.as_ptr() as u64,
-        len: 8,
-        ..Default::default()
-    };
-    for n in 0..MANY {
-        queue.write_sqe(n, &encode_sqe(KITE_IOC_WRITE_NR, &write));
-    }
-    queue.word(SQ_TAIL).store(MANY, Ordering::Release);
-    let mut enter = kite_enter {
-        queue: queue.number,
-        ..Default::default()
-    };
-    let errno = device.ioctl(KITE_IOC_ENTER_NR, &mut enter);
-    checks.expect("entering", errno, 0);
-    let done = await_word(CQ_TAIL, MANY);
-    checks.expect_any("number of completions", done as Errno, &[MANY as Errno]);
-    checks.expect("freeing", ioctl_handle(device, KITE_IOC_FREE_NR, handle), 0);
-    Ok(())
-}
-
-/// Checks the maximum number of queues of a session.
-fn check_queues_max(checks: &mut Checks) -> Result<()> {
-    let device = Device::open_bound()?;
-    let memory = [0_u8; 8];
-    let queue = kite_create_queue {
-        addr: memory.as_ptr() as u64,
-        len: 8,
-        entries: 1,
-        ..Default::default()
-    };
-    for _ in 0..KITE_QUEUES_MAX {
-        checks.expect("queue within the maximum", create_queue(&device, queue), 0);
-    }
-    checks.expect(
-        "queue beyond the maximum",
-        create_queue(&device, queue),
-        EBUSY,
-    );
-    Ok(())
 }
