@@ -158,7 +158,7 @@ impl FuzzMachine {
             }
         }
         let kind = choices.byte();
-        let work = self.addressed(TRANSPORTS[which], request(kind, &mr, choices.word() as u32));
+        let work = self.add_address(TRANSPORTS[which], request(kind, &mr, choices.word() as u32));
         let mut bytes = work.encode(qp.number, qp.produced);
         choices.change(&mut bytes);
         let index = self.rig.post_raw(&mut qp, &bytes);
@@ -170,7 +170,7 @@ impl FuzzMachine {
     }
 
     /// Adds the address or SRQ that the transport requires to a work request.
-    fn addressed(&mut self, transport: Transport, work: WorkRequest) -> WorkRequest {
+    fn add_address(&mut self, transport: Transport, work: WorkRequest) -> WorkRequest {
         let lid = self.rig.lid(0);
         match transport {
             Transport::Ud => self.datagram(self.qps[2].number, lid, work),
@@ -256,7 +256,7 @@ fn request(kind: usize, mr: &Mr, length: u32) -> WorkRequest {
 }
 
 /// Executes steps until the end of the input, and advances the time. The first byte selects mapped doorbells.
-fn steps(data: &[u8], mut step: impl FnMut(&mut FuzzMachine, &mut Choices<'_>)) {
+fn run_steps(data: &[u8], mut step: impl FnMut(&mut FuzzMachine, &mut Choices<'_>)) {
     let mut choices = Choices(data);
     let mut machine = FuzzMachine::new(match choices.byte() % 2 {
         0 => Rig::new(1),
@@ -270,7 +270,7 @@ fn steps(data: &[u8], mut step: impl FnMut(&mut FuzzMachine, &mut Choices<'_>)) 
 
 /// Firmware commands, with traffic between them.
 pub fn commands(data: &[u8]) {
-    steps(data, |machine, choices| match choices.byte() % 4 {
+    run_steps(data, |machine, choices| match choices.byte() % 4 {
         0 => machine.work(choices),
         _ => machine.command(choices),
     });
@@ -278,12 +278,12 @@ pub fn commands(data: &[u8]) {
 
 /// Work requests.
 pub fn work(data: &[u8]) {
-    steps(data, FuzzMachine::work);
+    run_steps(data, FuzzMachine::work);
 }
 
 /// Doorbells and other accesses to BAR 0, and changes of the memory that they make the device read.
 pub fn doorbells(data: &[u8]) {
-    steps(data, |machine, choices| {
+    run_steps(data, |machine, choices| {
         match choices.byte() % 4 {
             0 => machine.work(choices),
             1 => machine.ring(choices),

@@ -237,9 +237,9 @@ impl Rig {
         put_be(&mut slot, 4, 4, input.len() as u64);
         let inline = input.len().min(16);
         slot[16..16 + inline].copy_from_slice(&input[..inline]);
-        self.mailboxes(node, MAILBOXES[0], input.len(), &input[inline..]);
+        self.write_mailboxes(node, MAILBOXES[0], input.len(), &input[inline..]);
         put_be(&mut slot, 8, 8, MAILBOXES[0]);
-        self.mailboxes(node, MAILBOXES[1], output, &[]);
+        self.write_mailboxes(node, MAILBOXES[1], output, &[]);
         put_be(&mut slot, 48, 8, MAILBOXES[1]);
         put_be(&mut slot, 56, 4, output as u64);
         slot[STATUS] = 1;
@@ -250,7 +250,7 @@ impl Rig {
     }
 
     /// Writes the mailboxes for a message of `length` bytes. `data` is the message without its first 16 bytes.
-    fn mailboxes(&mut self, node: usize, first: u64, length: usize, data: &[u8]) {
+    fn write_mailboxes(&mut self, node: usize, first: u64, length: usize, data: &[u8]) {
         let count = length.saturating_sub(16).div_ceil(512);
         for number in 0..count {
             let mut block = [0; 576];

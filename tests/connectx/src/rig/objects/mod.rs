@@ -11,6 +11,6 @@ use crate::layout::ifc::*;
 
 pub(crate) use cq::RigCq;
 pub(crate) use memory::{rights, Mr};
-pub(crate) use qp::{reset_of_stream, Options, RigQp, Spec};
+pub(crate) use qp::{encode_stream_reset, Options, RigQp, Spec};
 pub(super) use receive::{Posting, STRIDE};
 pub(crate) use receive::{RigDct, RigSrq};

@@ -230,7 +230,7 @@ impl Rig {
 
     /// Changes optional parameters of a queue pair in the state RTS.
     pub(crate) fn change(&mut self, qp: &RigQp, parameters: u32, context: &[u8]) -> Result<(), u8> {
-        let mut input = change_of(qp, parameters);
+        let mut input = encode_modify(qp, parameters);
         let at = at!(rts2rts_qp_in, qpc);
         input[at..at + context.len()].copy_from_slice(context);
         self.command(qp.node, &input, 16).map(|_| ())
@@ -238,7 +238,7 @@ impl Rig {
 
     /// Resets a failed stream.
     pub(crate) fn reset_stream(&mut self, qp: &RigQp, stream: u16) -> Result<(), u8> {
-        let input = reset_of_stream(qp, stream);
+        let input = encode_stream_reset(qp, stream);
         self.command(qp.node, &input, 16).map(|_| ())
     }
 
@@ -277,7 +277,7 @@ impl Rig {
 }
 
 /// Returns the RTS2RTS_QP command with optional parameters.
-fn change_of(qp: &RigQp, parameters: u32) -> Vec<u8> {
+fn encode_modify(qp: &RigQp, parameters: u32) -> Vec<u8> {
     let mut input = vec![0; 0x180];
     set!(input, rts2rts_qp_in, opcode, MLX5_CMD_OP_RTS2RTS_QP);
     set!(input, rts2rts_qp_in, qpn, qp.number);
@@ -286,8 +286,8 @@ fn change_of(qp: &RigQp, parameters: u32) -> Vec<u8> {
 }
 
 /// Returns the command that resets a failed stream.
-pub(crate) fn reset_of_stream(qp: &RigQp, stream: u16) -> Vec<u8> {
-    let mut input = change_of(qp, 0);
+pub(crate) fn encode_stream_reset(qp: &RigQp, stream: u16) -> Vec<u8> {
+    let mut input = encode_modify(qp, 0);
     set!(input, query_qp_in, qpc_ext, 1u32);
     // Offsets of rdma-core: the mask of the parameters behind the context, and the stream.
     put_be(&mut input, 0x108, 8, 1);

@@ -155,7 +155,7 @@ fn remote_access_requires_rights_of_key_and_qp() {
         options.rights[number] = false;
         let mut pair = Pair::new(Transport::Rc, &options);
         let work = pair.local(request(&pair.mrs[1]), 8);
-        // The key permits the access, and the rights of the queue pair deny it.
+        // The memory key permits the access. The responder checks the rights of its own QP, which deny the request.
         pair.rig.post(&mut pair.qps[0], &work);
         pair.rig.run();
         let cqe = pair.rig.expect(&mut pair.cqs[0]);

@@ -16,7 +16,7 @@ mod shared;
 mod time;
 mod unreliable;
 
-use super::objects::{reset_of_stream, rights};
+use super::objects::{encode_stream_reset, rights};
 use super::{Cqe, Mr, Options, Rig, RigCq, RigDct, RigQp, RigSrq, Spec, WorkRequest};
 use crate::layout::wqe::*;
 use crate::object::cq::Syndrome;

@@ -127,7 +127,7 @@ fn stream_reset_with_other_changes_is_rejected() {
     let mut star = star(STREAMS);
     star.fail(1, false);
     star.completions();
-    let good = reset_of_stream(&star.dci, 1);
+    let good = encode_stream_reset(&star.dci, 1);
     for (change, status) in bad {
         let mut input = good.clone();
         change(&mut input);
