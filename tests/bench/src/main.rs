@@ -20,9 +20,9 @@ use kite_cluster::Fabric;
 
 use account::Account;
 use cell::{Cell, Contender, Kind};
-use measure::crowd::{Point, COUNTS};
+use measure::alloc_scaling::{AllocPoint, COUNTS};
 use measure::rings;
-use measure::scale::{self, Connected, Scale};
+use measure::scale::{self, ConnectCosts, Scale};
 use measure::scatter::{self, SHAPES};
 use measure::sharing::{Sharing, POLICIES};
 use pair::Pair;
@@ -79,7 +79,7 @@ fn main() -> Result<()> {
         ..Report::default()
     };
     if args.instructions {
-        report.crowd = crowd_of(&pair)?;
+        report.alloc_scaling = alloc_scaling_of(&pair)?;
         pair.shutdown()?;
     } else {
         report.sharing = sharing_of(&pair)?;
@@ -156,10 +156,10 @@ fn sharing_of(pair: &Pair) -> Result<Vec<Sharing>> {
     Ok(all)
 }
 
-fn scatter_of(pair: &Pair) -> Result<Vec<scatter::Point>> {
+fn scatter_of(pair: &Pair) -> Result<Vec<scatter::ScatterPoint>> {
     let mut points = Vec::new();
     for shape in SHAPES {
-        let point = scatter::Point::of(shape, |kite| pair.scatter(shape, kite))?;
+        let point = scatter::ScatterPoint::of(shape, |kite| pair.scatter(shape, kite))?;
         let (name, ratio) = (shape.name(), point.ratio());
         say(&format!(
             "writes all over regions, {name}: kite/verbs {ratio:.2}"
@@ -177,7 +177,7 @@ fn accounts_of(pair: &Pair) -> Result<Vec<Account>> {
     accounts.collect()
 }
 
-fn scale_of(fabric: Fabric) -> Result<(Option<Connected>, Vec<Scale>)> {
+fn scale_of(fabric: Fabric) -> Result<(Option<ConnectCosts>, Vec<Scale>)> {
     say("booting more nodes");
     let mut all = Vec::new();
     let connected = scale::measure(fabric, |scale| {
@@ -191,14 +191,14 @@ fn scale_of(fabric: Fabric) -> Result<(Option<Connected>, Vec<Scale>)> {
     Ok((connected, all))
 }
 
-fn crowd_of(pair: &Pair) -> Result<Vec<Point>> {
+fn alloc_scaling_of(pair: &Pair) -> Result<Vec<AllocPoint>> {
     let mut points = Vec::new();
     say(&format!(
         "allocating up to {} regions",
         COUNTS[COUNTS.len() - 1]
     ));
-    pair.crowd(|point| {
-        let Point { regions, value } = point;
+    pair.alloc_scaling(|point| {
+        let AllocPoint { regions, value } = point;
         say(&format!(
             "{regions} regions: one more takes {value:.1}×10³ instructions"
         ));

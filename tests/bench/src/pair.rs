@@ -10,7 +10,7 @@ use kite_cluster::{Cluster, Fabric, Node, Process, Setup};
 use crate::account::{Account, Counts, COUNTERS};
 use crate::cell::{Cell, Contender};
 use crate::command::{number, Commands, Place, CALLED, OVER_KITE, PROGRAMS};
-use crate::measure::crowd::{Point, COUNTS};
+use crate::measure::alloc_scaling::{AllocPoint, COUNTS};
 use crate::measure::nodes::Nodes;
 use crate::measure::scatter::{Scattered, Shape, CACHE, WRITES};
 use crate::measure::sharing::{Sample, Sharing, PHASES};
@@ -133,7 +133,7 @@ impl Pair {
     }
 
     /// Lets ever more regions exist, and calls `each` with what one more costs.
-    pub(crate) fn crowd(&self, mut each: impl FnMut(Point)) -> Result<()> {
+    pub(crate) fn alloc_scaling(&self, mut each: impl FnMut(AllocPoint)) -> Result<()> {
         let Place { node, rnic, .. } = &self.place;
         let rnic = rnic.as_deref().unwrap_or_default();
         let counts = COUNTS.map(|count| count.to_string()).join(" ");
@@ -143,7 +143,7 @@ impl Pair {
         let mut process = self.cluster.node(1).spawn(&line)?;
         for _ in COUNTS {
             let line = process.read_line(CROWD_PATIENCE)?;
-            each(Point::parse(&line.unwrap_or_default())?);
+            each(AllocPoint::parse(&line.unwrap_or_default())?);
         }
         let output = process.wait(CROWD_PATIENCE)?;
         ensure!(output.success(), "{line}: {}", output.stderr);

@@ -21,7 +21,7 @@ pub enum Error {
     )]
     NotInRoot,
     /// `FABRIC` or `--fabric` names no fabric.
-    #[error("\"{0}\" is not a fabric; known: connectx, rxe")]
+    #[error("\"{0}\" is not a fabric; expected one of: connectx, rxe")]
     UnknownFabric(String),
     /// The software ConnectX is required and was not built.
     #[error("software ConnectX is not built: run make connectx")]
@@ -36,7 +36,7 @@ pub enum Error {
     #[error("software ConnectX replied: {0}")]
     Control(String),
     /// `KITE_KERNEL` names no kernel.
-    #[error("\"{0}\" is not a kernel; known: stock, debug, or a series such as 7.2")]
+    #[error("\"{0}\" is not a kernel; expected: stock, debug, or a series such as 7.2")]
     UnknownKernel(String),
     /// The set-up has not prepared this kernel series.
     #[error("kernel series {0} is not prepared: run scripts/setup {0}")]

@@ -331,7 +331,7 @@ mod tests {
         std::fs::create_dir(&directory).unwrap();
         assert!(
             LimitSubject::from_cgroup_dir(&directory).is_err(),
-            "it is none"
+            "a directory without cgroup.controllers"
         );
         std::fs::write(directory.join("cgroup.controllers"), "").unwrap();
         let number = std::fs::metadata(&directory).unwrap().ino();

@@ -139,7 +139,9 @@ fn restart_daemon(
         _ => TestDaemon::follower(kernel, address, config),
     };
     daemons.insert(at, daemon);
-    wait("it to be ready", || daemons[at].ready_reports().len() == 1);
+    wait("the daemon to be ready", || {
+        daemons[at].ready_reports().len() == 1
+    });
 }
 
 #[test]
@@ -183,7 +185,9 @@ fn restarted_daemon_without_checkpoint_gets_a_new_incarnation() {
         kernel.without_checkpoint(),
         (&address, config),
     );
-    wait("it to be in again", || is_view_of_all(&daemons, &[1, 2]));
+    wait("the node to join again", || {
+        is_view_of_all(&daemons, &[1, 2])
+    });
     let now = daemons[1].kernel.identity().unwrap();
     assert_ne!(now.incarnation, former.incarnation);
 }
@@ -331,7 +335,7 @@ fn kernel_that_rejects_join_ends_the_daemon() {
     kernel.reject_join();
     let refused = TestDaemon::follower(kernel, &daemons[0].address(), daemons[0].config());
     assert!(refused.join().is_err());
-    wait("it to be removed", || is_view_of_all(&daemons, &[1]));
+    wait("the node to be removed", || is_view_of_all(&daemons, &[1]));
 }
 
 #[test]

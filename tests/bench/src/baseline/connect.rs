@@ -38,7 +38,7 @@ pub(crate) struct Connect {
 
 /// Results.
 #[derive(Serialize)]
-pub(crate) struct Connected {
+pub(crate) struct ConnectTimes {
     #[serde(flatten)]
     times: Times,
     /// Connections per second of all clients together. A client closes a connection before it sets up the next.
@@ -117,7 +117,7 @@ impl Connect {
 }
 
 /// Times connections of all clients, each from its beginning to where requests may be posted.
-pub(crate) fn run(connect: &Connect) -> Result<Connected> {
+pub(crate) fn run(connect: &Connect) -> Result<ConnectTimes> {
     // All clients begin when each can.
     let (ready, done) = (
         Barrier::new(connect.clients + 1),
@@ -137,7 +137,7 @@ pub(crate) fn run(connect: &Connect) -> Result<Connected> {
             .collect::<Result<Vec<_>>>()
             .map(|times| (times.concat(), whole))
     })?;
-    Ok(Connected {
+    Ok(ConnectTimes {
         per_second: times.len() as f64 / whole.as_secs_f64(),
         times: Times::of(times).context("nothing was measured")?,
     })

@@ -12,18 +12,18 @@ use serde::{Deserialize, Serialize};
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Operation {
+pub(crate) enum Direction {
     /// To the other side
     Write,
     /// From the other side
     Read,
 }
 
-impl From<Operation> for Verb {
-    fn from(operation: Operation) -> Self {
+impl From<Direction> for Verb {
+    fn from(operation: Direction) -> Self {
         match operation {
-            Operation::Write => Self::Write,
-            Operation::Read => Self::Read,
+            Direction::Write => Self::Write,
+            Direction::Read => Self::Read,
         }
     }
 }

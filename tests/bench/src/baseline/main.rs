@@ -21,10 +21,10 @@ use std::thread;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
-use hello::{greeted, Hello, Operation};
+use hello::{greeted, Direction, Hello};
 
 #[derive(Parser)]
-struct Args {
+struct BaselineArgs {
     #[command(subcommand)]
     command: Command,
 }
@@ -73,7 +73,7 @@ enum Command {
     /// Stream over TCP
     Stream {
         #[command(flatten)]
-        what: What,
+        what: TransferArgs,
         /// Number of bytes
         #[arg(long)]
         bytes: u64,
@@ -94,12 +94,12 @@ enum Command {
 
 /// Operation, size and peer.
 #[derive(clap::Args)]
-struct What {
+struct TransferArgs {
     /// Where the other side listens
     address: String,
     /// Which way the bytes go
     #[arg(long)]
-    operation: Operation,
+    operation: Direction,
     /// Bytes of each operation
     #[arg(long)]
     size: usize,
@@ -108,7 +108,7 @@ struct What {
 #[derive(clap::Args)]
 struct Timed {
     #[command(flatten)]
-    what: What,
+    what: TransferArgs,
     /// Number of operations
     #[arg(long)]
     iterations: usize,
@@ -118,7 +118,7 @@ struct Timed {
 }
 
 fn main() -> Result<()> {
-    match Args::parse().command {
+    match BaselineArgs::parse().command {
         Command::Serve { address, device } => serve(&address, &device),
         Command::Verbs(timed) => show(&rdma::measure(&timed)?),
         Command::TwoWrites(timed) => show(&rdma::two_writes(&timed)?),

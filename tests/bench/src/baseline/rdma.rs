@@ -12,7 +12,7 @@ use kite_bench::statistics::Times;
 use plain_verbs::{End, Pair};
 use serde::Serialize;
 
-use crate::hello::{Hello, Link, Operation};
+use crate::hello::{Direction, Hello, Link};
 use crate::Timed;
 
 /// Initial content of the buffers of the two sides.
@@ -38,14 +38,14 @@ impl Rate {
 }
 
 /// Two queue pairs that are connected.
-struct Connected {
+struct ConnectedPair {
     pair: Pair,
     other: End,
     /// The other side serves until this is closed.
     _link: Link,
 }
 
-impl Connected {
+impl ConnectedPair {
     fn to(timed: &Timed, size: usize) -> Result<Self> {
         let pair = Pair::new(&timed.device, size)?;
         pair.memory().fill(OURS);
@@ -63,17 +63,17 @@ impl Connected {
         })
     }
 
-    fn transfer(&self, operation: Operation, len: usize) -> Result<()> {
+    fn transfer(&self, operation: Direction, len: usize) -> Result<()> {
         self.pair.transfer(operation.into(), self.other.spot, len)
     }
 
     /// Checks that the operation has moved its bytes.
-    fn verify(&self, operation: Operation, size: usize) -> Result<()> {
+    fn verify(&self, operation: Direction, size: usize) -> Result<()> {
         let expected = match operation {
-            Operation::Read => THEIRS,
-            Operation::Write => {
+            Direction::Read => THEIRS,
+            Direction::Write => {
                 self.pair.memory().fill(0);
-                self.transfer(Operation::Read, size)?;
+                self.transfer(Direction::Read, size)?;
                 OURS
             }
         };
@@ -108,7 +108,7 @@ pub(crate) fn times(iterations: usize, once: impl Fn() -> Result<()>) -> Result<
 
 pub(crate) fn measure(timed: &Timed) -> Result<Times> {
     let (operation, size) = (timed.what.operation, timed.what.size);
-    let connected = Connected::to(timed, size)?;
+    let connected = ConnectedPair::to(timed, size)?;
     let times = times(timed.iterations, || connected.transfer(operation, size))?;
     connected.verify(operation, size)?;
     Ok(times)
@@ -117,21 +117,21 @@ pub(crate) fn measure(timed: &Timed) -> Result<Times> {
 /// Times the two writes that a call consists of, without its other work.
 pub(crate) fn two_writes(timed: &Timed) -> Result<Times> {
     let size = timed.what.size.max(FIRST);
-    let connected = Connected::to(timed, size)?;
+    let connected = ConnectedPair::to(timed, size)?;
     let times = times(timed.iterations, || {
-        connected.transfer(Operation::Write, FIRST)?;
-        connected.transfer(Operation::Write, timed.what.size)
+        connected.transfer(Direction::Write, FIRST)?;
+        connected.transfer(Direction::Write, timed.what.size)
     })?;
-    connected.verify(Operation::Write, size)?;
+    connected.verify(Direction::Write, size)?;
     Ok(times)
 }
 
 /// Returns the operations per second with `depth` in flight.
 pub(crate) fn rate(timed: &Timed, depth: usize) -> Result<Rate> {
     let (operation, size) = (timed.what.operation, timed.what.size);
-    let connected = Connected::to(timed, size)?;
+    let connected = ConnectedPair::to(timed, size)?;
     let stream = |count| {
-        let Connected { pair, other, .. } = &connected;
+        let ConnectedPair { pair, other, .. } = &connected;
         pair.stream(operation.into(), other.spot, count, depth)
     };
     stream(warm_up(timed.iterations) + depth)?;

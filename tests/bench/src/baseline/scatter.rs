@@ -10,7 +10,7 @@ use kite::{AllocOptions, Cluster, Region};
 use kite_bench::statistics::Times;
 use plain_verbs::{End, Pair, Spot};
 
-use crate::hello::{Hello, Link, Operation};
+use crate::hello::{Direction, Hello, Link};
 
 /// Bytes of a write.
 const SIZE: usize = 64;
@@ -142,7 +142,7 @@ impl OverVerbs {
         })
     }
 
-    fn transfer(&self, operation: Operation, region: usize, offset: usize) -> Result<()> {
+    fn transfer(&self, operation: Direction, region: usize, offset: usize) -> Result<()> {
         let spot = self.spots[region].plus(offset);
         self.pair.transfer(operation.into(), spot, SIZE)
     }
@@ -155,12 +155,12 @@ impl Writer for OverVerbs {
     }
 
     fn write(&self, region: usize, offset: usize) -> Result<()> {
-        self.transfer(Operation::Write, region, offset)
+        self.transfer(Direction::Write, region, offset)
     }
 
     fn verify(&mut self, region: usize, offset: usize) -> Result<bool> {
         self.pair.memory().fill(!self.mark);
-        self.transfer(Operation::Read, region, offset)?;
+        self.transfer(Direction::Read, region, offset)?;
         Ok(self.pair.memory().holds(self.mark))
     }
 }

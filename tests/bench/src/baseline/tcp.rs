@@ -10,9 +10,9 @@ use anyhow::{ensure, Context, Result};
 use kite_bench::statistics::Times;
 use serde::Serialize;
 
-use crate::hello::{Hello, Link, Operation};
+use crate::hello::{Direction, Hello, Link};
 use crate::rdma::warm_up;
-use crate::{Timed, What};
+use crate::{Timed, TransferArgs};
 
 /// Bytes of a request to read: as many as an offset and a length have.
 const REQUEST: usize = 16;
@@ -27,8 +27,8 @@ pub(crate) struct Stream {
 
 pub(crate) fn measure(timed: &Timed) -> Result<Times> {
     let sizes = match timed.what.operation {
-        Operation::Write => [timed.what.size, 1],
-        Operation::Read => [REQUEST, timed.what.size],
+        Direction::Write => [timed.what.size, 1],
+        Direction::Read => [REQUEST, timed.what.size],
     };
     exchanges(&timed.what.address, sizes, timed.iterations)
 }
@@ -54,11 +54,11 @@ pub(crate) fn exchanges(
     Times::of(times.collect::<Result<Vec<_>>>()?).context("nothing was measured")
 }
 
-pub(crate) fn stream(what: &What, bytes: u64) -> Result<Stream> {
+pub(crate) fn stream(what: &TransferArgs, bytes: u64) -> Result<Stream> {
     let block = vec![1; what.size.max(BLOCK)];
     let (moved, time) = match what.operation {
-        Operation::Write => write_stream(Link::to(&what.address, &Hello::Sink)?, &block, bytes)?,
-        Operation::Read => {
+        Direction::Write => write_stream(Link::to(&what.address, &Hello::Sink)?, &block, bytes)?,
+        Direction::Read => {
             let mut link = Link::to(&what.address, &Hello::Source { bytes })?;
             let start = Instant::now();
             (drain(&mut link)?, start.elapsed())
@@ -136,8 +136,8 @@ mod tests {
         address
     }
 
-    fn what(operation: Operation) -> What {
-        What {
+    fn what(operation: Direction) -> TransferArgs {
+        TransferArgs {
             address: served(),
             operation,
             size: 100_000,
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn operations_are_timed() {
-        for operation in [Operation::Write, Operation::Read] {
+        for operation in [Direction::Write, Direction::Read] {
             let timed = Timed {
                 what: what(operation),
                 iterations: 5,
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn streams_arrive_whole() {
-        for operation in [Operation::Write, Operation::Read] {
+        for operation in [Direction::Write, Direction::Read] {
             let done = stream(&what(operation), 1 << 20).unwrap();
             assert!(done.mib_per_second > 0.0);
         }

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use kite::{Buffer, Cluster, IoQueue, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 use kite_bench::statistics::Times;
 
-use crate::hello::{Hello, Link, Operation};
+use crate::hello::{Direction, Hello, Link};
 use crate::rdma::{times, warm_up, Rate, OURS, THEIRS};
 use crate::Timed;
 
@@ -37,7 +37,7 @@ pub(crate) enum Way {
 }
 
 /// A queue pair to the node of the other side, and memory at both ends.
-struct Connected {
+struct ConnectedVqp {
     cluster: Cluster,
     vqp: Vqp,
     local: Mr,
@@ -47,7 +47,7 @@ struct Connected {
     _link: Link,
 }
 
-impl Connected {
+impl ConnectedVqp {
     fn to(timed: &Timed, node: u32) -> Result<Self> {
         let size = timed.what.size;
         let mut link = Link::to(&timed.what.address, &Hello::Memory { size })?;
@@ -65,10 +65,10 @@ impl Connected {
         })
     }
 
-    fn work(&self, operation: Operation) -> SendWr<'_> {
+    fn work(&self, operation: Direction) -> SendWr<'_> {
         let verb = match operation {
-            Operation::Write => WrOp::Write,
-            Operation::Read => WrOp::Read,
+            Direction::Write => WrOp::Write,
+            Direction::Read => WrOp::Read,
         };
         SendWr {
             tag: 0,
@@ -93,7 +93,7 @@ impl Connected {
         Ok(done.len())
     }
 
-    fn transfer(&self, operation: Operation) -> Result<()> {
+    fn transfer(&self, operation: Direction) -> Result<()> {
         self.vqp.push(&[self.work(operation)])?;
         self.settle(1).map(drop)
     }
@@ -146,7 +146,7 @@ impl Connected {
     }
 
     /// Has requests go that way, which takes some until the other node is worth a connection.
-    fn take(&self, way: Way, operation: Operation) -> Result<()> {
+    fn take(&self, way: Way, operation: Direction) -> Result<()> {
         let small = SendWr {
             len: SMALL.min(self.size),
             ..self.work(operation)
@@ -183,12 +183,12 @@ impl Connected {
     }
 
     /// Checks that the operation has moved its bytes.
-    fn verify(&self, operation: Operation) -> Result<()> {
+    fn verify(&self, operation: Direction) -> Result<()> {
         let expected = match operation {
-            Operation::Read => THEIRS,
-            Operation::Write => {
+            Direction::Read => THEIRS,
+            Direction::Write => {
                 self.local.buffer().store(0, &vec![0; self.size])?;
-                self.transfer(Operation::Read)?;
+                self.transfer(Direction::Read)?;
                 OURS
             }
         };
@@ -201,7 +201,7 @@ impl Connected {
 
 pub(crate) fn measure(timed: &Timed, node: u32, way: Way) -> Result<Times> {
     let operation = timed.what.operation;
-    let connected = Connected::to(timed, node)?;
+    let connected = ConnectedVqp::to(timed, node)?;
     let times = connected.all_by(way, timed, |count| {
         times(count, || connected.transfer(operation))
     })?;
@@ -212,7 +212,7 @@ pub(crate) fn measure(timed: &Timed, node: u32, way: Way) -> Result<Times> {
 /// Returns the operations per second with `depth` in flight, by system calls or by an I/O queue.
 pub(crate) fn rate(timed: &Timed, node: u32, way: Way, how: (usize, bool)) -> Result<Rate> {
     let (operation, (depth, by_queue)) = (timed.what.operation, how);
-    let connected = Connected::to(timed, node)?;
+    let connected = ConnectedVqp::to(timed, node)?;
     let make = || connected.cluster.create_queue(depth as u32, 1);
     let mut queue = by_queue.then(make).transpose()?;
     let work = connected.work(operation);

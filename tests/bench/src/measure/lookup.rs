@@ -68,7 +68,9 @@ impl Lookup {
     fn median(looks: &[Self]) -> Result<Self> {
         let of = |part: fn(&Self) -> f64| {
             let spread = Spread::of(looks.iter().map(part));
-            spread.map(|spread| spread.median).context("nobody looked")
+            spread
+                .map(|spread| spread.median)
+                .context("no lookup was measured")
         };
         Ok(Self {
             first_us: of(|look| look.first_us)?,

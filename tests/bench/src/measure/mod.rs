@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Measurements with another form than a [cell](crate::cell): series over sizes, nodes or time.
 
-pub(crate) mod crowd;
+pub(crate) mod alloc_scaling;
 pub(crate) mod lookup;
 pub(crate) mod mesh;
 pub(crate) mod nodes;

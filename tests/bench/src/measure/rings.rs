@@ -20,7 +20,7 @@ const QUEUES: [usize; 4] = [1, 2, 3, 4];
 /// Distribution of sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum What {
+pub(crate) enum RingMeasure {
     Keys,
     Values,
 }
@@ -28,14 +28,14 @@ pub(crate) enum What {
 /// Parts of memory that hold requests.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Use {
-    pub(crate) what: What,
+    pub(crate) what: RingMeasure,
     pub(crate) ring: f64,
     /// With 1, 2, … receive queues, the sizes of whose buffers suit the requests best.
     pub(crate) queues: [f64; QUEUES.len()],
 }
 
 pub(crate) fn all() -> [Use; 2] {
-    [What::Keys, What::Values].map(|what| {
+    [RingMeasure::Keys, RingMeasure::Values].map(|what| {
         let sizes = sizes(what);
         Use {
             what,
@@ -47,16 +47,18 @@ pub(crate) fn all() -> [Use; 2] {
 
 /// Sizes at random, of the distributions in "Workload Analysis of a Large-Scale Key-Value Store"
 /// (SIGMETRICS 2012, section 5).
-fn sizes(what: What) -> Vec<usize> {
+fn sizes(what: RingMeasure) -> Vec<usize> {
     let mut random = fastrand::Rng::with_seed(12);
     let mut size = || {
         // Neither 0 nor 1.
         let part = (random.f64() + 1e-9).min(1.0 - 1e-9);
         let size = match what {
             // A generalised distribution of extreme values.
-            What::Keys => 30.7984 + 8.20449 * ((-part.ln()).powf(-0.078688) - 1.0) / 0.078688,
+            RingMeasure::Keys => {
+                30.7984 + 8.20449 * ((-part.ln()).powf(-0.078688) - 1.0) / 0.078688
+            }
             // A generalised Pareto distribution.
-            What::Values => 214.476 * ((1.0 - part).powf(-0.348238) - 1.0) / 0.348238,
+            RingMeasure::Values => 214.476 * ((1.0 - part).powf(-0.348238) - 1.0) / 0.348238,
         };
         (size as usize).clamp(1, MAX_MESSAGE_BYTES - MSG_HEADER_SIZE)
     };
@@ -134,14 +136,14 @@ mod tests {
         let mean = |what| sizes(what).iter().sum::<usize>() as f64 / REQUESTS as f64;
         // 35 and 329 bytes in the paper, whose values may be of any size.
         assert!(
-            (mean(What::Keys) - 36.0).abs() < 2.0,
+            (mean(RingMeasure::Keys) - 36.0).abs() < 2.0,
             "{}",
-            mean(What::Keys)
+            mean(RingMeasure::Keys)
         );
         assert!(
-            (mean(What::Values) - 320.0).abs() < 15.0,
+            (mean(RingMeasure::Values) - 320.0).abs() < 15.0,
             "{}",
-            mean(What::Values)
+            mean(RingMeasure::Values)
         );
     }
 }

@@ -52,11 +52,11 @@ pub(crate) fn json(all: &[Scale]) -> Value {
 }
 
 /// Results of connections between all nodes, and of their lookups.
-pub(crate) type Connected = (Mesh, Lookup);
+pub(crate) type ConnectCosts = (Mesh, Lookup);
 
 /// Boots as many nodes as it takes, and calls `each` with what was measured of some of them. Returns how they
 /// connected to each other before, and looked each other up after, if that is by DC.
-pub(crate) fn measure(fabric: Fabric, mut each: impl FnMut(Scale)) -> Result<Option<Connected>> {
+pub(crate) fn measure(fabric: Fabric, mut each: impl FnMut(Scale)) -> Result<Option<ConnectCosts>> {
     let most = COUNTS[COUNTS.len() - 1];
     let builder = Cluster::builder().name("bench-scale").nodes(most);
     let cluster = builder.fabric(fabric).boot()?;

@@ -69,13 +69,13 @@ pub(crate) struct Scattered {
 
 /// All that was measured of a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Point {
+pub(crate) struct ScatterPoint {
     pub(crate) shape: Shape,
     pub(crate) kite: Scattered,
     pub(crate) verbs: Scattered,
 }
 
-pub(crate) fn json(points: &[Point]) -> Value {
+pub(crate) fn json(points: &[ScatterPoint]) -> Value {
     points
         .iter()
         .map(|point| {
@@ -86,7 +86,7 @@ pub(crate) fn json(points: &[Point]) -> Value {
         .collect()
 }
 
-impl Point {
+impl ScatterPoint {
     pub(crate) fn of(
         shape: Shape,
         mut measure: impl FnMut(bool) -> Result<Scattered>,
@@ -123,7 +123,7 @@ mod tests {
                 misses: None,
             })
         };
-        let point = Point::of(many(1), measure).unwrap();
+        let point = ScatterPoint::of(many(1), measure).unwrap();
         let json = json(&[point]);
         assert_eq!(json[0]["kite_to_verbs"], 1.5);
         assert_eq!(json[0]["shape"]["len"], 4096);

@@ -12,7 +12,7 @@ use serde_json::{json, Value};
 
 use crate::account::{Account, COUNTERS};
 use crate::cell::{Cell, Contender, Kind};
-use crate::measure::crowd::{self, Point};
+use crate::measure::alloc_scaling::{self, AllocPoint};
 use crate::measure::lookup::Lookup;
 use crate::measure::mesh::Mesh;
 use crate::measure::nodes::Nodes;
@@ -112,10 +112,10 @@ pub(crate) struct Report {
     pub(crate) load: [Option<f64>; 2],
     pub(crate) rows: Vec<Row>,
     /// Empty if it was not measured.
-    pub(crate) crowd: Vec<Point>,
+    pub(crate) alloc_scaling: Vec<AllocPoint>,
     /// Likewise, and so are the next.
     pub(crate) sharing: Vec<Sharing>,
-    pub(crate) scatter: Vec<scatter::Point>,
+    pub(crate) scatter: Vec<scatter::ScatterPoint>,
     pub(crate) accounts: Vec<Account>,
     pub(crate) nodes: Option<Nodes>,
     pub(crate) mesh: Option<Mesh>,
@@ -160,7 +160,7 @@ impl Report {
             host_load_after,
             host_processors: processors(),
             rows: self.rows.iter().map(Row::json).collect(),
-            regions: crowd::json(&self.crowd),
+            regions: alloc_scaling::json(&self.alloc_scaling),
             sharing: sharing::json(&self.sharing),
             scatter: scatter::json(&self.scatter),
             counters: COUNTERS,
@@ -203,7 +203,7 @@ mod tests {
             rounds: 3,
             load: [None, Some(1.5)],
             rows: vec![row],
-            crowd: Vec::new(),
+            alloc_scaling: Vec::new(),
             sharing: Vec::new(),
             scatter: Vec::new(),
             accounts: Vec::new(),

@@ -7,7 +7,7 @@ use kite_bench::statistics::Spread;
 
 use crate::account::COUNTERS;
 use crate::cell::{Contender, Kind};
-use crate::measure::crowd::ratios as ratios_of;
+use crate::measure::alloc_scaling::ratios as ratios_of;
 use crate::measure::lookup::Lookup;
 use crate::measure::mesh::Mesh;
 use crate::measure::nodes::Nodes;
@@ -24,7 +24,7 @@ pub(crate) fn of(report: &Report) -> String {
         }
     }
     let sections = [
-        crowd_of,
+        alloc_scaling_of,
         sharing_of,
         scatter_of,
         accounts_of,
@@ -40,15 +40,15 @@ pub(crate) fn of(report: &Report) -> String {
         .fold(table, |table, section| table + &section(report))
 }
 
-fn crowd_of(report: &Report) -> String {
-    if report.crowd.is_empty() {
+fn alloc_scaling_of(report: &Report) -> String {
+    if report.alloc_scaling.is_empty() {
         return String::new();
     }
     let mut text = String::from(
         "\nAn allocation and a free beside other regions, in thousands of instructions, waiting included\n\
          regions          value   ratio to the first\n",
     );
-    for (point, ratio) in ratios_of(&report.crowd) {
+    for (point, ratio) in ratios_of(&report.alloc_scaling) {
         let _ = writeln!(
             text,
             "{:<9} {:>12.1}   {ratio:.2}",
@@ -366,7 +366,7 @@ fn legend(kind: Kind) -> &'static str {
 mod tests {
     use super::*;
     use crate::cell::Cell;
-    use crate::measure::crowd::Point;
+    use crate::measure::alloc_scaling::AllocPoint;
 
     #[test]
     fn a_line_has_medians_and_ratios() {
@@ -380,9 +380,9 @@ mod tests {
             rounds: 3,
             load: [Some(0.5), None],
             rows: vec![row],
-            crowd: vec![
-                Point::parse("1 2000").unwrap(),
-                Point::parse("10 2500").unwrap(),
+            alloc_scaling: vec![
+                AllocPoint::parse("1 2000").unwrap(),
+                AllocPoint::parse("10 2500").unwrap(),
             ],
             ..Report::default()
         };

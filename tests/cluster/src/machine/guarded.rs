@@ -24,7 +24,7 @@ impl Guarded {
     pub(crate) fn spawn(mut command: Command) -> io::Result<Self> {
         die_with_parent(&mut command);
         let (reply, child) = channel();
-        let gone = |_| io::Error::other("the thread that starts processes is gone");
+        let gone = |_| io::Error::other("the spawner thread has exited");
         spawner().send((command, reply)).map_err(|_| gone(()))?;
         child.recv().map_err(|_| gone(()))?.map(Guarded)
     }

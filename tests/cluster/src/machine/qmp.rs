@@ -57,7 +57,7 @@ impl Qmp {
     fn receive(&mut self, command: &str) -> Result<Value> {
         let mut line = String::new();
         match self.from.read_line(&mut line) {
-            Ok(0) => Err(refused(command, "it is gone")),
+            Ok(0) => Err(refused(command, "connection closed")),
             Ok(_) => serde_json::from_str(&line).map_err(|error| refused(command, error)),
             Err(error) => Err(refused(command, error)),
         }

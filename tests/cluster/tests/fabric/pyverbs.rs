@@ -18,8 +18,8 @@ const LIMIT: Duration = Duration::from_secs(2100);
 const ETHERNET: &str = "for ports of Ethernet: this one is of InfiniBand";
 const OTHER_VENDOR: &str = "for RNICs of another vendor";
 const GPU: &str = "needs a GPU";
-const NO_IPOIB: &str = "the connection manager needs IPoIB, and a subnet manager to ask";
-const NEWER: &str = "for hardware that came after ConnectX-5";
+const NO_IPOIB: &str = "the connection manager needs IPoIB and a subnet manager";
+const NEWER: &str = "needs hardware later than ConnectX-5";
 const SIGNATURE: &str = "signatures and encryption of data are not modelled";
 const NOT_MODELLED: &str = "not modelled";
 
@@ -38,7 +38,7 @@ const SKIPPED: &[(&str, &str)] = &[
     ("test_mlx5_cuda_umem.", GPU),
     (
         "test_mlx5_dc.DCTest.test_odp_dc_traffic",
-        "programs ask for the older scheme of page faults only",
+        "only the older scheme of page faults is supported",
     ),
     (
         "test_mlx5_devx.Mlx5DevxRcTrafficTest.test_devx_rc_qp_send_imm_doorbell_less_traffic",

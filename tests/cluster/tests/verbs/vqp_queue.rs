@@ -202,7 +202,10 @@ fn vqp_requests_complete_in_a_cgroup_at_its_limit() -> Result<()> {
         ))?;
     }
     let full = one.sh("awk '$1 == \"max\" { print $2 }' /sys/fs/cgroup/full/memory.events")?;
-    assert!(full.parse::<u64>().unwrap() > 0, "it was full {full} times");
+    assert!(
+        full.parse::<u64>().unwrap() > 0,
+        "cgroup limit reached {full} times"
+    );
     // A read in progress delays the end of the reader.
     until("the cgroup to be empty", SOON, || {
         Ok(one.sh("rmdir /sys/fs/cgroup/full").is_ok())

@@ -52,7 +52,7 @@ enum TransportKinds {
 
 /// Results. All times are in milliseconds.
 #[derive(Serialize)]
-struct Report {
+struct SpikeReport {
     workers: usize,
     /// From the start of a process to the start of its `main`, arguments parsed.
     running: Percentiles,
@@ -113,7 +113,7 @@ impl SpikeArgs {
     }
 
     /// Starts all workers, and waits for their end.
-    fn run_workers(&self, kind: &str, members: &[Member]) -> Result<Report> {
+    fn run_workers(&self, kind: &str, members: &[Member]) -> Result<SpikeReport> {
         let began = now();
         let start = |_| Ok((now(), self.start_worker(kind, members, began)?));
         let started = (0..self.workers).map(start).collect::<Result<Vec<_>>>()?;
@@ -121,7 +121,7 @@ impl SpikeArgs {
             .into_iter()
             .map(|(start, worker)| Ok((start, wait_worker(worker)?)));
         let logs: Vec<(u64, WorkerLog)> = logs.collect::<Result<_>>()?;
-        Report::new(&logs).context("no worker was started")
+        SpikeReport::new(&logs).context("no worker was started")
     }
 
     /// Starts a worker. `began` is the start of the spike.
@@ -158,7 +158,7 @@ fn wait_worker(mut worker: Child) -> Result<WorkerLog> {
     Ok(serde_json::from_str(&log)?)
 }
 
-impl Report {
+impl SpikeReport {
     /// Returns the report of the logs, each with the start of its process. Returns `None` without logs.
     fn new(logs: &[(u64, WorkerLog)]) -> Option<Self> {
         let times =
@@ -177,7 +177,7 @@ impl Report {
     }
 }
 
-fn print_report(kind: &str, report: &Report) {
+fn print_report(kind: &str, report: &SpikeReport) {
     println!(
         "{kind}, {} workers (ms)      min   median      p99",
         report.workers

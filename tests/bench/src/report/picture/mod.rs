@@ -13,7 +13,7 @@ use plotters::prelude::*;
 
 use self::bars::Bars;
 use crate::cell::{Contender, Kind};
-use crate::measure::crowd::Point;
+use crate::measure::alloc_scaling::AllocPoint;
 use crate::measure::sharing::{Sharing, PHASES};
 use crate::report::Report;
 
@@ -37,8 +37,8 @@ pub(crate) fn draw(report: &Report, path: &Path) -> Result<()> {
 
 fn draw_all(report: &Report, path: &Path) -> Drawn {
     let bars = Bars::of(report);
-    let (crowd, sharing) = (!report.crowd.is_empty(), !report.sharing.is_empty());
-    let rows = bars.len().div_ceil(PANELS) + usize::from(crowd) + usize::from(sharing);
+    let (alloc_scaling, sharing) = (!report.alloc_scaling.is_empty(), !report.sharing.is_empty());
+    let rows = bars.len().div_ceil(PANELS) + usize::from(alloc_scaling) + usize::from(sharing);
     let size = (WIDTH, TITLE + ROW * rows as u32);
     let root = SVGBackend::new(path, size).into_drawing_area();
     root.fill(&WHITE)?;
@@ -51,9 +51,9 @@ fn draw_all(report: &Report, path: &Path) -> Drawn {
         }
         rest = below;
     }
-    if crowd {
+    if alloc_scaling {
         let (row, below) = rest.split_vertically(ROW);
-        draw_crowd(&row, &report.crowd)?;
+        draw_alloc_scaling(&row, &report.alloc_scaling)?;
         rest = below;
     }
     if sharing {
@@ -64,7 +64,7 @@ fn draw_all(report: &Report, path: &Path) -> Drawn {
 }
 
 /// Draws the cost of one more region as a line over the number of regions.
-fn draw_crowd(area: &Area<'_>, points: &[Point]) -> Drawn {
+fn draw_alloc_scaling(area: &Area<'_>, points: &[AllocPoint]) -> Drawn {
     let most = points.iter().map(|point| point.regions).max().unwrap_or(1);
     let high = points.iter().map(|point| point.value).fold(1.0, f64::max) * 1.5;
     let mut chart = ChartBuilder::on(area)
@@ -180,9 +180,9 @@ mod tests {
             rounds: 2,
             rings: crate::measure::rings::all().into(),
             rows: rows(),
-            crowd: vec![
-                Point::parse("1 2000").unwrap(),
-                Point::parse("100000 2500").unwrap(),
+            alloc_scaling: vec![
+                AllocPoint::parse("1 2000").unwrap(),
+                AllocPoint::parse("100000 2500").unwrap(),
             ],
             sharing: vec![Sharing {
                 policy: "sw",

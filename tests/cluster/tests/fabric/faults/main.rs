@@ -43,7 +43,9 @@ fn assert_progress(process: &mut Process) -> Result<()> {
     let start = Instant::now();
     let mut first = None;
     while start.elapsed() < SOON {
-        let line = process.read_line(SOON)?.expect("a hold that goes on");
+        let line = process
+            .read_line(SOON)?
+            .expect("a transfer loop that continues");
         assert!(line.starts_with("ops "), "disturbed: {line}");
         if start.elapsed() > Duration::from_millis(500) {
             let now = count(line);

@@ -92,7 +92,10 @@ fn vqp_messages_arrive_in_a_cgroup_at_its_limit() -> Result<()> {
         one.workload(line).limit(LONG).sh()?;
     }
     let full = two.sh("awk '$1 == \"max\" { print $2 }' /sys/fs/cgroup/full/memory.events")?;
-    assert!(full.parse::<u64>().unwrap() > 0, "it was full {full} times");
+    assert!(
+        full.parse::<u64>().unwrap() > 0,
+        "cgroup limit reached {full} times"
+    );
     two.sh("echo 1 >/sys/fs/cgroup/full/cgroup.kill")?;
     until("the cgroup to be empty", SOON, || {
         Ok(two.sh("rmdir /sys/fs/cgroup/full").is_ok())

@@ -176,7 +176,7 @@ fn vqp_request_with_expired_lease_is_revalidated() -> Result<()> {
         if taken_back {
             // Memory of earlier tests is freed seconds later, and must not be counted.
             let mut last = (keys()?, Instant::now());
-            until("no more memory to be freed", SOON, || {
+            until("deferred frees to end", SOON, || {
                 let now = keys()?;
                 if now != last.0 {
                     last = (now, Instant::now());

@@ -34,7 +34,7 @@ struct NewBlock<'a> {
 }
 
 /// Result of an attempt to insert.
-enum Outcome {
+enum ChangeOutcome {
     Done,
     Exists,
     /// Another worker has changed the slot first.
@@ -65,9 +65,9 @@ impl<T: Transport> Table<T> {
                 // Other workers may read the block from here on.
                 is_published = true;
                 match self.claim_slot(segment, addr, &new)? {
-                    Outcome::Done => return Ok(()),
-                    Outcome::Exists => return Err(Error::Exists),
-                    Outcome::Retry => (),
+                    ChangeOutcome::Done => return Ok(()),
+                    ChangeOutcome::Exists => return Err(Error::Exists),
+                    ChangeOutcome::Retry => (),
                 }
             } else {
                 self.split(segment, new.hash)?;
@@ -149,21 +149,21 @@ impl<T: Transport> Table<T> {
         segment: SegmentRef,
         addr: u64,
         new: &NewBlock<'_>,
-    ) -> Result<Outcome> {
+    ) -> Result<ChangeOutcome> {
         let tentative = new.slot.tentative();
         let Some(lookup) = self.claim_and_look_up(segment, addr, new)? else {
-            return Ok(Outcome::Retry);
+            return Ok(ChangeOutcome::Retry);
         };
         let outcome = self.clear_rivals(&lookup, addr, new)?;
         let final_slot = match outcome {
-            Outcome::Done => new.slot,
-            Outcome::Exists | Outcome::Retry => Slot::VACANT,
+            ChangeOutcome::Done => new.slot,
+            ChangeOutcome::Exists | ChangeOutcome::Retry => Slot::VACANT,
         };
         match self.swap(addr, tentative, final_slot)? {
             true => Ok(outcome),
             // Only this worker completes the slot, so another worker has cleared it.
-            false if matches!(outcome, Outcome::Exists) => Ok(outcome),
-            false => Ok(Outcome::Retry),
+            false if matches!(outcome, ChangeOutcome::Exists) => Ok(outcome),
+            false => Ok(ChangeOutcome::Retry),
         }
     }
 
@@ -191,18 +191,23 @@ impl<T: Transport> Table<T> {
     }
 
     /// Clears the tentative slots of other workers with the same key.
-    fn clear_rivals(&mut self, lookup: &Lookup, own: u64, new: &NewBlock<'_>) -> Result<Outcome> {
+    fn clear_rivals(
+        &mut self,
+        lookup: &Lookup,
+        own: u64,
+        new: &NewBlock<'_>,
+    ) -> Result<ChangeOutcome> {
         for rival in lookup.candidates(new.hash) {
             if rival.addr == own || self.read_block(rival.slot)?.key != new.key {
                 continue;
             }
             if rival.slot.is_taken() {
-                return Ok(Outcome::Exists);
+                return Ok(ChangeOutcome::Exists);
             }
             if !self.swap(rival.addr, rival.slot, Slot::VACANT)? {
-                return Ok(Outcome::Retry);
+                return Ok(ChangeOutcome::Retry);
             }
         }
-        Ok(Outcome::Done)
+        Ok(ChangeOutcome::Done)
     }
 }

@@ -95,9 +95,15 @@ fn failed_stream_continues_after_reset() {
     for round in 0..10 {
         star.fail(1, round % 2 == 0);
         star.completions();
-        assert!(star.rig.reset_stream(&dci, 2).is_err(), "it did not fail");
+        assert!(
+            star.rig.reset_stream(&dci, 2).is_err(),
+            "reset of a working stream"
+        );
         star.rig.reset_stream(&dci, 1).unwrap();
-        assert!(star.rig.reset_stream(&dci, 1).is_err(), "it is reset");
+        assert!(
+            star.rig.reset_stream(&dci, 1).is_err(),
+            "second reset of a stream"
+        );
         let index = star.write(0, 1);
         assert_eq!(star.completions(), [(index, None)]);
     }

@@ -11,13 +11,13 @@ pub(crate) const COUNTS: [u64; 6] = [1, 10, 100, 1_000, 10_000, 100_000];
 
 /// Cost of an allocation and a free with a number of regions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Point {
+pub(crate) struct AllocPoint {
     pub(crate) regions: u64,
     /// Thousands of instructions of all nodes together, and of nanoseconds in which all waited.
     pub(crate) value: f64,
 }
 
-impl Point {
+impl AllocPoint {
     /// Reads a line of the program that measures.
     pub(crate) fn parse(line: &str) -> Result<Self> {
         let parse = || {
@@ -31,14 +31,14 @@ impl Point {
 }
 
 /// Each point, and its ratio to the first.
-pub(crate) fn ratios(points: &[Point]) -> impl Iterator<Item = (Point, f64)> + '_ {
+pub(crate) fn ratios(points: &[AllocPoint]) -> impl Iterator<Item = (AllocPoint, f64)> + '_ {
     let first = points.first().map_or(f64::NAN, |point| point.value);
     points
         .iter()
         .map(move |point| (*point, point.value / first))
 }
 
-pub(crate) fn json(points: &[Point]) -> Value {
+pub(crate) fn json(points: &[AllocPoint]) -> Value {
     ratios(points)
         .map(|(point, ratio)| json!({ "regions": point.regions, "value": point.value, "ratio": ratio }))
         .collect()
@@ -50,16 +50,16 @@ mod tests {
 
     #[test]
     fn lines_are_understood() {
-        let point = Point::parse("1000 250500").unwrap();
+        let point = AllocPoint::parse("1000 250500").unwrap();
         assert_eq!((point.regions, point.value), (1000, 250.5));
         for line in ["", "1000", "kite-workload: ENOMEM", "1000 fast"] {
-            assert!(Point::parse(line).is_err(), "{line}");
+            assert!(AllocPoint::parse(line).is_err(), "{line}");
         }
     }
 
     #[test]
     fn ratios_are_to_the_first() {
-        let points = ["1 2000", "10 3000"].map(|line| Point::parse(line).unwrap());
+        let points = ["1 2000", "10 3000"].map(|line| AllocPoint::parse(line).unwrap());
         let all: Vec<f64> = ratios(&points).map(|(_, ratio)| ratio).collect();
         assert_eq!(all, [1.0, 1.5]);
         assert_eq!(json(&points)[1]["ratio"], 1.5);
