@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn contenders_have_rnics() {
+    fn contenders_include_verbs_and_exclude_tcp() {
         let names: Vec<_> = all().map(|(_, contender)| contender.name()).collect();
         assert!(
             names.contains(&"verbs") && !names.contains(&"TCP"),

@@ -356,7 +356,7 @@ pub(crate) mod tests {
     ];
 
     #[test]
-    fn cells_are_all_different() {
+    fn cells_have_expected_number_and_no_duplicates() {
         let cells: Vec<Cell> = Cell::of(&ALL).collect();
         assert_eq!(
             cells.len(),
@@ -368,7 +368,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn counts_fit_the_time() {
+    fn iteration_count_follows_the_estimate() {
         let cell = |kind, at| Cell {
             kind,
             operation: Operation::Read,
@@ -382,7 +382,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn sizes_are_short() {
+    fn sizes_are_formatted_in_the_largest_whole_unit() {
         assert_eq!(
             [8, 512, 4096, 5000, 1 << 20].map(size),
             ["8 B", "512 B", "4 KiB", "5000 B", "1 MiB"]

@@ -401,7 +401,7 @@ mod tests {
 ";
 
     #[test]
-    fn perftest_is_understood() {
+    fn perftest_output_is_parsed_and_errors_are_rejected() {
         assert_eq!(column(LATENCY, 4).unwrap(), 14008.66);
         assert_eq!(column(BANDWIDTH, 3).unwrap(), 2.35);
         for output in ["", " #bytes", "Couldn't connect to 10.77.0.2:18515\n"] {
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_understood() {
+    fn json_number_is_parsed_and_errors_are_rejected() {
         assert_eq!(
             number("[{\"median_us\": 1.5}]", "/0/median_us").unwrap(),
             1.5

@@ -78,14 +78,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_comes_to_nothing() {
+    fn statistics_of_no_values_are_none() {
         assert_eq!(Times::of(Vec::new()), None);
         assert_eq!(Spread::of([]), None);
         assert_eq!(Spread::of_ratios(&[1.0], &[]), None);
     }
 
     #[test]
-    fn times_are_ranked() {
+    fn times_return_minimum_median_p99_and_mean() {
         let times = Times::of((1..=100).rev().map(Duration::from_micros).collect()).unwrap();
         let near = |a: f64, b: f64| (a - b).abs() < 1e-6;
         assert!(near(times.min_us, 1.0) && near(times.median_us, 50.0));
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn medians_of_even_counts_are_between() {
+    fn median_of_even_count_is_mean_of_middle_values() {
         let spread = Spread::of([4.0, 1.0, 3.0, 2.0]).unwrap();
         assert_eq!((spread.median, spread.min, spread.max), (2.5, 1.0, 4.0));
         assert_eq!(Spread::of([7.0]).unwrap().median, 7.0);

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_errors() {
+    fn nonzero_code_and_null_pointer_are_errors() {
         assert!(done(0).is_ok());
         assert_eq!(done(22).unwrap_err().raw_os_error(), Some(22));
         assert!(made(ptr::null_mut::<u8>(), "nothing").is_err());

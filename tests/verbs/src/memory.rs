@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fillings_are_told_apart() {
+    fn different_fill_patterns_are_distinguished() {
         let memory = Memory::new(5000).unwrap();
         assert!(memory.holds(0) && !memory.holds(1));
         memory.fill(1);

@@ -117,7 +117,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn what_is_wanted_arrives() {
+    fn hello_arrives_with_its_parameters() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let hello = || Hello::Answer {

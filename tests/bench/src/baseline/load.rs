@@ -185,7 +185,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn all_processors_count() {
+    fn busy_time_is_the_sum_of_all_processors() {
         let text =
             "version 17\ntimestamp 5\ncpu0 1 0 3 4 5 6 1000 8 9\ndomain0 MC 3 0 0 1 2 3 4 5\n\
                     cpu1 0 0 0 0 0 0 234 0 0\n";

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_are_timed() {
+    fn each_direction_returns_valid_times() {
         for operation in [Direction::Write, Direction::Read] {
             let timed = Timed {
                 what: what(operation),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_arrive_whole() {
+    fn each_stream_direction_returns_a_rate() {
         for operation in [Direction::Write, Direction::Read] {
             let done = stream(&what(operation), 1 << 20).unwrap();
             assert!(done.mib_per_second > 0.0);

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_understood() {
+    fn line_is_parsed_and_errors_are_rejected() {
         let point = AllocPoint::parse("1000 250500").unwrap();
         assert_eq!((point.regions, point.value), (1000, 250.5));
         for line in ["", "1000", "kite-workload: ENOMEM", "1000 fast"] {

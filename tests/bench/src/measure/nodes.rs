@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_understood() {
+    fn line_is_parsed_and_errors_are_rejected() {
         let nodes = Nodes::parse("6000 70000\n").unwrap();
         assert_eq!((nodes.known, nodes.connection), (6000, 70_000));
         for line in ["", "6000", "kite-workload: EBUSY"] {

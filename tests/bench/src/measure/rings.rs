@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_as_published() {
+    fn mean_sizes_match_the_published_values() {
         let mean = |what| sizes(what).iter().sum::<usize>() as f64 / REQUESTS as f64;
         // 35 and 329 bytes in the paper, whose values may be of any size.
         assert!(

@@ -108,14 +108,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_have_names() {
+    fn shape_name_has_count_and_size() {
         assert_eq!(many(100).name(), "100 of 4 KiB");
         assert_eq!(many(1).name(), "1 of 4 KiB");
         assert_eq!(large(16).name(), "one of 16 MiB");
     }
 
     #[test]
-    fn a_point_has_a_ratio() {
+    fn point_returns_the_ratio_of_its_times() {
         let measure = |kite| {
             let median_us = if kite { 3.0 } else { 2.0 };
             Ok(Scattered {

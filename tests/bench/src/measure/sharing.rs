@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_understood() {
+    fn line_is_parsed_and_errors_are_rejected() {
         let sample = Sample::parse(2.0, "500 1048576").unwrap();
         assert_eq!((sample.at, sample.rate), (2.0, 2.0));
         for line in ["", "500", "0 5", "x 1"] {
