@@ -682,7 +682,7 @@ struct kite_ring_header {
  * While KITE_VQP_DEPTH work requests are pending the next one waits; ENOBUFS if all of them are
  * completed and not popped. A work request that the priority and limits of the session delay beyond
  * the default deadline completes with ETIMEDOUT. Pushed work requests complete here, in order, with
- * or without KITE_WR_SIGNALED, and are not popped.
+ * or without KITE_WR_FLAG_SIGNALED, and are not popped.
  */
 struct kite_sqe {
 	__u64 tag;
@@ -1365,21 +1365,19 @@ struct kite_accept {
 	__u32 flags;
 };
 
-#define KITE_WR_READ 1 /* copies remote memory to local memory */
-#define KITE_WR_WRITE 2
-#define KITE_WR_COMPARE_SWAP 3 /* 8 bytes; stores the previous value in local memory */
-#define KITE_WR_FETCH_ADD 4
-#define KITE_WR_SEND 5 /* sends a message to the other end */
+/* Opcodes of a work request. */
+#define KITE_WR_OP_READ 1 /* copies remote memory to local memory */
+#define KITE_WR_OP_WRITE 2
+#define KITE_WR_OP_COMPARE_SWAP 3 /* 8 bytes; stores the previous value in local memory */
+#define KITE_WR_OP_FETCH_ADD 4
+#define KITE_WR_OP_SEND 5 /* sends a message to the other end */
 
-#define KITE_WR_SIGNALED (1 << 0) /* completes also on success */
-
-#define KITE_WR_FENCE (1 << 1) /* starts after earlier reads and atomics have completed */
+/* Flags of a work request. */
+#define KITE_WR_FLAG_SIGNALED (1 << 0) /* completes also on success */
+#define KITE_WR_FLAG_FENCE (1 << 1) /* starts after earlier reads and atomics have completed */
 
 /* @operand is immediate data of a SEND, or of a message that follows a WRITE. */
-#define KITE_WR_WITH_IMM (1 << 2)
-
-/* A received message without data: they were placed by a WRITE. */
-#define KITE_RECV_PLACED (1 << 3)
+#define KITE_WR_FLAG_WITH_IMM (1 << 2)
 
 /**
  * struct kite_send_wr - work request of a VQP.
@@ -1393,8 +1391,8 @@ struct kite_accept {
  * @len: in: bytes, at least 1; 8 for atomics.
  * @key: in: key of the local memory, registered by this session.
  * @remote_key: in: key of the remote memory; zero for SEND.
- * @op: in: KITE_WR_READ … KITE_WR_SEND.
- * @flags: in: any of KITE_WR_SIGNALED, KITE_WR_FENCE and KITE_WR_WITH_IMM.
+ * @op: in: KITE_WR_OP_READ … KITE_WR_OP_SEND.
+ * @flags: in: any of KITE_WR_FLAG_SIGNALED, KITE_WR_FLAG_FENCE and KITE_WR_FLAG_WITH_IMM.
  *
  * A SEND, or a WRITE with immediate data, completes when the message is at the other node and a
  * process has accepted the VQP. A SEND of more than KITE_SEND_MAX bytes completes when the message
@@ -1427,10 +1425,10 @@ struct kite_send_wr {
  *	module.
  *
  * Work requests execute in order, but a write may overtake earlier reads and atomics unless it has
- * KITE_WR_FENCE, as with verbs. If a shared QP fails, reads and writes whose outcome is unknown are
- * executed again: a write may overwrite a later write of another process. Each work request is
- * checked before any is posted. A rejected push affects no other user, and leaves the VQP
- * unchanged. EACCES (the key does not allow the access), EBADF (no such @vqp, or @key of this
+ * KITE_WR_FLAG_FENCE, as with verbs. If a shared QP fails, reads and writes whose outcome is
+ * unknown are executed again: a write may overwrite a later write of another process. Each work
+ * request is checked before any is posted. A rejected push affects no other user, and leaves the
+ * VQP unchanged. EACCES (the key does not allow the access), EBADF (no such @vqp, or @key of this
  * session), ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (also a message by a
  * VQP without a port), ENOBUFS (more than KITE_VQP_DEPTH not popped, or pending from I/O queues),
  * ENOENT (no such @remote_key), ERANGE, ETIMEDOUT.
@@ -1471,15 +1469,18 @@ struct kite_pop {
 	__u32 reserved;
 };
 
+/* Flags of a received message. */
+#define KITE_RECV_FLAG_WITH_IMM (1 << 2) /* has immediate data */
+#define KITE_RECV_FLAG_PLACED (1 << 3) /* has no data: a WRITE placed the bytes */
+
 /**
  * struct kite_pop_message - pops the first message of a VQP.
  * @vqp: in: number of the VQP.
  * @addr: in: address of the buffer.
  * @key: in: key of the buffer, registered by this session.
  * @len: in: bytes of the buffer; out: bytes of the message.
- * @immediate: out: immediate data, if @flags has KITE_WR_WITH_IMM.
- * @flags: in: 0 or KITE_NOWAIT, to be set before each call; out: any of KITE_WR_WITH_IMM and
- *	KITE_RECV_PLACED (a WRITE placed the bytes).
+ * @immediate: out: immediate data, if @flags has KITE_RECV_FLAG_WITH_IMM.
+ * @flags: in: 0 or KITE_NOWAIT, to be set before each call; out: any of KITE_RECV_FLAG_*.
  * @timeout_ms: in: maximum wait in milliseconds, or 0 for the default of the module.
  * @reserved: zero.
  *

@@ -58,7 +58,7 @@ static int push(struct kite_send_wr *work)
 	int err;
 
 	work->key = key;
-	work->flags |= KITE_WR_SIGNALED;
+	work->flags |= KITE_WR_FLAG_SIGNALED;
 	err = kite_push(session, vqp, work, 1);
 	if (!err)
 		err = kite_pop(session, vqp, &done, 1, 0, TIMEOUT_MS);
@@ -70,8 +70,8 @@ static int push(struct kite_send_wr *work)
 static int send_message(u32 len, u32 immediate)
 {
 	struct kite_send_wr work = {
-		.op = KITE_WR_SEND,
-		.flags = KITE_WR_WITH_IMM,
+		.op = KITE_WR_OP_SEND,
+		.flags = KITE_WR_FLAG_WITH_IMM,
 		.addr = MESSAGE_OFFSET,
 		.len = len,
 		.operand = immediate,
@@ -136,7 +136,7 @@ static int lend(void)
 static int check_fetch_add(u32 lent_key)
 {
 	struct kite_send_wr add = {
-		.op = KITE_WR_FETCH_ADD,
+		.op = KITE_WR_OP_FETCH_ADD,
 		.addr = WORD_OFFSET,
 		.remote_addr = WORD_OFFSET,
 		.remote_key = lent_key,
@@ -171,8 +171,8 @@ static int push_batch(u32 lent_key)
 {
 	struct kite_send_wr works[] = {
 		{
-			.op = KITE_WR_WRITE,
-			.flags = KITE_WR_WITH_IMM,
+			.op = KITE_WR_OP_WRITE,
+			.flags = KITE_WR_FLAG_WITH_IMM,
 			.addr = LOCAL_OFFSET,
 			.remote_addr = REMOTE_OFFSET,
 			.remote_key = lent_key,
@@ -181,8 +181,8 @@ static int push_batch(u32 lent_key)
 			.operand = IMM_WRITTEN,
 		},
 		{
-			.op = KITE_WR_COMPARE_SWAP,
-			.flags = KITE_WR_SIGNALED | KITE_WR_FENCE,
+			.op = KITE_WR_OP_COMPARE_SWAP,
+			.flags = KITE_WR_FLAG_SIGNALED | KITE_WR_FLAG_FENCE,
 			.tag = 2,
 			.addr = SWAPPED_OFFSET,
 			.remote_addr = SWAPPED_OFFSET,
@@ -232,13 +232,13 @@ static int use_memory(void)
 	if (err)
 		return err;
 	memset(memory + LOCAL_OFFSET, 0, DATA_BYTES);
-	err = transfer(KITE_WR_READ, lent_key);
+	err = transfer(KITE_WR_OP_READ, lent_key);
 	if (err)
 		return err;
 	if (!is_pattern(memory + LOCAL_OFFSET))
 		return -EBADMSG;
 	/* A request with an unknown key fails alone. */
-	if (transfer(KITE_WR_READ, lent_key ^ (1 << 20)) != -ENOENT)
+	if (transfer(KITE_WR_OP_READ, lent_key ^ (1 << 20)) != -ENOENT)
 		return -EBADMSG;
 	return send_message(1, IMM_DONE) ?: check_teardown();
 }

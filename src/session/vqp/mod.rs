@@ -334,8 +334,10 @@ impl Session {
         let flag = |set: bool, flag| if set { flag } else { 0 };
         args.len = received.len;
         args.immediate = received.immediate.unwrap_or(0);
-        args.flags = flag(received.immediate.is_some(), bindings::KITE_WR_WITH_IMM)
-            | flag(received.is_written, bindings::KITE_RECV_PLACED);
+        args.flags = flag(
+            received.immediate.is_some(),
+            bindings::KITE_RECV_FLAG_WITH_IMM,
+        ) | flag(received.is_written, bindings::KITE_RECV_FLAG_PLACED);
         Ok(())
     }
 

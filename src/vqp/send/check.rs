@@ -24,19 +24,19 @@ use kite_core::{atomic::WORD_BYTES, rights::Rights};
 /// - `EINVAL`: the operation is unknown, or the fields contradict each other.
 fn parse_verb(raw: &bindings::kite_send_wr) -> Result<RdmaOpcode> {
     let verb = match u32::from(raw.op) {
-        bindings::KITE_WR_READ => RdmaOpcode::Read,
-        bindings::KITE_WR_WRITE => RdmaOpcode::Write,
-        bindings::KITE_WR_COMPARE_SWAP => RdmaOpcode::CompareSwap {
+        bindings::KITE_WR_OP_READ => RdmaOpcode::Read,
+        bindings::KITE_WR_OP_WRITE => RdmaOpcode::Write,
+        bindings::KITE_WR_OP_COMPARE_SWAP => RdmaOpcode::CompareSwap {
             expected: raw.expected,
             new: raw.operand,
         },
-        bindings::KITE_WR_FETCH_ADD => RdmaOpcode::FetchAdd {
+        bindings::KITE_WR_OP_FETCH_ADD => RdmaOpcode::FetchAdd {
             operand: raw.operand,
         },
-        bindings::KITE_WR_SEND => RdmaOpcode::Send,
+        bindings::KITE_WR_OP_SEND => RdmaOpcode::Send,
         _ => return Err(EINVAL),
     };
-    let has_immediate = u32::from(raw.flags) & bindings::KITE_WR_WITH_IMM != 0;
+    let has_immediate = u32::from(raw.flags) & bindings::KITE_WR_FLAG_WITH_IMM != 0;
     let (operand_count, is_atomic) = match verb {
         RdmaOpcode::Write
         | RdmaOpcode::WriteInline
@@ -51,8 +51,8 @@ fn parse_verb(raw: &bindings::kite_send_wr) -> Result<RdmaOpcode> {
         .iter()
         .all(|(i, value)| *i < operand_count || *value == 0);
     let is_aligned = u64::from(raw.len) == WORD_BYTES && raw.remote_addr % WORD_BYTES == 0;
-    let flags = bindings::KITE_WR_SIGNALED | bindings::KITE_WR_FENCE;
-    let flags_valid = u32::from(raw.flags) & !(flags | bindings::KITE_WR_WITH_IMM) == 0;
+    let flags = bindings::KITE_WR_FLAG_SIGNALED | bindings::KITE_WR_FLAG_FENCE;
+    let flags_valid = u32::from(raw.flags) & !(flags | bindings::KITE_WR_FLAG_WITH_IMM) == 0;
     let immediate_valid = match verb {
         RdmaOpcode::Write | RdmaOpcode::Send => !has_immediate || raw.operand <= u32::MAX.into(),
         _ => !has_immediate,
@@ -108,8 +108,8 @@ impl VqpRequest {
         let key = raw.remote_key;
         Ok(Self {
             tag: raw.tag,
-            signaled: has_flag(bindings::KITE_WR_SIGNALED),
-            fenced: has_flag(bindings::KITE_WR_FENCE),
+            signaled: has_flag(bindings::KITE_WR_FLAG_SIGNALED),
+            fenced: has_flag(bindings::KITE_WR_FLAG_FENCE),
             verb,
             mr,
             local_addr: raw.addr,
@@ -124,7 +124,7 @@ impl VqpRequest {
                 needed_rights: needed,
             }),
             lease: None,
-            immediate: has_flag(bindings::KITE_WR_WITH_IMM).then_some(raw.operand as u32),
+            immediate: has_flag(bindings::KITE_WR_FLAG_WITH_IMM).then_some(raw.operand as u32),
             msg_sequence: None,
             max_inline_bytes: 0,
         })

@@ -102,9 +102,9 @@ impl VqpFuzzer {
             random: Random::new(options.seed, 0),
             target: options.target.clone(),
             ops: match options.port {
-                0 if options.one_sided => KITE_WR_WRITE,
-                0 => KITE_WR_FETCH_ADD,
-                _ => KITE_WR_SEND,
+                0 if options.one_sided => KITE_WR_OP_WRITE,
+                0 => KITE_WR_OP_FETCH_ADD,
+                _ => KITE_WR_OP_SEND,
             },
             memory,
             key: registered.key,
@@ -141,16 +141,16 @@ impl VqpFuzzer {
 
     fn random_wr(&mut self) -> kite_send_wr {
         let op = 1 + self.random.below(self.ops.into()) as u16;
-        let atomic = [KITE_WR_COMPARE_SWAP, KITE_WR_FETCH_ADD].contains(&op.into());
+        let atomic = [KITE_WR_OP_COMPARE_SWAP, KITE_WR_OP_FETCH_ADD].contains(&op.into());
         let size = self.random.size(LEN as u64 / 2) as u32;
         let len = if atomic { 8 } else { size };
         let any = self.random.next();
         let local = self.memory.as_ptr() as u64;
         let (remote, key, remote_key) = (self.target.addr, self.key, self.target.key);
-        let nowhere = u32::from(op) == KITE_WR_SEND;
+        let nowhere = u32::from(op) == KITE_WR_OP_SEND;
         let random_address = self.random_address(remote);
         let operand = if atomic { any } else { 0 };
-        let expected = if u32::from(op) == KITE_WR_COMPARE_SWAP {
+        let expected = if u32::from(op) == KITE_WR_OP_COMPARE_SWAP {
             any
         } else {
             0

@@ -218,8 +218,8 @@ impl Vqp {
         let has = |flag| raw.flags & flag != 0;
         Ok(VqpMessage {
             len: raw.len as usize,
-            immediate: has(sys::KITE_WR_WITH_IMM).then_some(raw.immediate),
-            is_placed: has(sys::KITE_RECV_PLACED),
+            immediate: has(sys::KITE_RECV_FLAG_WITH_IMM).then_some(raw.immediate),
+            is_placed: has(sys::KITE_RECV_FLAG_PLACED),
         })
     }
 }

@@ -85,16 +85,16 @@ pub struct SendWr<'a> {
 impl SendWr<'_> {
     pub(crate) fn as_raw(&self) -> sys::kite_send_wr {
         let (op, operand, expected) = match self.op {
-            WrOp::Read => (sys::KITE_WR_READ, 0, 0),
-            WrOp::Write => (sys::KITE_WR_WRITE, 0, 0),
-            WrOp::CompareSwap { expected, new } => (sys::KITE_WR_COMPARE_SWAP, new, expected),
-            WrOp::FetchAdd { operand } => (sys::KITE_WR_FETCH_ADD, operand, 0),
-            WrOp::Send => (sys::KITE_WR_SEND, 0, 0),
+            WrOp::Read => (sys::KITE_WR_OP_READ, 0, 0),
+            WrOp::Write => (sys::KITE_WR_OP_WRITE, 0, 0),
+            WrOp::CompareSwap { expected, new } => (sys::KITE_WR_OP_COMPARE_SWAP, new, expected),
+            WrOp::FetchAdd { operand } => (sys::KITE_WR_OP_FETCH_ADD, operand, 0),
+            WrOp::Send => (sys::KITE_WR_OP_SEND, 0, 0),
         };
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
-        let flags = flag(self.signaled, sys::KITE_WR_SIGNALED)
-            | flag(self.fence, sys::KITE_WR_FENCE)
-            | flag(self.immediate.is_some(), sys::KITE_WR_WITH_IMM);
+        let flags = flag(self.signaled, sys::KITE_WR_FLAG_SIGNALED)
+            | flag(self.fence, sys::KITE_WR_FLAG_FENCE)
+            | flag(self.immediate.is_some(), sys::KITE_WR_FLAG_WITH_IMM);
         let (key, addr) = self.local.key_and_addr(self.local_offset);
         // The kernel rejects a length or an address that does not fit its type, as out of range.
         sys::kite_send_wr {
