@@ -40,6 +40,7 @@ EXPORT_SYMBOL_GPL(kite_connect);
 EXPORT_SYMBOL_GPL(kite_listen);
 EXPORT_SYMBOL_GPL(kite_accept);
 EXPORT_SYMBOL_GPL(kite_close_vqp);
+EXPORT_SYMBOL_GPL(kite_close_listener);
 EXPORT_SYMBOL_GPL(kite_push);
 EXPORT_SYMBOL_GPL(kite_pop);
 EXPORT_SYMBOL_GPL(kite_pop_message);

@@ -471,13 +471,22 @@ int kite_listen(struct kite_session *session, u32 port, u64 *listener);
 int kite_accept(struct kite_session *session, struct kite_accept *accepted);
 
 /**
- * kite_close_vqp() - closes a VQP or a listener.
+ * kite_close_vqp() - closes a VQP.
  * @session: the session.
- * @vqp: number of the VQP or the listener.
+ * @vqp: number of the VQP.
  *
  * Return: 0, or -EBADF.
  */
 int kite_close_vqp(struct kite_session *session, u64 vqp);
+
+/**
+ * kite_close_listener() - closes a listener. Accepted VQPs stay open.
+ * @session: the session.
+ * @listener: number of the listener.
+ *
+ * Return: 0, or -EBADF.
+ */
+int kite_close_listener(struct kite_session *session, u64 listener);
 
 /**
  * kite_push() - pushes work requests to a VQP: all of them, or none.

@@ -1316,8 +1316,8 @@ struct kite_connect {
 #define KITE_VQPS_MAX 64
 
 /**
- * struct kite_close_vqp - closes a VQP or a listener.
- * @vqp: in: number of the VQP or the listener.
+ * struct kite_close_vqp - closes a VQP.
+ * @vqp: in: number of the VQP.
  *
  * The request waits for work requests posted to the RNIC. Work requests of I/O queues complete with
  * ECANCELED. The other end of the VQP receives ECONNRESET. EBADF.
@@ -1330,7 +1330,7 @@ struct kite_close_vqp {
  * struct kite_listen - creates a listener for VQPs at a port.
  * @port: in: not 0; a port of a node has one listener.
  * @reserved: zero.
- * @listener: out: number for KITE_IOC_ACCEPT and KITE_IOC_CLOSE_VQP.
+ * @listener: out: number for KITE_IOC_ACCEPT and KITE_IOC_CLOSE_LISTENER.
  *
  * Up to KITE_RECV_CREDITS messages of a VQP are queued before it is accepted.
  * EADDRINUSE, EBUSY (the session has KITE_VQPS_MAX), EHOSTUNREACH, EINVAL, ENOMEM.
@@ -1338,6 +1338,17 @@ struct kite_close_vqp {
 struct kite_listen {
 	__u32 port;
 	__u32 reserved;
+	__u64 listener;
+};
+
+/**
+ * struct kite_close_listener - closes a listener.
+ * @listener: in: number of the listener.
+ *
+ * The port is free for another listener. Accepted VQPs stay open. The other end of a VQP that was
+ * not accepted receives ECONNRESET. EBADF.
+ */
+struct kite_close_listener {
 	__u64 listener;
 };
 
@@ -1552,6 +1563,7 @@ struct kite_list_vqps {
 #define KITE_IOC_ACCEPT _IOWR(KITE_IOC_MAGIC, 0x2f, struct kite_accept)
 #define KITE_IOC_POP_MESSAGE _IOWR(KITE_IOC_MAGIC, 0x30, struct kite_pop_message)
 #define KITE_IOC_LIST_VQPS _IOWR(KITE_IOC_MAGIC, 0x31, struct kite_list_vqps)
+#define KITE_IOC_CLOSE_LISTENER _IOW(KITE_IOC_MAGIC, 0x32, struct kite_close_listener)
 
 #define KITE_IOC_JOIN _IOW(KITE_IOC_MAGIC, 0x40, struct kite_join)
 #define KITE_IOC_SET_VIEW _IOW(KITE_IOC_MAGIC, 0x41, struct kite_set_view)

@@ -98,6 +98,7 @@ abi! {
     kite_push 24,
     kite_pop 32,
     kite_listen 16,
+    kite_close_listener 8,
     kite_accept 32,
     kite_pop_message 40,
     kite_vqp_info 48,

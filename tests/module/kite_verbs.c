@@ -115,6 +115,8 @@ static int lend(void)
 
 	if (!err)
 		err = kite_accept(session, &accepted);
+	if (!err)
+		err = kite_close_listener(session, accepted.listener);
 	if (err)
 		return err;
 	vqp = accepted.vqp;
@@ -207,8 +209,11 @@ static int push_batch(u32 lent_key)
 /* Requests to a closed queue pair and a deregistered key must fail. */
 static int check_teardown(void)
 {
-	int err = kite_close_vqp(session, vqp) ?: kite_dereg_mr(session, key);
+	int err;
 
+	if (kite_close_listener(session, vqp) != -EBADF)
+		return -EBADMSG;
+	err = kite_close_vqp(session, vqp) ?: kite_dereg_mr(session, key);
 	if (err)
 		return err;
 	if (kite_close_vqp(session, vqp) != -EBADF || kite_dereg_mr(session, key) != -EBADF)

@@ -24,8 +24,8 @@ use core::{ptr, slice};
 use kernel::{page::PAGE_SIZE, prelude::*};
 
 check! {
-    kite_reg_mr kite_dereg_mr kite_connect kite_listen kite_accept kite_close_vqp kite_push kite_pop
-    kite_pop_message
+    kite_reg_mr kite_dereg_mr kite_connect kite_listen kite_accept kite_close_vqp
+    kite_close_listener kite_push kite_pop kite_pop_message
 }
 
 /// See `include/kite.h`.
@@ -151,7 +151,22 @@ unsafe extern "C" fn kite_accept(
 unsafe extern "C" fn kite_close_vqp(session: *mut bindings::kite_session, vqp: u64) -> c_int {
     // SAFETY: By the safety requirements the session is open.
     let session = unsafe { borrow_session(session) };
-    status(session, || session.disconnect(vqp).map(|()| 0))
+    status(session, || session.close_vqp(vqp).map(|()| 0))
+}
+
+/// See `include/kite.h`.
+///
+/// # Safety
+///
+/// `session` must be open.
+#[no_mangle]
+unsafe extern "C" fn kite_close_listener(
+    session: *mut bindings::kite_session,
+    listener: u64,
+) -> c_int {
+    // SAFETY: By the safety requirements the session is open.
+    let session = unsafe { borrow_session(session) };
+    status(session, || session.close_listener(listener).map(|()| 0))
 }
 
 /// See `include/kite.h`.

@@ -145,18 +145,24 @@ pub(super) fn dispatch(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) ->
             session.deregister_mr(k.key)
         }),
         bindings::kite_command_KITE_CMD_CONNECT => {
-            let undo = |connected: bindings::kite_connect| session.disconnect(connected.vqp);
+            let undo = |connected: bindings::kite_connect| session.close_vqp(connected.vqp);
             ioctl_wr_undo(arg, |c| vqp::connect(session, c), undo)
         }
         bindings::kite_command_KITE_CMD_CLOSE_VQP => {
-            ioctl_w(arg, |v: bindings::kite_close_vqp| session.disconnect(v.vqp))
+            ioctl_w(arg, |v: bindings::kite_close_vqp| session.close_vqp(v.vqp))
         }
         bindings::kite_command_KITE_CMD_LISTEN => {
-            let undo = |listening: bindings::kite_listen| session.disconnect(listening.listener);
+            let undo =
+                |listening: bindings::kite_listen| session.close_listener(listening.listener);
             ioctl_wr_undo(arg, |l| vqp::listen(session, l), undo)
         }
+        bindings::kite_command_KITE_CMD_CLOSE_LISTENER => {
+            ioctl_w(arg, |l: bindings::kite_close_listener| {
+                session.close_listener(l.listener)
+            })
+        }
         bindings::kite_command_KITE_CMD_ACCEPT => {
-            let undo = |accepted: bindings::kite_accept| session.disconnect(accepted.vqp);
+            let undo = |accepted: bindings::kite_accept| session.close_vqp(accepted.vqp);
             ioctl_wr_undo(arg, |a| vqp::accept_vqp(session, a), undo)
         }
         bindings::kite_command_KITE_CMD_POP_MESSAGE => {

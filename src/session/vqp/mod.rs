@@ -165,25 +165,37 @@ impl Session {
         Ok((self.insert_vqp(&*self.enter_vqp_table()?, vqp)?, node, uid))
     }
 
-    /// Closes a VQP or a listener.
+    /// Closes a VQP.
     ///
     /// # Errors
     ///
-    /// - `EBADF`: the session has neither of this number.
+    /// - `EBADF`: the session has no VQP of this number.
     /// - `ENODEV`: the RNIC was removed.
-    pub(in crate::session) fn disconnect(&self, id: u64) -> Result {
+    pub(in crate::session) fn close_vqp(&self, vqp_id: u64) -> Result {
         let vqp_table = self.enter_vqp_table()?;
         let mut vqps = self.vqps.lock();
-        if let Some(index) = vqps.listeners.iter().position(|entry| entry.id == id) {
-            let removed = vqps.listeners.remove(index).map_err(|_| EBADF)?;
-            drop(vqps);
-            vqp_table.unlisten(&removed.listener);
-            return Ok(());
-        }
-        let index = vqps.vqps.iter().position(|entry| entry.id == id);
+        let index = vqps.vqps.iter().position(|entry| entry.id == vqp_id);
         let removed = vqps.vqps.remove(index.ok_or(EBADF)?).map_err(|_| EBADF)?;
         drop(vqps);
         removed.close(&vqp_table);
+        Ok(())
+    }
+
+    /// Closes a listener.
+    ///
+    /// # Errors
+    ///
+    /// - `EBADF`: the session has no listener of this number.
+    /// - `ENODEV`: the RNIC was removed.
+    pub(in crate::session) fn close_listener(&self, listener_id: u64) -> Result {
+        let vqp_table = self.enter_vqp_table()?;
+        let mut vqps = self.vqps.lock();
+        let mut entries = vqps.listeners.iter();
+        let index = entries.position(|entry| entry.id == listener_id);
+        let removed = vqps.listeners.remove(index.ok_or(EBADF)?);
+        let removed = removed.map_err(|_| EBADF)?;
+        drop(vqps);
+        vqp_table.unlisten(&removed.listener);
         Ok(())
     }
 

@@ -17,7 +17,7 @@ pub const fn size(number: u32) -> usize {
 }
 
 /// All request numbers.
-pub const REQUESTS: [u32; 50] = [
+pub const REQUESTS: [u32; 51] = [
     KITE_IOC_BIND_NR,
     KITE_IOC_ALLOC_NR,
     KITE_IOC_MAP_NR,
@@ -66,6 +66,7 @@ pub const REQUESTS: [u32; 50] = [
     KITE_IOC_ACCEPT_NR,
     KITE_IOC_POP_MESSAGE_NR,
     KITE_IOC_LIST_VQPS_NR,
+    KITE_IOC_CLOSE_LISTENER_NR,
     KITE_IOC_JOIN_NR,
     KITE_IOC_SET_VIEW_NR,
 ];

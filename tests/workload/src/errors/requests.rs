@@ -299,7 +299,37 @@ pub(super) fn check_handles(checks: &mut Checks) -> Result<()> {
     check_bad_handle("handle of another session", &other, handle);
     assert_eq!(ioctl_handle(&device, KITE_IOC_UNMAP_NR, handle), 0);
     check_bad_handle("closed handle", &device, handle);
+    check_listeners(checks, &device, &other);
     Ok(())
+}
+
+/// Closing a listener needs the request for listeners, and the session that created the listener.
+fn check_listeners(checks: &mut Checks, device: &Device, other: &Device) {
+    let mut listen = kite_listen {
+        port: std::process::id(),
+        ..Default::default()
+    };
+    let errno = device.ioctl(KITE_IOC_LISTEN_NR, &mut listen);
+    checks.expect("listen", errno, 0);
+    let mut again = listen;
+    let errno = other.ioctl(KITE_IOC_LISTEN_NR, &mut again);
+    checks.expect("listen at a port in use", errno, EADDRINUSE);
+    let mut as_vqp = kite_close_vqp {
+        vqp: listen.listener,
+    };
+    let errno = device.ioctl(KITE_IOC_CLOSE_VQP_NR, &mut as_vqp);
+    checks.expect("close a listener as a VQP", errno, EBADF);
+    let close = |device: &Device| {
+        let mut close = kite_close_listener {
+            listener: listen.listener,
+        };
+        device.ioctl(KITE_IOC_CLOSE_LISTENER_NR, &mut close)
+    };
+    checks.expect("close a listener of another session", close(other), EBADF);
+    checks.expect("close a listener", close(device), 0);
+    checks.expect("close a closed listener", close(device), EBADF);
+    let errno = other.ioctl(KITE_IOC_LISTEN_NR, &mut again);
+    checks.expect("listen at a closed port", errno, 0);
 }
 
 pub(super) fn check_request_numbers(checks: &mut Checks) -> Result<()> {

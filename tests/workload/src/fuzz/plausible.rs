@@ -192,6 +192,10 @@ impl RequestFuzzer {
                 let vqp = handle + self.random.below(4);
                 device.ioctl(number, &mut kite_close_vqp { vqp })
             }
+            KITE_IOC_CLOSE_LISTENER_NR => {
+                let listener = handle + self.random.below(4);
+                device.ioctl(number, &mut kite_close_listener { listener })
+            }
             KITE_IOC_DESTROY_QUEUE_NR => {
                 let mut unqueue = kite_destroy_queue {
                     queue: handle + self.random.below(4),

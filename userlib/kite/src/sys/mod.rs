@@ -105,6 +105,7 @@ plain_requests! {
     connect(kite_connect) = KITE_IOC_CONNECT_NR;
     close_vqp(kite_close_vqp) = KITE_IOC_CLOSE_VQP_NR;
     listen(kite_listen) = KITE_IOC_LISTEN_NR;
+    close_listener(kite_close_listener) = KITE_IOC_CLOSE_LISTENER_NR;
     accept(kite_accept) = KITE_IOC_ACCEPT_NR;
     pop_message(kite_pop_message) = KITE_IOC_POP_MESSAGE_NR;
     join(kite_join) = KITE_IOC_JOIN_NR;

@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use super::{close, Vqp};
+use super::Vqp;
 use crate::cluster::Cluster;
 use crate::error::Result;
 use crate::sys;
@@ -96,6 +96,11 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        close(&self.cluster, self.id);
+        if !self.cluster.is_owner_process() {
+            return;
+        }
+        let mut raw = sys::kite_close_listener { listener: self.id };
+        // An error means that the RNIC, and the listener with it, was removed.
+        let _ = sys::close_listener(self.cluster.as_fd(), &mut raw);
     }
 }

@@ -226,15 +226,13 @@ impl Vqp {
 
 impl Drop for Vqp {
     fn drop(&mut self) {
-        close(&self.cluster, self.id);
+        if !self.cluster.is_owner_process() {
+            return;
+        }
+        // An error means that the RNIC, and the VQP with it, was removed.
+        let _ = sys::close_vqp(
+            self.cluster.as_fd(),
+            &mut sys::kite_close_vqp { vqp: self.id },
+        );
     }
-}
-
-/// Closes a VQP or a listener.
-fn close(cluster: &Cluster, id: u64) {
-    if !cluster.is_owner_process() {
-        return;
-    }
-    // An error means that the RNIC, and the object with it, was removed.
-    let _ = sys::close_vqp(cluster.as_fd(), &mut sys::kite_close_vqp { vqp: id });
 }
