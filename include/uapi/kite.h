@@ -1016,7 +1016,7 @@ struct kite_get_view {
  * @name: out: name of the RNIC.
  * @address: out: address of this node through the RNIC. The QP number is constant while the RNIC is
  *	present.
- * @dynamic: out: 1 if the RNIC has the DC transport.
+ * @has_dc: out: 1 if the RNIC has the DC transport.
  * @reserved: out: zero.
  *
  * ENODEV if the RNIC is being removed.
@@ -1026,7 +1026,7 @@ struct kite_query_rnic {
 	__u32 active;
 	char name[KITE_RNIC_NAME_SIZE];
 	struct kite_address address;
-	__u32 dynamic;
+	__u32 has_dc;
 	__u32 reserved;
 };
 
@@ -1429,7 +1429,7 @@ struct kite_send_wr {
 /**
  * struct kite_push - pushes work requests to a VQP: all of them, or none.
  * @vqp: in: number of the VQP.
- * @works: in: pointer to @count struct kite_send_wr.
+ * @wrs: in: pointer to @count struct kite_send_wr.
  * @count: in: 1 … KITE_PUSH_MAX.
  * @timeout_ms: in: deadline in milliseconds for reading the attributes of remote keys, and
  *	for admission by the priority and limits of the session; or 0 for the default of the
@@ -1446,7 +1446,7 @@ struct kite_send_wr {
  */
 struct kite_push {
 	__u64 vqp;
-	__u64 works;
+	__u64 wrs;
 	__u32 count;
 	__u32 timeout_ms;
 };
@@ -1542,13 +1542,13 @@ struct kite_vqp_info {
 /**
  * struct kite_list_vqps - lists the VQPs of the caller's user at the session's RNIC; for root, of
  * all users.
- * @accounts: in: pointer to an array of struct kite_vqp_info.
+ * @vqps: in: pointer to an array of struct kite_vqp_info.
  * @count: in: capacity of the array; out: number of VQPs (at most the capacity were
  *	written).
  * @reserved: zero.
  */
 struct kite_list_vqps {
-	__u64 accounts;
+	__u64 vqps;
 	__u32 count;
 	__u32 reserved;
 };

@@ -52,14 +52,14 @@ static void release(void *context)
 	complete(&released);
 }
 
-static int push(struct kite_send_wr *work)
+static int push(struct kite_send_wr *wr)
 {
 	struct kite_cqe done = {};
 	int err;
 
-	work->key = key;
-	work->flags |= KITE_WR_FLAG_SIGNALED;
-	err = kite_push(session, vqp, work, 1);
+	wr->key = key;
+	wr->flags |= KITE_WR_FLAG_SIGNALED;
+	err = kite_push(session, vqp, wr, 1);
 	if (!err)
 		err = kite_pop(session, vqp, &done, 1, 0, TIMEOUT_MS);
 	if (err < 0)
@@ -69,7 +69,7 @@ static int push(struct kite_send_wr *work)
 
 static int send_message(u32 len, u32 immediate)
 {
-	struct kite_send_wr work = {
+	struct kite_send_wr wr = {
 		.op = KITE_WR_OP_SEND,
 		.flags = KITE_WR_FLAG_WITH_IMM,
 		.addr = MESSAGE_OFFSET,
@@ -77,7 +77,7 @@ static int send_message(u32 len, u32 immediate)
 		.operand = immediate,
 	};
 
-	return push(&work);
+	return push(&wr);
 }
 
 static int recv_message(u32 len, u32 immediate)
@@ -154,7 +154,7 @@ static int check_fetch_add(u32 lent_key)
 
 static int transfer(u16 op, u32 lent_key)
 {
-	struct kite_send_wr work = {
+	struct kite_send_wr wr = {
 		.op = op,
 		.addr = LOCAL_OFFSET,
 		.remote_addr = REMOTE_OFFSET,
@@ -162,7 +162,7 @@ static int transfer(u16 op, u32 lent_key)
 		.len = DATA_BYTES,
 	};
 
-	return push(&work);
+	return push(&wr);
 }
 
 /*
@@ -171,7 +171,7 @@ static int transfer(u16 op, u32 lent_key)
  */
 static int push_batch(u32 lent_key)
 {
-	struct kite_send_wr works[] = {
+	struct kite_send_wr wrs[] = {
 		{
 			.op = KITE_WR_OP_WRITE,
 			.flags = KITE_WR_FLAG_WITH_IMM,
@@ -195,7 +195,7 @@ static int push_batch(u32 lent_key)
 		},
 	};
 	struct kite_cqe done[2] = {};
-	int err = kite_push(session, vqp, works, ARRAY_SIZE(works));
+	int err = kite_push(session, vqp, wrs, ARRAY_SIZE(wrs));
 
 	if (!err)
 		err = kite_pop(session, vqp, done, ARRAY_SIZE(done), 0, TIMEOUT_MS);

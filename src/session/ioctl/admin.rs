@@ -81,7 +81,7 @@ pub(super) fn query_rnic(mut out: bindings::kite_query_rnic) -> Result<bindings:
     out.active = active.into();
     out.name = rnic.name();
     out.address = address;
-    out.dynamic = rnic
+    out.has_dc = rnic
         .enter_rpc()?
         .memory_service
         .cluster

@@ -68,7 +68,7 @@ pub(super) fn pop_message(
 pub(super) fn push(session: &Session, push: &bindings::kite_push) -> Result {
     session.rnic()?;
     let count = check_push_count(push.count)?;
-    let wrs = UserArray::new(push.works);
+    let wrs = UserArray::new(push.wrs);
     let deadline = deadline(push.timeout_ms).interruptible();
     session.push(
         push.vqp,
@@ -100,9 +100,9 @@ pub(super) fn list_vqps(
     check_reserved(out.reserved)?;
     session.rnic()?;
     let vqp_infos = session.list_vqps()?;
-    let user_array = UserArray::new(out.accounts);
-    for (i, account) in vqp_infos.iter().take(out.count as usize).enumerate() {
-        user_array.write(i, *account)?;
+    let user_array = UserArray::new(out.vqps);
+    for (i, vqp_info) in vqp_infos.iter().take(out.count as usize).enumerate() {
+        user_array.write(i, *vqp_info)?;
     }
     out.count = vqp_infos.len() as u32;
     Ok(out)

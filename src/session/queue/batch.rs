@@ -237,9 +237,7 @@ impl<'a, T> PollRound<'a, T> {
     ) -> TryResult<Option<BatchedSegment>> {
         let Batches { open, dma_map, .. } = &mut self.batches;
         let Some(OpenBatch {
-            batch,
-            wr_chain: works,
-            ..
+            batch, wr_chain, ..
         }) = open.get_mut(index)
         else {
             return Ok(None);
@@ -247,7 +245,7 @@ impl<'a, T> PollRound<'a, T> {
         let mut context = SubmitContext {
             tenant: candidate.session.tenant()?,
             admission: ticket,
-            wr_chain: works,
+            wr_chain,
             arena: dma_map.as_ref(),
             now: self.now,
         };

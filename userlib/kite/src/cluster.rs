@@ -220,7 +220,7 @@ fn list_rnics(fd: BorrowedFd<'_>) -> Result<Vec<Rnic>> {
                 name: sys::unpack_name(&raw.name),
                 active: raw.active != 0,
                 address: raw.address.into(),
-                has_dc: raw.dynamic != 0,
+                has_dc: raw.has_dc != 0,
             }),
             Err(Error::NotFound) => return Ok(rnics),
             Err(error) => return Err(error),

@@ -148,7 +148,7 @@ impl RequestFuzzer {
             }
             KITE_IOC_LIST_VQPS_NR => {
                 let mut vqps = kite_list_vqps {
-                    accounts: self.random_address(),
+                    vqps: self.random_address(),
                     count: self.number().min(700) as u32,
                     ..Default::default()
                 };

@@ -195,11 +195,11 @@ impl VqpFuzzer {
 
     fn push(&mut self) -> Result<u64> {
         let count = 1 + self.random.below(3) as u32;
-        let works: Vec<_> = (0..count).map(|_| self.random_wr()).collect();
-        let at = works.as_ptr() as u64;
+        let wrs: Vec<_> = (0..count).map(|_| self.random_wr()).collect();
+        let at = wrs.as_ptr() as u64;
         let mut push = kite_push {
             vqp: self.mostly_valid(self.vqp, self.vqp ^ 1),
-            works: self.mostly_valid(at, 0),
+            wrs: self.mostly_valid(at, 0),
             count: self.mostly_valid(count, 1 << 31),
             timeout_ms: 0,
         };

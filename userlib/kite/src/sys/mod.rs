@@ -183,8 +183,8 @@ pub(crate) fn push(
     wrs: &[kite_send_wr],
     argument: &mut kite_push,
 ) -> Result<()> {
-    (argument.works, argument.count) = (wrs.as_ptr() as u64, abi_len(wrs.len()));
-    // SAFETY: the kernel reads `count` structures from `works`, which is borrowed for the call.
+    (argument.wrs, argument.count) = (wrs.as_ptr() as u64, abi_len(wrs.len()));
+    // SAFETY: the kernel reads `count` structures from `wrs`, which is borrowed for the call.
     unsafe { request::<KITE_IOC_PUSH_NR, _>(fd, argument) }
 }
 
@@ -394,15 +394,15 @@ pub(crate) fn list_limits(fd: BorrowedFd<'_>, limits: &mut [kite_limit]) -> Resu
     Ok(argument.count as usize)
 }
 
-/// Lists VQPs to `accounts`, as many as fit. Returns the number of VQPs.
-pub(crate) fn list_vqps(fd: BorrowedFd<'_>, accounts: &mut [kite_vqp_info]) -> Result<usize> {
+/// Lists VQPs to `vqps`, as many as fit. Returns the number of VQPs.
+pub(crate) fn list_vqps(fd: BorrowedFd<'_>, vqps: &mut [kite_vqp_info]) -> Result<usize> {
     let mut argument = kite_list_vqps {
-        count: abi_len(accounts.len()),
-        accounts: accounts.as_mut_ptr() as u64,
+        count: abi_len(vqps.len()),
+        vqps: vqps.as_mut_ptr() as u64,
         ..Default::default()
     };
-    // SAFETY: the kernel writes at most `count` accounts, plain integers of which any value is valid, to
-    // `accounts`, which is borrowed mutably.
+    // SAFETY: the kernel writes at most `count` entries, plain integers of which any value is valid, to
+    // `vqps`, which is borrowed mutably.
     unsafe { request::<KITE_IOC_LIST_VQPS_NR, _>(fd, &mut argument) }?;
     Ok(argument.count as usize)
 }
