@@ -339,24 +339,24 @@ impl ReplyArgs {
 
     /// Like [`Self::run`], but aborts the call on failure. `EBADF` is the exception: the call does not exist,
     /// or another thread is replying.
-    pub(super) fn run_or_abandon(&self, session: &Session) -> Result {
+    pub(super) fn run_or_abort(&self, session: &Session) -> Result {
         let result = self.run(session);
         if result.is_err_and(|error| error != EBADF) {
-            self.abandon(session);
+            self.abort(session);
         }
         result
     }
 
     /// Aborts the call: the caller receives an error.
-    pub(super) fn abandon(&self, session: &Session) {
-        let _ = session.abandon_call(self.call_id);
+    pub(super) fn abort(&self, session: &Session) {
+        let _ = session.abort_call(self.call_id);
     }
 
     /// Sends the reply, or aborts the call.
     pub(super) fn run(&self, session: &Session) -> Result {
         match &self.data {
             Some((memory, len)) => session.reply(self.call_id, memory, *len, self.deadline),
-            None => session.abandon_call(self.call_id),
+            None => session.abort_call(self.call_id),
         }
     }
 }

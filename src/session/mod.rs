@@ -258,7 +258,7 @@ impl Session {
         ));
         self.buffer_pool.clear();
         let Ok(rpc) = rnic.enter_rpc() else { return };
-        self.abandon_calls(&rpc, None);
+        self.abort_calls(&rpc, None);
         for handle in handles.values() {
             self.close_handle(&rpc, handle);
         }

@@ -259,7 +259,7 @@ mod tests {
     }
 
     proptest! {
-        /// Requests are sent, resent and abandoned at random, and copies arrive in any order at any time. No
+        /// Requests are sent, resent and canceled at random, and copies arrive in any order at any time. No
         /// request is executed twice, and no request gets the reply of another.
         #[test]
         fn request_is_never_executed_twice(steps in prop::collection::vec((0u8..5, any::<prop::sample::Index>()), 0..2000)) {

@@ -29,7 +29,7 @@ use kernel::{
 };
 use kite_core::layout::Layout;
 
-/// Batch of accesses that is not posted yet. Dropping the batch abandons the accesses.
+/// Batch of accesses that is not posted yet. Dropping the batch cancels the accesses.
 pub(crate) struct AccessBatch {
     inner: batch::SegmentBatch<OwnedRemoteAccess>,
     layout: Layout,

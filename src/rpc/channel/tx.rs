@@ -297,7 +297,7 @@ impl RpcChannel {
         }
     }
 
-    /// Fills the slot of an abandoned message with a void message, on a workqueue.
+    /// Fills the slot of a canceled message with a void message, on a workqueue.
     pub(super) fn write_void_deferred(
         self: &Arc<Self>,
         rpc: &Arc<Rpc>,

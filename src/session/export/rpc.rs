@@ -104,7 +104,7 @@ unsafe extern "C" fn kite_reply(
 unsafe extern "C" fn kite_reply_abort(session: *mut bindings::kite_session, call: u64) -> c_int {
     // SAFETY: By the safety requirements the session is open.
     let session = unsafe { borrow_session(session) };
-    status(session, || session.abandon_call(call).map(|()| 0))
+    status(session, || session.abort_call(call).map(|()| 0))
 }
 
 /// See `include/kite.h`.

@@ -80,12 +80,12 @@ pub(super) fn dispatch(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) ->
         bindings::kite_command_KITE_CMD_SERVE => ioctl_w(arg, |s| rpc::serve(session, &s)),
         bindings::kite_command_KITE_CMD_CALL => ioctl_wr(arg, |c| rpc::call(session, c)),
         bindings::kite_command_KITE_CMD_RECEIVE => {
-            let undo = |received: bindings::kite_receive| session.abandon_call(received.call);
+            let undo = |received: bindings::kite_receive| session.abort_call(received.call);
             ioctl_wr_undo(arg, |r| rpc::receive(session, r), undo)
         }
         bindings::kite_command_KITE_CMD_REPLY => ioctl_w(arg, |r| rpc::reply(session, &r)),
         bindings::kite_command_KITE_CMD_REPLY_RECEIVE => {
-            let undo = |both: bindings::kite_reply_receive| session.abandon_call(both.receive.call);
+            let undo = |both: bindings::kite_reply_receive| session.abort_call(both.receive.call);
             ioctl_wr_undo(arg, |both| rpc::reply_receive(session, both), undo)
         }
         bindings::kite_command_KITE_CMD_LOCK => {

@@ -353,7 +353,7 @@ impl IoQueue {
     fn shutdown(&self, error: Error) {
         let mut state = self.state.lock();
         state.close_error.get_or_insert(error);
-        self.abandon_batches(core::mem::take(&mut state.batches), error);
+        self.fail_batches(core::mem::take(&mut state.batches), error);
         let tasks = core::mem::replace(&mut state.tasks, KVec::new());
         for mut task in Iterator::chain(tasks.into_iter(), state.pushes.drain()) {
             let tag = task.tag;

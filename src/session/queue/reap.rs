@@ -155,8 +155,8 @@ impl IoQueue {
         self.release_workers(count);
     }
 
-    /// Completes all tasks of abandoned batches with `error`, after the RNIC has released the batches.
-    pub(super) fn abandon_batches(&self, batches: TaskBatches, error: Error) {
+    /// Completes all tasks of posted batches with `error`, after the RNIC has released the batches.
+    pub(super) fn fail_batches(&self, batches: TaskBatches, error: Error) {
         for posted in batches.posted {
             drop(posted.op);
             self.completion_ring

@@ -174,7 +174,7 @@ impl IoTask {
     /// Cancels the task: returns its admission ticket, and aborts the call that a reply would have answered.
     pub(super) fn cancel(&mut self, queue: &IoQueue) {
         if let Some(Job::Blocking(other)) = &self.job {
-            other.abandon(&queue.session);
+            other.abort(&queue.session);
         }
         if let Ok(tenant) = queue.session.tenant() {
             tenant.cancel(core::mem::take(&mut self.ticket));

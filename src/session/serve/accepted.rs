@@ -145,7 +145,7 @@ impl Session {
     /// `EMSGSIZE` and `ENOMEM`. Aborts the call after any other error.
     fn on_reply_failed(&self, call_id: u64, error: Error) {
         if ![EFAULT, errno::msgsize(), ENOMEM].contains(&error) {
-            let _ = self.abandon_call(call_id);
+            let _ = self.abort_call(call_id);
         } else if let Some(accepted) = self.accepted_calls.lock().get_mut(&call_id) {
             accepted.is_being_answered = false;
         }
@@ -157,7 +157,7 @@ impl Session {
     ///
     /// - `EBADF`: no such call.
     /// - `ENODEV`: the RNIC was removed.
-    pub(in crate::session) fn abandon_call(&self, call_id: u64) -> Result {
+    pub(in crate::session) fn abort_call(&self, call_id: u64) -> Result {
         let rpc = self.enter_rpc()?;
         self.remove_accepted_call(call_id)
             .ok_or(EBADF)?
@@ -166,7 +166,7 @@ impl Session {
     }
 
     /// Aborts all calls, or the calls received through one handle.
-    pub(in crate::session) fn abandon_calls(&self, rpc: &Arc<Rpc>, handle_id: Option<u64>) {
+    pub(in crate::session) fn abort_calls(&self, rpc: &Arc<Rpc>, handle_id: Option<u64>) {
         let remove_next = || {
             let mut accepted_calls = self.accepted_calls.lock();
             let mut calls = accepted_calls.iter().filter(|(_, accepted)| {

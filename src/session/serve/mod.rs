@@ -143,7 +143,7 @@ impl Session {
             rpc.detach(channel);
         }
         if let Some(service) = service {
-            self.abandon_calls(rpc, Some(handle.id));
+            self.abort_calls(rpc, Some(handle.id));
             let mut served = self.served_regions.lock();
             served.retain(|(handle_id, _)| *handle_id != handle.id);
             drop(served);
@@ -344,7 +344,7 @@ impl Session {
         if let Err(error) = handle.check_open() {
             // The close of the handle may have missed the new entry. `accepted_calls` orders the two: if the
             // close scanned the table before, the flag was set before.
-            let _ = self.abandon_call(call_id);
+            let _ = self.abort_call(call_id);
             return Err(error);
         }
         rpc.memory_service.stats.rpcs_served.add(1);

@@ -73,7 +73,7 @@ impl VqpState {
 
     /// Stores the old values of the batch with this number in the local memory of its requests.
     ///
-    /// Has no effect if the batch was abandoned meanwhile: the owner of the memory may have deregistered it.
+    /// Has no effect if the batch has ended meanwhile: the owner of the memory may have deregistered it.
     pub(in crate::vqp) fn apply_old_values(
         &mut self,
         number: u64,

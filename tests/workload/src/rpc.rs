@@ -30,7 +30,7 @@ enum Function {
     /// Keeps the call without a reply
     Keep,
     /// Aborts the call
-    Abandon,
+    Abort,
     /// Aborts the server process
     Exit,
     /// Message with the number of its stream, and its number in the stream
@@ -43,7 +43,7 @@ const FUNCTIONS: [Function; 7] = [
     Function::Invert,
     Function::Count,
     Function::Keep,
-    Function::Abandon,
+    Function::Abort,
     Function::Exit,
     Function::Next,
     Function::Total,
@@ -223,7 +223,7 @@ fn serve(service: &Service, state: &ServerState, data_max: usize) -> Result<()> 
         let reply = execute(service, state, function, &incoming)?;
         match (incoming.call, function) {
             (Some(call), Function::Keep) => state.calls.lock().unwrap().push(call),
-            (Some(_), Function::Abandon) | (None, _) => (),
+            (Some(_), Function::Abort) | (None, _) => (),
             (Some(call), _) => answer = Some((call, reply)),
         }
     }
@@ -239,7 +239,7 @@ fn execute(
     Ok(match function {
         Function::Invert => data.iter().map(|byte| !byte).collect(),
         Function::Count => service.region().fetch_add(0, 1)?.to_ne_bytes().to_vec(),
-        Function::Keep | Function::Abandon => Vec::new(),
+        Function::Keep | Function::Abort => Vec::new(),
         Function::Exit => std::process::abort(),
         Function::Next => {
             let (stream, number) = ((incoming.node, word(data, 0)?), word(data, 8)?);

@@ -53,7 +53,7 @@ impl LockGuard {
     ///
     /// # Errors
     /// See [`unlock`](Self::unlock).
-    pub fn abandon(mut self) -> Result<()> {
+    pub fn unlock_owner_died(mut self) -> Result<()> {
         self.unlock_with_flags(sys::KITE_UNLOCK_OWNER_DIED)
     }
 

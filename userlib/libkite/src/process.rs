@@ -85,18 +85,18 @@ pub(crate) fn region(lh: i64) -> Result<Region> {
     REGIONS.get(lh).ok_or(Error::BadHandle)
 }
 
-/// Closes a handle, and calls `finalize` with its region. Aborts calls without a reply, and abandons locks, that the
-/// handle has received or acquired.
+/// Closes a handle, and calls `finalize` with its region. Aborts calls without a reply that the handle has received.
+/// Releases its locks as if their owner had died.
 pub(crate) fn close(lh: i64, finalize: impl FnOnce(Region) -> Result<()>) -> Result<()> {
     let region = REGIONS.remove(lh).ok_or(Error::BadHandle)?;
     SERVICES.remove(lh);
     // Ends the calls without a reply: their callers get an error, and the handle is no longer referenced.
     drop(CALLS.remove_where(|entry| entry.lh == lh));
     let result = finalize(region);
-    // The kernel also abandons the locks of a handle that is closed. `finalize` comes first: otherwise a waiter could
+    // The kernel also releases the locks of a closed handle, as if their owner had died. `finalize` comes first: otherwise a waiter could
     // acquire a lock of a region that is about to be freed.
     for entry in LOCKS.remove_where(|entry| entry.lh == lh) {
-        let _ = entry.lock.abandon();
+        let _ = entry.lock.unlock_owner_died();
     }
     result
 }

@@ -52,9 +52,9 @@ impl BlockingJob {
     }
 
     /// Aborts the call, if the request is a reply.
-    pub(in crate::session::queue) fn abandon(&self, session: &Session) {
+    pub(in crate::session::queue) fn abort(&self, session: &Session) {
         if let Self::Reply(answering) = self {
-            answering.abandon(session);
+            answering.abort(session);
         }
     }
 
@@ -64,7 +64,7 @@ impl BlockingJob {
             Self::FillRegion(handle, fill) => session.fill(handle, &fill).map(|()| 0),
             Self::Copy(copying) => copying.run(session).map(|()| 0),
             Self::AtomicUpdate(handle, update) => session.atomic_update(handle, &update),
-            Self::Reply(answering) => answering.run_or_abandon(session).map(|()| 0),
+            Self::Reply(answering) => answering.run_or_abort(session).map(|()| 0),
             Self::Unlock(lock, how, deadline) => session.unlock(lock, how, deadline).map(|()| 0),
         }
     }

@@ -158,7 +158,7 @@ impl ReceiveJob {
         };
         if queue.is_closed() {
             // The completion cannot reach the server.
-            let _ = session.abandon_call(incoming.call_id);
+            let _ = session.abort_call(incoming.call_id);
             return Err(errno::canceled().into());
         }
         Ok(self.write_header(&incoming)?)

@@ -194,7 +194,7 @@ fn dead_server_fails_only_its_own_calls() -> Result<()> {
     for caller in &mut kept {
         assert_fails(caller, "ended before it replied")?;
     }
-    let mut third = start_call(two, "mortal abandon")?;
+    let mut third = start_call(two, "mortal abort")?;
     assert_fails(&mut third, "ended before it replied")?;
     assert_eq!(attempt(two, "mortal invert")?, "calling\n4 bytes");
     // Pending calls fail with the last server, and later ones find none.

@@ -234,12 +234,12 @@ fn check_undelivered(checks: &mut Checks, device: &Device, handle: u64) -> Resul
     let flags = KITE_LOCK_TRY;
     let tries = kite_lock { flags, ..wanted };
     let held = check_lock(checks, device, tries, 0);
-    let mut abandon = kite_unlock {
+    let mut owner_died = kite_unlock {
         lock: held.lock,
         flags: KITE_UNLOCK_OWNER_DIED,
         ..Default::default()
     };
-    let got = device.ioctl(KITE_IOC_UNLOCK_NR, &mut abandon);
+    let got = device.ioctl(KITE_IOC_UNLOCK_NR, &mut owner_died);
     checks.expect("unlocking as a dead owner", got, 0);
     let got = device.ioctl_at(KITE_IOC_LOCK_NR, store_read_only(wanted)?);
     checks.expect("lock with a result in a read-only page", got, EFAULT);
