@@ -147,7 +147,7 @@ impl Fabric {
     }
 
     /// Returns a suspected peer that was not reported yet, and marks the suspicion as reported.
-    pub(crate) fn next_suspect(&self) -> Option<u32> {
+    pub(crate) fn pop_suspect(&self) -> Option<u32> {
         let peers = self.peers.lock();
         let suspect = peers.iter().find(|peer| peer.consume_suspicion());
         suspect.map(|peer| peer.node())
