@@ -146,7 +146,7 @@ impl Vqp {
         session_events: Arc<EventCounter>,
         deadline: Deadline,
     ) -> Result<Arc<Self>> {
-        let cluster = &table.lmr.cluster;
+        let cluster = &table.memory_service.cluster;
         let local = cluster.instance_of(cluster.local_node()?)?;
         // An RC connection to the local node does not exist.
         if node == local.node && cluster.fabric.dc().is_none() {

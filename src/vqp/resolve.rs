@@ -39,7 +39,10 @@ impl Vqp {
     /// If the node did not respond, waits for a new address of the node. If a lease expired, reads the
     /// entries of remote MRs again. Atomics that the RNICs do not support are executed in the peer's kernel.
     pub(super) fn resolve_blocker(&self, table: &VqpTable) {
-        let (deadline, cluster) = (Deadline::after_ms(RESOLVE_TIMEOUT_MS), &table.lmr.cluster);
+        let (deadline, cluster) = (
+            Deadline::after_ms(RESOLVE_TIMEOUT_MS),
+            &table.memory_service.cluster,
+        );
         let (mut atomics_batch, mut old_values) = (u64::MAX, (KVec::new(), Ok(())));
         let resolution = match self.first_blocker() {
             Some((number, BatchBlocker::AddressChange(old_address, timeout_ms))) => (
@@ -50,7 +53,7 @@ impl Vqp {
                 let should_continue = || self.state.lock().closed_with.is_none();
                 let execute = |(word, atomic)| {
                     table
-                        .lmr
+                        .memory_service
                         .atomic_via_owner(self.peer, word, atomic, deadline)
                 };
                 (atomics_batch, old_values) =

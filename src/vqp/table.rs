@@ -106,7 +106,7 @@ pub(crate) struct VqpTable {
     /// Workers that send updates to peer endpoints. Each waits for another node. No other work depends on an
     /// update.
     pub(super) updates_wq: OwnedQueue,
-    pub(crate) lmr: Arc<MemoryService>,
+    pub(crate) memory_service: Arc<MemoryService>,
 }
 
 impl VqpTableState {
@@ -191,7 +191,7 @@ impl VqpTable {
     /// # Errors
     ///
     /// - `ENOMEM`: out of memory.
-    pub(crate) fn new(lmr: Arc<MemoryService>) -> Result<Arc<Self>> {
+    pub(crate) fn new(memory_service: Arc<MemoryService>) -> Result<Arc<Self>> {
         let state = VqpTableState {
             by_vqpn: RBTree::new(),
             by_peer: RBTree::new(),
@@ -214,7 +214,7 @@ impl VqpTable {
                 deferred_wq,
                 atomics_wq,
                 updates_wq,
-                lmr,
+                memory_service,
             }),
             GFP_KERNEL,
         )
@@ -238,7 +238,7 @@ impl VqpTable {
         &self,
         owner_uid: Option<u32>,
     ) -> Result<KVec<bindings::kite_vqp_info>> {
-        let rc_only = self.lmr.cluster.fabric.dc().is_none();
+        let rc_only = self.memory_service.cluster.fabric.dc().is_none();
         self.registry.list(owner_uid, rc_only)
     }
 
@@ -257,7 +257,7 @@ impl VqpTable {
         let peer = vqp.peer;
         let node = RBTreeNode::new(vqpn, vqp, GFP_KERNEL_ACCOUNT)?;
         let mut table = self.state.lock();
-        if !self.lmr.cluster.is_member(peer) {
+        if !self.memory_service.cluster.is_member(peer) {
             return Err(errno::hostdown());
         }
         table.by_vqpn.insert(node);

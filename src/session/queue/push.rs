@@ -247,7 +247,7 @@ impl IoQueue {
         vqp: &Vqp,
         tasks: &mut [KBox<IoTask>],
     ) -> Result<(), PushError> {
-        let cluster = &vqp_table.lmr.cluster;
+        let cluster = &vqp_table.memory_service.cluster;
         let mut builder = vqp.try_start_push(cluster, tasks.len())?;
         let stop_reason = self.fill_builder(vqp_table, &mut builder, tasks);
         let count = builder.len() as u32;
@@ -336,7 +336,11 @@ impl IoQueue {
     fn wait_for_prerequisite(&self, vqp_id: u64, prerequisite: PushPrerequisite) -> Result {
         let vqp_table = self.session.enter_vqp_table()?;
         let vqp = self.session.vqp(vqp_id)?;
-        vqp.wait_for_prerequisite(&vqp_table.lmr.cluster, prerequisite, args::deadline(0))
+        vqp.wait_for_prerequisite(
+            &vqp_table.memory_service.cluster,
+            prerequisite,
+            args::deadline(0),
+        )
     }
 
     /// Continues or rejects the request that waited, unless the request was cancelled.

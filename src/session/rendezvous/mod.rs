@@ -230,7 +230,7 @@ impl Session {
     fn check_reply_retryable(&self, buffer: &MappedRendezvousBuffer<'_>, error: Error) -> Result {
         let is_drained = |mapping| {
             self.enter_memory_service()
-                .is_ok_and(|lmr| lmr.is_drained(mapping))
+                .is_ok_and(|memory_service| memory_service.is_drained(mapping))
         };
         let is_retryable = error == EFAULT || error == ENOMEM;
         if is_retryable && !buffer.mapping.as_deref().is_some_and(is_drained) {

@@ -97,7 +97,11 @@ impl Session {
         vqps.check_limit()?;
         vqps.vqps.reserve(1, GFP_KERNEL_ACCOUNT)?;
         vqp_table.register(vqp.clone())?;
-        let poll_client_id = vqp_table.lmr.cluster.fabric.register_poll_client(driver)?;
+        let poll_client_id = vqp_table
+            .memory_service
+            .cluster
+            .fabric
+            .register_poll_client(driver)?;
         let vqp_id = self.alloc_id();
         let entry = SessionVqp {
             id: vqp_id,
@@ -115,7 +119,7 @@ impl Session {
     /// See `struct kite_listen` in `include/uapi/kite.h`.
     pub(in crate::session) fn listen(&self, port: u32, uid: u32) -> Result<u64> {
         let vqp_table = self.enter_vqp_table()?;
-        vqp_table.lmr.cluster.local_node()?;
+        vqp_table.memory_service.cluster.local_node()?;
         if port == 0 {
             return Err(EINVAL);
         }
@@ -234,7 +238,7 @@ impl Session {
             .ok_or(TryError::WouldBlock)?
             .mr_keys
             .contains(&wr.key);
-        let mr_table = &vqp_table.lmr.cluster.fabric.mr_table;
+        let mr_table = &vqp_table.memory_service.cluster.fabric.mr_table;
         let resolve_mr = |key| is_own.then(|| mr_table.get(key)).ok_or(EBADF)?;
         Ok(VqpRequest::new(wr, uid, resolve_mr)?)
     }
@@ -254,7 +258,7 @@ impl Session {
     ) -> Result {
         let vqp_table = self.enter_vqp_table()?;
         let vqp = self.vqp(vqp_id)?;
-        let cluster = &vqp_table.lmr.cluster;
+        let cluster = &vqp_table.memory_service.cluster;
         let mr_table = &cluster.fabric.mr_table;
         let mut requests = KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
         for i in 0..count {
@@ -281,7 +285,7 @@ impl Session {
         // Enter the services per attempt: a guard held while waiting would block RNIC removal.
         let try_pop = || {
             vqp.pop(
-                &self.enter_vqp_table()?.lmr.cluster.fabric,
+                &self.enter_vqp_table()?.memory_service.cluster.fabric,
                 max_count as usize,
             )
         };
@@ -312,7 +316,7 @@ impl Session {
             deadline.unwrap_or_else(|| Deadline::after_ms(FETCH_TIMEOUT_MS).interruptible());
         let try_pop = || {
             let vqp_table = self.enter_vqp_table()?;
-            let mr_table = &vqp_table.lmr.cluster.fabric.mr_table;
+            let mr_table = &vqp_table.memory_service.cluster.fabric.mr_table;
             // The reference to the MR must not outlive `vqp_table`, whose guard blocks RNIC removal.
             let mr = self.own_mr(key, || mr_table.get(key))?;
             let record = &mr.entry;
@@ -392,7 +396,7 @@ impl Session {
         for entry in vqps.vqps {
             entry.close(&vqp_table);
         }
-        let fabric = &vqp_table.lmr.cluster.fabric;
+        let fabric = &vqp_table.memory_service.cluster.fabric;
         vqps.mr_keys
             .iter()
             .for_each(|key| fabric.deregister_mr(*key));
@@ -418,7 +422,7 @@ impl SessionVqps {
 impl SessionVqp {
     fn close(self, vqp_table: &Arc<VqpTable>) {
         vqp_table
-            .lmr
+            .memory_service
             .cluster
             .fabric
             .unregister_poll_client(self.poll_client_id);

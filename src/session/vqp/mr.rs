@@ -48,10 +48,10 @@ impl Session {
     ) -> Result<u32> {
         let uid = source::current_euid();
         let vqp_table = self.enter_vqp_table()?;
-        vqp_table.lmr.cluster.local_node()?;
+        vqp_table.memory_service.cluster.local_node()?;
         let byte_count = check_mr_len(len)?;
         let base = usize::try_from(addr).map_err(|_| EFAULT)?;
-        let mr_table = &vqp_table.lmr.cluster.fabric.mr_table;
+        let mr_table = &vqp_table.memory_service.cluster.fabric.mr_table;
         mr_table.throttle_deregistration(uid, len)?;
         let pinned = self.pin_long_term(base, byte_count)?;
         self.register_mr(pinned, (addr, len), uid, others)
@@ -87,8 +87,14 @@ impl Session {
     }
 
     fn released_count(&self) -> u64 {
-        let count =
-            |vqp_table: VqpTableGuard<'_>| vqp_table.lmr.cluster.fabric.mr_table.released_count();
+        let count = |vqp_table: VqpTableGuard<'_>| {
+            vqp_table
+                .memory_service
+                .cluster
+                .fabric
+                .mr_table
+                .released_count()
+        };
         self.enter_vqp_table().map_or(0, count)
     }
 
@@ -98,7 +104,7 @@ impl Session {
         let Ok(vqp_table) = self.enter_vqp_table() else {
             return Ok(false);
         };
-        let mr_table = &vqp_table.lmr.cluster.fabric.mr_table;
+        let mr_table = &vqp_table.memory_service.cluster.fabric.mr_table;
         mr_table.wait_deregistered(source::current_euid(), released_before)
     }
 
@@ -116,8 +122,8 @@ impl Session {
         others: Rights,
     ) -> Result<u32> {
         let vqp_table = self.enter_vqp_table()?;
-        vqp_table.lmr.cluster.local_node()?;
-        let fabric = &vqp_table.lmr.cluster.fabric;
+        vqp_table.memory_service.cluster.local_node()?;
+        let fabric = &vqp_table.memory_service.cluster.fabric;
         if others.contains(Rights::MASTER) {
             return Err(EINVAL);
         }
@@ -142,7 +148,7 @@ impl Session {
         vqps.mr_keys
             .remove(index.ok_or(EBADF)?)
             .map_err(|_| EBADF)?;
-        vqp_table.lmr.cluster.fabric.deregister_mr(key);
+        vqp_table.memory_service.cluster.fabric.deregister_mr(key);
         Ok(())
     }
 

@@ -30,7 +30,7 @@ impl VqpTable {
     fn deliver_from_members(self: &Arc<Self>, deferred: &mut KVec<KVec<u8>>) {
         let is_from_member = |bytes: &KVec<u8>| {
             let packet = Packet::decode(bytes);
-            packet.is_ok_and(|packet| self.lmr.cluster.is_member(packet.sender))
+            packet.is_ok_and(|packet| self.memory_service.cluster.is_member(packet.sender))
         };
         while let Some(index) = deferred.iter().position(is_from_member) {
             let bytes = deferred.remove(index).unwrap_or_default();
@@ -46,11 +46,11 @@ impl VqpTable {
         let packet = Packet::decode(&bytes).ok();
         let authentic = packet.filter(|packet| conn_peer.is_none_or(|from| packet.sender == from));
         let Some(packet) = authentic else {
-            return self.lmr.stats.malformed_messages.add(1);
+            return self.memory_service.stats.malformed_messages.add(1);
         };
         // Held throughout, so packets are processed in order.
         let mut deferred = self.deferred_packets.lock();
-        if self.lmr.cluster.is_member(packet.sender) {
+        if self.memory_service.cluster.is_member(packet.sender) {
             self.deliver_from_members(&mut deferred);
             self.process_packet(&packet, &bytes);
         } else {
@@ -66,9 +66,11 @@ impl VqpTable {
     fn process_packet(self: &Arc<Self>, packet: &Packet, bytes: &[u8]) {
         let found = self.state.lock().lookup(packet);
         match (packet.body, found) {
-            (PacketBody::WindowUpdate(update), Some(vqp)) => {
-                vqp.on_window_update(packet.source_vqp, &update, &self.lmr.cluster.fabric)
-            }
+            (PacketBody::WindowUpdate(update), Some(vqp)) => vqp.on_window_update(
+                packet.source_vqp,
+                &update,
+                &self.memory_service.cluster.fabric,
+            ),
             (PacketBody::WindowUpdate(_), None) => {}
             (PacketBody::Message(message), Some(vqp)) => {
                 if vqp.on_message(message, bytes) {
@@ -81,7 +83,7 @@ impl VqpTable {
 
     /// Handles a message to which no endpoint belongs yet: creates an endpoint, or rejects the message.
     fn on_first_message(self: &Arc<Self>, packet: &Packet, message: VqpMessage, bytes: &[u8]) {
-        let cluster = &self.lmr.cluster;
+        let cluster = &self.memory_service.cluster;
         let Ok(local) = cluster
             .local_node()
             .and_then(|node| cluster.instance_of(node))

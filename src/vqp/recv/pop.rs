@@ -59,11 +59,11 @@ impl Vqp {
         deadline: Deadline,
     ) -> TryResult<ReceivedMsg> {
         let msg = self.start_pop(buffer)?;
-        let received = self.receive_payload(&table.lmr.cluster, &msg, buffer, deadline);
+        let received = self.receive_payload(&table.memory_service.cluster, &msg, buffer, deadline);
         let needs_update = self.finish_pop(msg, &received);
         self.wake_waiters();
         if received.is_ok() {
-            table.lmr.stats.vqp_messages_received.add(1);
+            table.memory_service.stats.vqp_messages_received.add(1);
         }
         if needs_update {
             table.send_update_or_defer(self);

@@ -43,7 +43,7 @@ impl VqpTable {
     ///
     /// See [`crate::cluster::Cluster::resolve_address`] and [`crate::fabric::Fabric::send_packet`].
     fn send_packet(&self, peer: NodeInstance, packet: &Packet, deadline: Deadline) -> Result {
-        let (bytes, cluster) = (packet.encode(), &self.lmr.cluster);
+        let (bytes, cluster) = (packet.encode(), &self.memory_service.cluster);
         retry_until(deadline, || {
             let address = cluster.resolve_address(peer, deadline)?;
             cluster
@@ -138,6 +138,6 @@ impl Vqp {
 
     /// Returns `true` if the peer endpoint is not known to be closed, and its node is a member.
     fn has_live_peer(&self, table: &VqpTable) -> bool {
-        !self.state.lock().peer_closed && table.lmr.cluster.is_member(self.peer)
+        !self.state.lock().peer_closed && table.memory_service.cluster.is_member(self.peer)
     }
 }
