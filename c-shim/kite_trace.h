@@ -2,7 +2,7 @@
 /*
  * Trace events of kite, under events/kite in tracefs.
  *
- * They are C because TRACE_EVENT() is; src/trace.rs is how Rust fires them.
+ * TRACE_EVENT() is a macro of C. src/trace.rs fires the events from Rust.
  */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM kite
@@ -148,22 +148,22 @@ TRACE_EVENT(kite_sync,
 
 /* Work requests are about to be posted; inflight includes them. */
 TRACE_EVENT(kite_post,
-	TP_PROTO(u32 node, u32 pair, u32 count, u32 inflight),
-	TP_ARGS(node, pair, count, inflight),
+	TP_PROTO(u32 node, u32 conn, u32 count, u32 inflight),
+	TP_ARGS(node, conn, count, inflight),
 	TP_STRUCT__entry(
 		__field(u32, node)
-		__field(u32, pair)
+		__field(u32, conn)
 		__field(u32, count)
 		__field(u32, inflight)
 	),
 	TP_fast_assign(
 		__entry->node = node;
-		__entry->pair = pair;
+		__entry->conn = conn;
 		__entry->count = count;
 		__entry->inflight = inflight;
 	),
-	TP_printk("node=%u pair=%u count=%u inflight=%u",
-		  __entry->node, __entry->pair, __entry->count, __entry->inflight)
+	TP_printk("node=%u conn=%u count=%u inflight=%u",
+		  __entry->node, __entry->conn, __entry->count, __entry->inflight)
 );
 
 /* A segment of a transfer failed with its QP and is retried. */
@@ -188,39 +188,39 @@ TRACE_EVENT(kite_retry,
 
 /* An RC QP was connected or disconnected. */
 TRACE_EVENT(kite_qp_state,
-	TP_PROTO(u32 node, u32 pair, u32 generation, bool up),
-	TP_ARGS(node, pair, generation, up),
+	TP_PROTO(u32 node, u32 conn, u32 generation, bool up),
+	TP_ARGS(node, conn, generation, up),
 	TP_STRUCT__entry(
 		__field(u32, node)
-		__field(u32, pair)
+		__field(u32, conn)
 		__field(u32, generation)
 		__field(bool, up)
 	),
 	TP_fast_assign(
 		__entry->node = node;
-		__entry->pair = pair;
+		__entry->conn = conn;
 		__entry->generation = generation;
 		__entry->up = up;
 	),
-	TP_printk("node=%u pair=%u generation=%u %s", __entry->node, __entry->pair,
+	TP_printk("node=%u conn=%u generation=%u %s", __entry->node, __entry->conn,
 		  __entry->generation, __entry->up ? "up" : "down")
 );
 
 /* A control request to another node has ended. */
 TRACE_EVENT(kite_ctrl_request,
-	TP_PROTO(u32 node, u64 call, s32 result),
-	TP_ARGS(node, call, result),
+	TP_PROTO(u32 node, u64 request_id, s32 result),
+	TP_ARGS(node, request_id, result),
 	TP_STRUCT__entry(
 		__field(u32, node)
-		__field(u64, call)
+		__field(u64, request_id)
 		__field(s32, result)
 	),
 	TP_fast_assign(
 		__entry->node = node;
-		__entry->call = call;
+		__entry->request_id = request_id;
 		__entry->result = result;
 	),
-	TP_printk("node=%u call=%llu result=%d", __entry->node, __entry->call,
+	TP_printk("node=%u request_id=%llu result=%d", __entry->node, __entry->request_id,
 		  __entry->result)
 );
 

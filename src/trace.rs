@@ -53,14 +53,15 @@ events! {
         barrier: bool, home: u32, region: u64, number: u64, result: i32);
     /// Work requests are about to be posted; `inflight` includes them.
     fn post(__tracepoint_kite_post, rust_do_trace_kite_post;
-        node: u32, pair: u32, count: u32, inflight: u32);
+        node: u32, conn: u32, count: u32, inflight: u32);
     /// A segment of a transfer is posted again.
     fn retry(__tracepoint_kite_retry, rust_do_trace_kite_retry; node: u32, len: u64, status: u32);
     /// The QP of a connection became ready (`up`), or was dropped.
     fn qp_state(__tracepoint_kite_qp_state, rust_do_trace_kite_qp_state;
-        node: u32, pair: u32, generation: u32, up: bool);
+        node: u32, conn: u32, generation: u32, up: bool);
     /// A control request received its reply, or failed.
-    fn ctrl_request(__tracepoint_kite_ctrl_request, rust_do_trace_kite_ctrl_request; node: u32, call: u64, result: i32);
+    fn ctrl_request(__tracepoint_kite_ctrl_request, rust_do_trace_kite_ctrl_request;
+        node: u32, request_id: u64, result: i32);
     /// The view changed; `left` nodes were removed.
     fn view(__tracepoint_kite_view, rust_do_trace_kite_view; epoch: u64, members: u32, left: u32);
 }

@@ -100,8 +100,8 @@ fn traced_qps(node: &Node, line: &str) -> Result<String> {
         "set -e; {trace}; echo >trace; echo 1 >events/kite/kite_post/enable; \
          /kite/target/release/kite-workload requests {line}; \
          echo 0 >events/kite/kite_post/enable; \
-         grep -o 'kite_post: node=2 pair=.* count=[0-9]*' trace | tr = ' ' | \
-         awk '{{ all[$5] += $7 }} END {{ for (pair in all) if (all[pair] > 50) print \"pair=\" pair }}'"
+         grep -o 'kite_post: node=2 conn=.* count=[0-9]*' trace | tr = ' ' | \
+         awk '{{ all[$5] += $7 }} END {{ for (conn in all) if (all[conn] > 50) print \"conn=\" conn }}'"
     ))
 }
 
@@ -117,8 +117,8 @@ fn hw_policy_separates_qps_of_priorities() -> Result<()> {
         }
         let line = |low: &str| format!("{kind} shared --count 400 {low}");
         let tail = |out: String| out.lines().skip(2).collect::<Vec<_>>().join(" ");
-        assert_eq!(tail(traced_qps(one, &line(""))?), "pair=0", "{kind}");
-        assert_eq!(tail(traced_qps(one, &line("--low"))?), "pair=1", "{kind}");
+        assert_eq!(tail(traced_qps(one, &line(""))?), "conn=0", "{kind}");
+        assert_eq!(tail(traced_qps(one, &line("--low"))?), "conn=1", "{kind}");
     }
     one.kite("qos --policy sw")?;
     one.kite("free shared")?;
