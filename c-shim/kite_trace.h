@@ -12,6 +12,8 @@
 
 #include <linux/tracepoint.h>
 
+#include "wc_status.h"
+
 /* A read or write has ended. */
 TRACE_EVENT(kite_access,
 	TP_PROTO(bool write, u32 home, u64 region, u64 offset, u64 len, s32 result),
@@ -166,6 +168,14 @@ TRACE_EVENT(kite_post,
 		  __entry->node, __entry->conn, __entry->count, __entry->inflight)
 );
 
+/* Symbols of the status of kite_retry, for programs that read its format. */
+TRACE_DEFINE_ENUM(KITE_WC_FLUSHED);
+TRACE_DEFINE_ENUM(KITE_WC_RETRY_EXCEEDED);
+TRACE_DEFINE_ENUM(KITE_WC_REMOTE_ERROR);
+TRACE_DEFINE_ENUM(KITE_WC_LOCAL_ERROR);
+TRACE_DEFINE_ENUM(KITE_WC_RNR_RETRY_EXCEEDED);
+TRACE_DEFINE_ENUM(KITE_WC_TIMED_OUT);
+
 /* A segment of a transfer failed with its QP and is retried. */
 TRACE_EVENT(kite_retry,
 	TP_PROTO(u32 node, u64 len, u32 status),
@@ -181,9 +191,13 @@ TRACE_EVENT(kite_retry,
 		__entry->status = status;
 	),
 	TP_printk("node=%u len=%llu status=%s", __entry->node, __entry->len,
-		  __print_symbolic(__entry->status, { 1, "flushed" }, { 2, "retry exceeded" },
-				   { 3, "remote error" }, { 4, "local error" },
-				   { 5, "RNR retry exceeded" }, { 6, "timed out" }))
+		  __print_symbolic(__entry->status,
+				   { KITE_WC_FLUSHED, "flushed" },
+				   { KITE_WC_RETRY_EXCEEDED, "retry exceeded" },
+				   { KITE_WC_REMOTE_ERROR, "remote error" },
+				   { KITE_WC_LOCAL_ERROR, "local error" },
+				   { KITE_WC_RNR_RETRY_EXCEEDED, "RNR retry exceeded" },
+				   { KITE_WC_TIMED_OUT, "timed out" }))
 );
 
 /* An RC QP was connected or disconnected. */

@@ -18,6 +18,7 @@
 
 #include <kite.h>
 #include <mlx5.h>
+#include <wc_status.h>
 
 /* Wrappers of macros, for which bindgen generates no bindings. */
 static inline struct page *kite_virt_to_page(const void *addr)

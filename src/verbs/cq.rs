@@ -46,25 +46,25 @@ impl WcStatus {
     /// Returns the numeric code, 0 for success.
     pub(crate) const fn code(self) -> u32 {
         match self {
-            Self::Success => 0,
-            Self::Flushed => 1,
-            Self::RetryExceeded => 2,
-            Self::RemoteError => 3,
-            Self::LocalError => 4,
-            Self::RnrRetryExceeded => 5,
-            Self::TimedOut => 6,
+            Self::Success => bindings::kite_wc_status_KITE_WC_SUCCESS,
+            Self::Flushed => bindings::kite_wc_status_KITE_WC_FLUSHED,
+            Self::RetryExceeded => bindings::kite_wc_status_KITE_WC_RETRY_EXCEEDED,
+            Self::RemoteError => bindings::kite_wc_status_KITE_WC_REMOTE_ERROR,
+            Self::LocalError => bindings::kite_wc_status_KITE_WC_LOCAL_ERROR,
+            Self::RnrRetryExceeded => bindings::kite_wc_status_KITE_WC_RNR_RETRY_EXCEEDED,
+            Self::TimedOut => bindings::kite_wc_status_KITE_WC_TIMED_OUT,
         }
     }
 
     /// Returns the status of a numeric code.
     pub(crate) const fn from_code(code: u32) -> Self {
         match code {
-            0 => Self::Success,
-            1 => Self::Flushed,
-            2 => Self::RetryExceeded,
-            3 => Self::RemoteError,
-            4 => Self::LocalError,
-            5 => Self::RnrRetryExceeded,
+            bindings::kite_wc_status_KITE_WC_SUCCESS => Self::Success,
+            bindings::kite_wc_status_KITE_WC_FLUSHED => Self::Flushed,
+            bindings::kite_wc_status_KITE_WC_RETRY_EXCEEDED => Self::RetryExceeded,
+            bindings::kite_wc_status_KITE_WC_REMOTE_ERROR => Self::RemoteError,
+            bindings::kite_wc_status_KITE_WC_LOCAL_ERROR => Self::LocalError,
+            bindings::kite_wc_status_KITE_WC_RNR_RETRY_EXCEEDED => Self::RnrRetryExceeded,
             _ => Self::TimedOut,
         }
     }
