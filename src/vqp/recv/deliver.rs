@@ -58,6 +58,7 @@ impl VqpTable {
                 // The oldest packet most likely is of a node that has left.
                 drop(deferred.remove(0));
             }
+            // Cannot fail: the list has capacity for `MAX_DEFERRED_PACKETS`.
             let _ = deferred.push_within_capacity(bytes);
             self.deliver_from_members(&mut deferred);
         }

@@ -92,7 +92,8 @@ impl Vqp {
                 true
             }
             Err(_) => {
-                // Put the message back at the front.
+                // Put the message back at the front. Cannot fail: the window still counts the message, so its
+                // place is free.
                 let _ = state.recv_queue.messages.insert_within_capacity(0, msg);
                 false
             }

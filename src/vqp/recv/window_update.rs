@@ -60,8 +60,10 @@ impl VqpTable {
         packet: Packet,
     ) {
         let table = self.clone();
+        // Without memory the packet counts as not sent.
         let _ = self.defer(move || {
             let deadline = Deadline::after_ms(UPDATE_TIMEOUT_MS);
+            // No retry: the number of retries of packets to unresponsive nodes would have no bound.
             let _ = table.send_packet(peer, &packet, deadline);
         });
     }

@@ -155,6 +155,7 @@ impl VqpBatch {
                 failed_by != NodeInstance::default() && (failed_by != peer || refused);
             let harmless = failure != WcStatus::RetryExceeded || failed_by != peer;
             if none_executed || harmless && self.is_idempotent() {
+                // The first error is known: this only waits for the remaining completions.
                 let _ = slot.wait(|recovery| credit.recover(recovery));
                 return Some(VqpBatchOutcome::Retry {
                     done,

@@ -75,8 +75,10 @@ impl MrCache {
         self.0
             .retain(|other| other.lease.is_valid() && other.entry.key != cached.entry.key);
         if self.0.len() >= MAX_CACHED_MRS {
+            // Cannot fail: the cache is not empty.
             let _ = self.0.remove(0);
         }
+        // Cannot fail: the capacity is `MAX_CACHED_MRS`.
         let _ = self.0.push_within_capacity(cached);
     }
 }
