@@ -116,6 +116,7 @@ impl AddressDirectory {
         let Some(pages) = &*table else { return };
         for bucket_offset in (0..DIRECTORY_BUCKETS as usize).map(|i| i * BUCKET_SIZE) {
             let mut bucket = [0; BUCKET_SIZE];
+            // Neither access can fail: all buckets are within the pages.
             let _ = pages.read(bucket_offset, &mut bucket);
             for entry_offset in targets::stale_offsets(&bucket, &is_member) {
                 let _ = pages.write(bucket_offset + entry_offset, &[0; ENTRY_SIZE]);

@@ -349,6 +349,7 @@ impl ReplyArgs {
 
     /// Aborts the call: the caller receives an error.
     pub(super) fn abort(&self, session: &Session) {
+        // Fails if the call has ended already, or the RNIC was removed.
         let _ = session.abort_call(self.call_id);
     }
 

@@ -122,6 +122,7 @@ impl Session {
         }
         rpc.memory_service.free(&handle.mapping)?;
         self.close_rpc_state(&rpc, &handle);
+        // Fails if another thread has closed the handle meanwhile.
         let _ = self.remove_handle(handle_id);
         self.remove_locks(handle_id);
         Ok(())

@@ -170,6 +170,7 @@ mod tests {
             "it only acts on an older one"
         );
         (0..50).for_each(|_| {
+            // Only the passed ticks matter here.
             let _ = announcer.take_actions(true);
             announcer.on_ack(6);
         });

@@ -277,6 +277,7 @@ impl MrTable {
         let Ok(mr) = self.get(key) else { return };
         let mut state = self.state.lock();
         let entry_index = key_index(key) as usize;
+        // Cannot fail: `insert` wrote an entry at this offset.
         let _ = self
             .remote_table
             .write(entry_index * MR_ENTRY_SIZE, &[0; MR_ENTRY_SIZE]);
@@ -339,6 +340,7 @@ impl MrTable {
         while let Some(mr) = self.pop_due() {
             drop(mr);
             let mut state = self.state.lock();
+            // Cannot fail: only this function removes entries, and `pop_due` found the first one.
             let _ = state.pending_deregs.remove(0);
             state.released_count += 1;
             self.released_cv.notify_all();

@@ -166,13 +166,14 @@ impl Fabric {
             return self.stats.unmatched_completions.add(1);
         };
         if let Some(immediate) = completion.imm_data {
+            // Fails only if the QP or the RNIC has failed: the QP then needs no receive buffers.
             let _ = endpoint.post_recv(id.slot);
             return handler.on_immediate(endpoint.peer(), immediate);
         }
         let len = (completion.byte_len as usize).min(RECV_BUFFER_BYTES);
         let copied = endpoint.read_recv(id.slot, &mut scratch[..len]);
         // Repost the receive before the message is processed: a peer that receives the reply may send the
-        // next request at once.
+        // next request at once. The error cannot matter, as above.
         let _ = endpoint.post_recv(id.slot);
         if copied.is_ok() {
             self.dispatch_recv(handler, &endpoint, &scratch[..len]);

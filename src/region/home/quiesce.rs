@@ -116,6 +116,7 @@ impl MemoryService {
             unacked: None,
         };
         if self.cluster.local_node()? == instance.node {
+            // Cannot fail: the capacity was reserved.
             let _ = quiesced.push(quiesced_node, GFP_KERNEL);
             return retry_until(deadline, || self.quiesce_local(instance.node, region.id))
                 .map_err(|_| TryError::WouldBlock);
@@ -139,6 +140,7 @@ impl MemoryService {
         quiesced_node.peer = Some(peer.clone());
         // Keep the sequence number for the cancellation: otherwise the request could arrive late.
         quiesced_node.unacked = answered.is_err().then_some(seq_guard);
+        // Cannot fail: the capacity was reserved.
         let _ = quiesced.push(quiesced_node, GFP_KERNEL);
         answered
     }

@@ -133,6 +133,7 @@ impl Drop for PushJob {
         self.peer.complete_once(self.sequence, self.result);
         let mut active = self.memory_service.active_pushes.active.lock();
         if let Some(index) = active.iter().position(|parties| *parties == self.parties()) {
+            // Cannot fail: the index is that of an entry.
             let _ = active.remove(index);
         }
     }

@@ -327,12 +327,14 @@ impl Mapping {
 
     /// Suppresses the end event: the session is about to free the region.
     pub(crate) fn suppress_event(&self) {
+        // Fails if the event is raised already, or suppressed.
         let _ = self.event_state.cmpxchg(EVENT_NONE, EVENT_SUPPRESSED, Full);
     }
 
     /// Reverts [`Self::suppress_event`]: the region was not freed, or not yet. Raises the event if the
     /// mapping has ended.
     pub(crate) fn restore_event(&self) {
+        // Fails if the event was not suppressed.
         let _ = self.event_state.cmpxchg(EVENT_SUPPRESSED, EVENT_NONE, Full);
         if self.end_cause.load(Acquire) != 0 {
             self.raise_event();

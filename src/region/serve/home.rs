@@ -239,6 +239,7 @@ impl MemoryService {
             ListWriter::chunk_locations(out, reply_header.request_id, reply_header.epoch);
         region.with_placement(|placement| {
             let mut remaining = placement.locations().iter().skip(first_chunk as usize);
+            // The list ends early if the message is full: the requester asks for the next chunks.
             let _ = remaining.all(|&chunk| list.push(chunk));
         });
         Ok(list.finish())

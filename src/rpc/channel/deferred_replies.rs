@@ -48,6 +48,7 @@ impl DeferredReplies {
 
     /// Removes the first queued result. The caller has sent the result, or the channel is closed.
     pub(in crate::rpc) fn pop(&self) {
+        // Fails only if the queue is empty.
         let _ = self.queue.lock().remove(0);
     }
 }

@@ -173,6 +173,7 @@ impl RpcChannel {
     /// Returns a call to the front of the queue. Its message is still in the ring.
     pub(in crate::rpc) fn requeue(&self, header: &MsgHeader) {
         let slot = header.slot.unit_index(self.rx_capacity) as u16;
+        // Cannot fail: each call has a unit of its own.
         let _ = self.rx_ring.lock().pending.push_front(slot);
     }
 

@@ -312,6 +312,7 @@ impl RpcChannel {
         rpc.clone()
             .defer(self.peer.node, WorkPriority::Foreground, move || {
                 let mut bytes = [0; MSG_HEADER_SIZE];
+                // Cannot fail: the buffer has the size of a header.
                 let _ = header.encode(&mut bytes);
                 while channel.check_open().is_ok() {
                     let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);

@@ -153,6 +153,7 @@ impl<T> Batches<T> {
     /// Keeps an empty task list for another batch.
     pub(super) fn recycle_task_list(&mut self, list: KVec<T>) {
         if self.free_task_lists.len() < self.free_task_lists.capacity() {
+            // Capacity suffices, by the test above.
             let _ = self.free_task_lists.push(list, GFP_ATOMIC);
         }
     }
@@ -291,6 +292,7 @@ impl<'a, T> PollRound<'a, T> {
             let _ = batches.open.push(opened, GFP_ATOMIC);
             return Ok(BatchJoinResult::Joined(placed));
         }
+        // Capacity suffices: the chain was popped above.
         let _ = batches.free_wr_chains.push(wr_chain, GFP_ATOMIC);
         batches.recycle_task_list(tasks);
         result.map(|result| match result {

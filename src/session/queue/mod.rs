@@ -264,6 +264,7 @@ impl IoQueue {
         state: &mut IoQueueState,
         round: &mut TaskRound<'_>,
     ) -> usize {
+        // One poll of the CQ serves all tasks, so the search ends with the first.
         let _ = round.poll_cq() || state.tasks.iter().any(|task| task.poll_cq());
         let (mut progress, mut blocked_starts) = (self.reap_batches(state, round), 0);
         let mut first_untried = None;
@@ -389,6 +390,7 @@ impl IoQueueState {
     }
 
     fn recycle_task(&mut self, task: KBox<IoTask>) {
+        // Capacity suffices, as for `tasks`.
         let _ = self.free_slots.push(KBox::drop_contents(task), GFP_ATOMIC);
     }
 

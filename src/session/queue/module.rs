@@ -67,7 +67,7 @@ impl ModuleIoQueue {
             sq <- new_spinlock!(sq, "ModuleIoQueue::sq"),
         });
         KBox::pin_init(init, GFP_KERNEL_ACCOUNT).inspect_err(|_| {
-            // Nothing was submitted yet.
+            // Nothing was submitted yet. Fails if closing the session has already destroyed the queue.
             let _ = session.destroy_queue(queue_id);
         })
     }

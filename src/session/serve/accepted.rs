@@ -145,6 +145,7 @@ impl Session {
     /// `EMSGSIZE` and `ENOMEM`. Aborts the call after any other error.
     fn on_reply_failed(&self, call_id: u64, error: Error) {
         if ![EFAULT, errno::msgsize(), ENOMEM].contains(&error) {
+            // Fails if closing the handle has aborted the call, or the RNIC was removed.
             let _ = self.abort_call(call_id);
         } else if let Some(accepted) = self.accepted_calls.lock().get_mut(&call_id) {
             accepted.is_being_answered = false;

@@ -114,6 +114,7 @@ impl SlotGuard {
 
     /// Makes [`Self::wait`] return [`WcStatus::Flushed`] unless an earlier error is recorded: posting failed.
     pub(crate) fn mark_failed(&self) {
+        // Fails if an earlier error is recorded, which stays.
         let _ = self
             .slot()
             .first_error

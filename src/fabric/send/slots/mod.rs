@@ -250,6 +250,7 @@ impl SendEngine {
     /// the request.
     pub(in crate::fabric) fn complete_unposted(&self, wr_id: u64) {
         if let Some(slot) = self.slots.get(WrId::from_u64(wr_id).slot as usize) {
+            // Fails if an earlier error is recorded, which stays.
             let _ = slot
                 .first_error
                 .cmpxchg(0, WcStatus::Flushed.code(), Relaxed);
@@ -285,6 +286,7 @@ impl SendEngine {
             return self.stats.unmatched_completions.add(1);
         }
         if completion.status != WcStatus::Success {
+            // Fails if an earlier error is recorded, which stays.
             let _ = slot
                 .first_error
                 .cmpxchg(0, completion.status.code(), Relaxed);

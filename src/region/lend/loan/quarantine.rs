@@ -53,6 +53,7 @@ impl LoanTable {
                     );
                     core::mem::forget(orphan);
                 } else {
+                    // Cannot fail: the capacity was reserved.
                     let _ = state.quarantine.push(orphan, GFP_KERNEL);
                 }
             } else {

@@ -157,7 +157,7 @@ impl ReceiveJob {
             return Err(JobIncomplete::Resume(self));
         };
         if queue.is_closed() {
-            // The completion cannot reach the server.
+            // The completion cannot reach the server. The abort fails for a message, which needs no reply.
             let _ = session.abort_call(incoming.call_id);
             return Err(errno::canceled().into());
         }
