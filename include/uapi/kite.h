@@ -346,8 +346,8 @@ struct kite_fill {
  * other nodes hold the ranges, the node of the source writes to the other. If this node holds one
  * of two ranges, the data pass through a buffer of this node. As for a write, on success the data
  * are visible to any later read, and after an error an unknown part was copied. After EHOSTDOWN,
- * EHOSTUNREACH, EIO, ENODEV, ESTALE and ETIMEDOUT at most 64 KiB may be copied later. EACCES, EBADF,
- * EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENODEV, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
+ * EHOSTUNREACH, EIO, ENODEV, ESTALE and ETIMEDOUT at most 64 KiB may be copied later. EACCES,
+ * EBADF, EHOSTDOWN, EHOSTUNREACH, EINVAL, EIO, ENODEV, ENOMEM, ERANGE, ESTALE, ETIMEDOUT.
  */
 struct kite_copy {
 	__u64 from;
