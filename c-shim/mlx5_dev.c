@@ -84,7 +84,7 @@ static void last_wqe_reached(struct kite_mlx5_dev *dev, u32 qpn)
 	xa_unlock_irqrestore(&dev->qps, flags);
 }
 
-/* Completes all waiters: a failed device raises no more events. */
+/* Completes all waiters: a failed device raises no further events. */
 static void on_device_error(struct kite_mlx5_dev *dev)
 {
 	struct kite_mlx5_dct *dct;

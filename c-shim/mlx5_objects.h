@@ -101,7 +101,7 @@ struct kite_mlx5_qp {
 	u32 qpn;
 	/* A transition out of RESET was attempted. */
 	bool started;
-	/* The SRQ_LAST_WQE event: no more receive WQEs are consumed. */
+	/* The SRQ_LAST_WQE event: no further receive WQEs are consumed. */
 	struct completion last_wqe_reached;
 	/* Serializes posts. */
 	spinlock_t lock;
@@ -126,7 +126,7 @@ int kite_mlx5_ring_alloc(struct kite_mlx5_dev *dev, struct kite_mlx5_ring *ring,
 			 u32 size);
 void kite_mlx5_ring_free(struct kite_mlx5_dev *dev, struct kite_mlx5_ring *ring);
 
-/* Removes the CQEs of a number. No more CQEs of the number may arrive, and it is not reused yet. */
+/* Removes the CQEs of a number. No CQEs of the number may arrive any longer, and it is not reused yet. */
 void kite_mlx5_cq_clean_sends(struct kite_mlx5_qp *qp);
 void kite_mlx5_cq_clean_recvs(struct kite_mlx5_cq *cq, u32 number);
 

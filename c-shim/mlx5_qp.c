@@ -287,7 +287,7 @@ int kite_mlx5_qp_to_err(struct kite_mlx5_qp *qp)
 }
 
 /*
- * Moves the QP to ERR and waits until it consumes no more receive WQEs. The hardware returns the
+ * Moves the QP to ERR and waits until it consumes no further receive WQEs. The hardware returns the
  * WQE of a partially received message only on a transition to ERR.
  */
 static void quiesce_receives(struct kite_mlx5_qp *qp)

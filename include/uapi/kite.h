@@ -745,13 +745,13 @@ struct kite_recv_header {
  * kernel acts for the user, and charges memory to the cgroup, of the process that made this
  * request.
  *
- * The kernel polls the submission ring, and for some time after the last SQE. Then it sets
- * KITE_QUEUE_NEED_WAKEUP: after storing the tail, issue a full memory barrier, test the flag, and
- * call KITE_IOC_ENTER if it is set. The kernel consumes no more SQEs than fit in the completion
- * ring; test the flag also after consuming CQEs while SQEs are pending. While the completion ring
- * has CQEs, poll() reports POLLIN. A child process does not inherit the mapping. After the RNIC was
- * removed no SQE is consumed. EBUSY (the session has KITE_QUEUES_MAX), EFAULT, EINTR, EINVAL,
- * ENOMEM (also over RLIMIT_MEMLOCK).
+ * The kernel polls the submission ring until it sets KITE_QUEUE_NEED_WAKEUP. After storing the
+ * tail, issue a full memory barrier, test the flag, and call KITE_IOC_ENTER if it is set. The
+ * kernel consumes at most as many SQEs as fit in the completion ring; test the flag also after
+ * consuming CQEs while SQEs are pending. While the completion ring has CQEs, poll() reports
+ * POLLIN. A child process does not inherit the mapping. After the RNIC was removed no SQE is
+ * consumed. EBUSY (the session has KITE_QUEUES_MAX), EFAULT, EINTR, EINVAL, ENOMEM (also over
+ * RLIMIT_MEMLOCK).
  */
 struct kite_create_queue {
 	__u64 addr;

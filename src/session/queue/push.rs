@@ -48,7 +48,7 @@ const MAX_SKIPPED_VQPS: usize = MAX_VQPS + MAX_OFFLOADED as usize;
 /// Queued requests, and the VQPs with requests in flight.
 pub(super) struct VqpPushQueue {
     queued: KVec<KBox<IoTask>>,
-    /// VQPs that accept no more requests in this round.
+    /// VQPs that accept no further requests in this round.
     skipped_vqps: KVec<u64>,
     /// VQPs with requests in flight.
     active_vqps: KVec<Arc<Vqp>>,

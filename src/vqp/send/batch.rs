@@ -69,7 +69,7 @@ pub(in crate::vqp) enum VqpBatchState {
     Quiescing(StaleQp, Deadline, Option<Error>),
     /// Blocked: a worker executes the requests in the peer's kernel.
     ViaKernel,
-    /// Ended. No more requests of the batch are posted.
+    /// Ended. No further requests of the batch are posted.
     Finished,
 }
 

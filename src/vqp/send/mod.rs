@@ -81,7 +81,7 @@ pub(super) struct VqpState {
     pub(super) resolving: bool,
     /// Set if an I/O queue waits for free entries.
     pub(super) push_blocked: bool,
-    /// Reason why no more requests are posted, or `None` if the VQP is open.
+    /// Reason why no further requests are posted, or `None` if the VQP is open.
     pub(super) closed_with: Option<Error>,
 }
 
@@ -128,7 +128,7 @@ impl VqpState {
         self.transport_selector.transport()
     }
 
-    /// Returns `true` if events of the kind are available, or if no more events can follow.
+    /// Returns `true` if events of the kind are available, or if no further events can follow.
     pub(super) fn is_ready_for(&self, event: VqpEvent) -> bool {
         let (empty, may_follow) = match event {
             VqpEvent::Completion => (self.completions.is_empty(), self.pending != 0),

@@ -137,7 +137,7 @@ fn connection_is_evicted_when_both_sides_are_idle() {
     assert_eq!(
         passive.handle_event(evict_request(1, true)),
         ConnAction::SendEvictRefused(1),
-        "it said so"
+        "the peer refused before"
     );
     assert_eq!(
         active.handle_event(ConnEvent::EvictRefused(1)),

@@ -24,7 +24,7 @@ pub(crate) struct CmChannel {
 pub(crate) enum ChannelEvent {
     Empty,
     Message(CmMessage),
-    /// No more messages arrive, for this reason.
+    /// No further messages arrive, for this reason.
     Closed(Error),
 }
 
