@@ -311,7 +311,7 @@ impl Cluster {
         let Some(dynamic) = self.fabric.dc().filter(|_| entry.dctn != 0) else {
             return Ok(None);
         };
-        let route = self.fabric.route_or_resolve(peer)?;
+        let route = self.fabric.local_address.route_or_resolve(peer)?;
         let dct = DctId {
             dctn: entry.dctn,
             dc_key: entry.dc_key,

@@ -177,7 +177,7 @@ impl Cluster {
         }
         let own = self.fabric.local_identity(local.instance, local.secret)?;
         for member in members.iter().filter(|m| m.node == local.instance.node) {
-            self.fabric.pin_address(&member.address)?;
+            self.fabric.local_address.pin(&member.address)?;
             self.fabric.open_dct()?;
             if self.fabric.peer_or_self(local.instance).is_err() {
                 self.fabric
@@ -281,7 +281,8 @@ impl Cluster {
         self.fabric.drain_peers(&peers);
         self.directory.clear();
         self.fabric.set_self_peer(None);
-        self.fabric.unpin_address();
+        self.fabric.local_address.unpin();
+        self.fabric.close_dct();
         let mut state = self.state.lock();
         let members = core::mem::take(&mut state.members);
         state.local = None;

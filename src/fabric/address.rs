@@ -5,38 +5,85 @@
 //! # Operation
 //!
 //! The view advertises one address of each node: the number of the control QP, and the GID or LID of the
-//! port. The address of the local node is pinned ([`Fabric::pin_address`]) while the first view with the node
+//! port. The address of the local node is pinned ([`LocalAddress::pin`]) while the first view with the node
 //! is prepared. The control QP, the DCT and the RC QPs then all use the pinned GID, also if the port gets
 //! other GIDs.
 //!
 //! # Locking
 //!
-//! `Fabric::advertised_gid` (spin lock) protects the pinned GID. `Fabric::gid` holds the lock while it reads
-//! the GID cache of the device, which does not sleep.
+//! `LocalAddress::pinned_gid` (spin lock) protects the pinned GID. `LocalAddress::gid` holds the lock while it
+//! reads the GID cache of the device, which does not sleep.
 
-use super::{peer::Peer, Fabric};
+use super::peer::Peer;
 use crate::{
     bindings,
     mlx5::PortConfig,
     verbs::{
         address::{AddressHandle, PortAddress},
-        device::{Gid, LinkLayer},
+        device::{Gid, IbDevice, LinkLayer, PortNum},
+        pd::Pd,
     },
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    new_spinlock,
+    prelude::*,
+    sync::{Arc, SpinLock},
+};
 
-impl Fabric {
+/// Address of the local node: the port, its GID, and the control QP.
+#[pin_data]
+pub(crate) struct LocalAddress {
+    pd: Arc<Pd>,
+    port: PortNum,
+    /// Number of the control QP.
+    control_qpn: u32,
+    /// GID in the address that the view advertises for this node. Set by `pin`, cleared by `unpin`.
+    #[pin]
+    pinned_gid: SpinLock<Option<Gid>>,
+}
+
+impl LocalAddress {
+    /// Creates the address of a port, without a pinned GID.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
+    pub(super) fn new(pd: Arc<Pd>, port: PortNum, control_qpn: u32) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                pd,
+                port,
+                control_qpn,
+                pinned_gid <- new_spinlock!(None, "LocalAddress::pinned_gid"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Returns the protection domain of the RNIC.
+    pub(super) fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// Returns the local port.
+    pub(super) fn port(&self) -> PortNum {
+        self.port
+    }
+
+    fn device(&self) -> IbDevice {
+        self.pd.device()
+    }
+
     /// Returns the index and the value of the GID at which peers reach this node: the pinned GID, else the
     /// preferred one.
     fn gid(&self, link: LinkLayer) -> Result<(u8, Gid)> {
-        let port = self.resources.port;
-        match *self.advertised_gid.lock() {
-            Some(gid) => self.device().find_gid(port, link, &gid),
-            None => self.device().preferred_gid(port, link),
+        match *self.pinned_gid.lock() {
+            Some(gid) => self.device().find_gid(self.port, link, &gid),
+            None => self.device().preferred_gid(self.port, link),
         }
     }
 
-    /// Pins the advertised address: this node uses its GID until [`Self::unpin_address`], even if the port
+    /// Pins the advertised address: this node uses its GID until [`Self::unpin`], even if the port
     /// gets other GIDs meanwhile.
     ///
     /// # Errors
@@ -44,52 +91,35 @@ impl Fabric {
     /// - `EINVAL`: `address` does not name the control QP, or the port lacks the GID (on InfiniBand: the
     ///   LID).
     /// - Any error of the port query.
-    pub(crate) fn pin_address(&self, address: &bindings::kite_address) -> Result {
-        if address.qpn != self.control_endpoint.qp().qpn() {
+    pub(crate) fn pin(&self, address: &bindings::kite_address) -> Result {
+        if address.qpn != self.control_qpn {
             return Err(EINVAL);
         }
-        let state = self.device().query_port(self.resources.port)?;
+        let state = self.device().query_port(self.port)?;
         if state.link_layer == LinkLayer::InfiniBand {
             return (address.lid == state.lid).then_some(()).ok_or(EINVAL);
         }
-        if self.advertised_gid.lock().is_some() {
+        if self.pinned_gid.lock().is_some() {
             return Ok(());
         }
         let result = self
             .device()
-            .find_gid(self.resources.port, state.link_layer, &address.gid);
+            .find_gid(self.port, state.link_layer, &address.gid);
         result.map_err(|_| EINVAL)?;
-        *self.advertised_gid.lock() = Some(address.gid);
+        *self.pinned_gid.lock() = Some(address.gid);
         Ok(())
     }
 
-    /// Allows another GID to be chosen, and closes the DCT.
-    pub(crate) fn unpin_address(&self) {
-        *self.advertised_gid.lock() = None;
-        if let Some(dc) = &self.dc {
-            dc.close_dct(|| self.drain_recv_cq());
-        }
-    }
-
-    /// Opens the DCT at the local port. Does nothing if the RNIC has no DC.
-    ///
-    /// # Errors
-    ///
-    /// - `EIO`: the hardware rejected the DCT.
-    /// - `ENOMEM`: out of memory.
-    /// - Any error of the port and GID queries.
-    pub(crate) fn open_dct(&self) -> Result {
-        match &self.dc {
-            Some(dc) => dc.open_dct(self.local_port()?),
-            None => Ok(()),
-        }
+    /// Allows another GID to be chosen.
+    pub(crate) fn unpin(&self) {
+        *self.pinned_gid.lock() = None;
     }
 
     /// Returns the port, GID index and MTU of this node.
-    pub(super) fn local_port(&self) -> Result<PortConfig> {
-        let state = self.device().query_port(self.resources.port)?;
+    pub(super) fn port_config(&self) -> Result<PortConfig> {
+        let state = self.device().query_port(self.port)?;
         Ok(PortConfig {
-            port: self.resources.port,
+            port: self.port,
             gid_index: self.gid(state.link_layer)?.0,
             mtu: state.mtu,
         })
@@ -97,7 +127,7 @@ impl Fabric {
 
     /// Returns a route from the local port to itself.
     pub(super) fn loopback_route(&self) -> Result<AddressHandle> {
-        let (pd, port) = (self.resources.pd.clone(), self.resources.port);
+        let (pd, port) = (self.pd.clone(), self.port);
         let state = self.device().query_port(port)?;
         let (gid_index, gid) = self.gid(state.link_layer)?;
         let destination = PortAddress {
@@ -109,7 +139,7 @@ impl Fabric {
 
     /// Resolves the route to a peer. Sleeps while the network resolves the neighbor.
     pub(super) fn resolve_route(&self, peer: &Peer) -> Result<AddressHandle> {
-        let (pd, port) = (self.resources.pd.clone(), self.resources.port);
+        let (pd, port) = (self.pd.clone(), self.port);
         let link = self.device().query_port(port)?.link_layer;
         let (gid_index, _) = self.gid(link)?;
         AddressHandle::new(pd, port, link, gid_index, peer.control_address.destination)
@@ -130,11 +160,11 @@ impl Fabric {
 
     /// Returns the address of the control QP for the view, and `true` if the port is active.
     pub(crate) fn control_address(&self) -> Result<(bindings::kite_address, bool)> {
-        let state = self.device().query_port(self.resources.port)?;
+        let state = self.device().query_port(self.port)?;
         let gid = self.gid(state.link_layer).map_or([0; 16], |(_, gid)| gid);
         let address = bindings::kite_address {
             gid,
-            qpn: self.control_endpoint.qp().qpn(),
+            qpn: self.control_qpn,
             lid: state.lid,
             link_layer: if state.link_layer == LinkLayer::InfiniBand {
                 1
@@ -149,6 +179,6 @@ impl Fabric {
 
     /// Returns `true` if the port is active.
     pub(crate) fn is_port_active(&self) -> bool {
-        self.device().is_port_active(self.resources.port)
+        self.device().is_port_active(self.port)
     }
 }

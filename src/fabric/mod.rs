@@ -20,7 +20,7 @@
 //!
 //! # Locking
 //!
-//! - `advertised_gid`, `peers`, `self_peer`: spin locks, each for the field that the lock contains.
+//! - `peers`, `self_peer`: spin locks, each for the field that the lock contains.
 //! - `promoted_peers`: spin lock for the set. Holders take `peers`, and [`Peer::request_rate`] of other
 //!   peers.
 //! - `endpoints`: spin lock of the XArray. [`Endpoint`]s are dropped after the lock is released, because
@@ -45,6 +45,7 @@ pub(crate) mod recv;
 pub(crate) mod send;
 
 use self::{
+    address::LocalAddress,
     control::ControlRequests,
     control_qp::CONTROL_QKEY,
     dc::DcTransport,
@@ -60,12 +61,7 @@ use crate::{
     mlx5::Mlx5Device,
     params,
     stats::Stats,
-    verbs::{
-        cq::Cq,
-        device::{Gid, IbDevice},
-        log::rnic_err,
-        pd::Pd,
-    },
+    verbs::{cq::Cq, device::IbDevice, log::rnic_err, pd::Pd},
 };
 use core::num::{NonZeroU32, NonZeroU8};
 use kernel::{
@@ -117,6 +113,7 @@ pub(crate) struct Fabric {
     hca: Option<Arc<Mlx5Device>>,
     /// `None` if the RNIC has no DC.
     dc: Option<Arc<DcTransport>>,
+    pub(crate) local_address: Arc<LocalAddress>,
     pub(crate) mr_table: Pin<KBox<MrTable>>,
     #[pin]
     registrar: MrRegistrar,
@@ -129,10 +126,6 @@ pub(crate) struct Fabric {
     endpoints: XArray<Arc<Endpoint>>,
     next_endpoint_id: Atomic<u32>,
     recv_cq_budget: Arc<RecvCqBudget>,
-    /// GID in the address that the view advertises for this node. Set by `pin_address`, cleared by
-    /// `unpin_address`.
-    #[pin]
-    advertised_gid: SpinLock<Option<Gid>>,
     /// Other nodes of the view, sorted by node number.
     #[pin]
     peers: SpinLock<KVec<Arc<Peer>>>,
@@ -192,12 +185,18 @@ impl Fabric {
             GFP_KERNEL,
         )?;
         let control_ref = control_endpoint.clone();
+        let local_address = LocalAddress::new(
+            resources.pd.clone(),
+            resources.port,
+            control_endpoint.qp().qpn(),
+        )?;
         let this = Arc::pin_init(
             try_pin_init!(Self {
                 config,
                 resources,
                 hca,
                 dc,
+                local_address,
                 mr_table: MrTable::new(device)?,
                 registrar <- MrRegistrar::new(),
                 atomic_engine <- AtomicEngine::new(),
@@ -206,7 +205,6 @@ impl Fabric {
                 endpoints <- XArray::new(AllocKind::Alloc),
                 next_endpoint_id: Atomic::new(CONTROL_ENDPOINT_ID + 1),
                 recv_cq_budget: RecvCqBudget::new(recv_cqe_count)?,
-                advertised_gid <- new_spinlock!(None, "Fabric::advertised_gid"),
                 peers <- new_spinlock!(KVec::new(), "Fabric::peers"),
                 self_peer <- new_spinlock!(None, "Fabric::self_peer"),
                 promoted_peers <- new_spinlock!(PromotedPeers::new(config.max_promoted.into()), "Fabric::promoted_peers"),
@@ -231,6 +229,27 @@ impl Fabric {
     /// Returns the DC transport if the RNIC has DC.
     pub(crate) fn dc(&self) -> Option<&Arc<DcTransport>> {
         self.dc.as_ref()
+    }
+
+    /// Opens the DCT at the local port. Does nothing if the RNIC has no DC.
+    ///
+    /// # Errors
+    ///
+    /// - `EIO`: the hardware rejected the DCT.
+    /// - `ENOMEM`: out of memory.
+    /// - Any error of the port and GID queries.
+    pub(crate) fn open_dct(&self) -> Result {
+        match &self.dc {
+            Some(dc) => dc.open_dct(self.local_address.port_config()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Closes the DCT. Does nothing if the RNIC has no DC.
+    pub(crate) fn close_dct(&self) {
+        if let Some(dc) = &self.dc {
+            dc.close_dct(|| self.drain_recv_cq());
+        }
     }
 
     /// Returns the RNIC.

@@ -230,6 +230,7 @@ impl Rnic {
             .memory_service
             .cluster
             .fabric
+            .local_address
             .control_address()
     }
 
@@ -299,8 +300,13 @@ pub(crate) fn find(name: &[u8]) -> Result<Arc<Rnic>> {
     }
     // Every bind of a session takes this path, so use the cached port state: a query of the firmware is slow.
     let is_active = |rnic: &&Arc<Rnic>| {
-        rnic.enter_rpc()
-            .is_ok_and(|rpc| rpc.memory_service.cluster.fabric.is_port_active())
+        rnic.enter_rpc().is_ok_and(|rpc| {
+            rpc.memory_service
+                .cluster
+                .fabric
+                .local_address
+                .is_port_active()
+        })
     };
     all.iter()
         .find(is_active)

@@ -148,6 +148,7 @@ fn resolve_route(fabric: &Fabric, peer: &Peer) {
         return;
     }
     let resolved = fabric
+        .local_address
         .resolve_route(peer)
         .and_then(|route| Ok(Arc::new(route, GFP_KERNEL)?));
     match resolved {

@@ -74,8 +74,10 @@ impl LoopbackQp {
             |waker| Mlx5Cq::new(hca.clone(), CQ_ENTRIES, 0, waker),
             |cq| Mlx5Qp::new_rc(hca.clone(), cq.clone(), 1),
         )?;
-        let own_av = AddressVector::new(hca, &fabric.loopback_route()?)?;
-        private.qp.connect_loopback(fabric.local_port()?, &own_av)?;
+        let own_av = AddressVector::new(hca, &fabric.local_address.loopback_route()?)?;
+        private
+            .qp
+            .connect_loopback(fabric.local_address.port_config()?, &own_av)?;
         Ok(Self {
             private,
             result: Arc::new(result, GFP_KERNEL)?,

@@ -61,7 +61,7 @@ type RegistrationQp = PrivateQp<Qp<ThreadWaker, ThreadWaker>, Cq<ThreadWaker>>;
 
 /// Creates the QP and connects it to itself.
 fn create_qp(fabric: &Fabric) -> Result<RegistrationQp> {
-    let (device, port) = (fabric.device(), fabric.resources.port);
+    let (device, port) = (fabric.device(), fabric.local_address.port());
     let create_cq = |waker| {
         let cq = Cq::new(device, CQ_ENTRIES, 0, waker)?;
         Ok(Arc::new(cq, GFP_KERNEL)?)
@@ -74,7 +74,7 @@ fn create_qp(fabric: &Fabric) -> Result<RegistrationQp> {
             max_inline_data: 0,
         };
         Qp::new_rc(
-            fabric.resources.pd.clone(),
+            fabric.local_address.pd().clone(),
             cq.clone(),
             cq.clone(),
             port,
@@ -88,7 +88,9 @@ fn create_qp(fabric: &Fabric) -> Result<RegistrationQp> {
         mtu: device.query_port(port)?.mtu,
         max_rd_atomic: 1,
     };
-    private.qp.connect(&fabric.loopback_route()?, remote, 0)?;
+    private
+        .qp
+        .connect(&fabric.local_address.loopback_route()?, remote, 0)?;
     Ok(private)
 }
 
