@@ -5,66 +5,111 @@
 //! # Operation
 //!
 //! Datagrams set up RC connections and announce views. Only the connector thread sends datagrams, one at a
-//! time: [`Fabric::send_setup`] waits for the send completion.
+//! time: [`ControlQp::send_setup`] waits for the send completion.
 //!
 //! # Recovery
 //!
-//! After a failed send or receive, the connector or the poller sets `Fabric::control_qp_failed`. The
-//! connector then restarts the QP. The state machines of connections and announcements retransmit lost
-//! datagrams (`kite_core::proto`).
+//! After a failed send or receive, the connector or the poller reports the failure
+//! ([`ControlQp::report_failure`]). The connector then restarts the QP. The state machines of connections and
+//! announcements retransmit lost datagrams (`kite_core::proto`).
+//!
+//! # Locking
+//!
+//! `ControlQp::failed` is set with release order by the poller or the connector. Only the connector clears the
+//! flag, with full order.
 
 use super::{
+    endpoint::{Endpoint, EndpointResources},
+    endpoint_table::CONTROL_ENDPOINT_ID,
     peer::Peer,
+    recv::wake::ThreadWaker,
     send::slots::{Recovery, SlotClass},
-    Fabric,
 };
 use crate::{
     errno,
     sys::deadline::Deadline,
     verbs::{
         cq::WcStatus,
+        device::IbDevice,
         log::{rnic_info, rnic_warn},
         work::UdSendWr,
     },
 };
 use kernel::{
     prelude::*,
-    sync::atomic::{Full, Release},
+    sync::{
+        atomic::{AtomicFlag, Full, Release},
+        Arc,
+    },
 };
 use kite_core::wire::setup::SetupDatagram;
 
 /// Queue key of all control QPs ("kite" in ASCII). The key prevents accidental deliveries only. Peers are
 /// authenticated by the secret in each datagram.
-pub(super) const CONTROL_QKEY: u32 = 0x6b69_7465;
+const CONTROL_QKEY: u32 = 0x6b69_7465;
 
 /// Maximum time in ms that a datagram waits for a slot.
 const DATAGRAM_TIMEOUT_MS: u32 = 1000;
 
-impl Fabric {
-    /// Reports that the control QP failed, for example because a neighbor or an address disappeared during a
+/// Control QP of a fabric.
+pub(super) struct ControlQp {
+    endpoint: Arc<Endpoint>,
+    /// The QP is in ERR. The connector must restart the QP.
+    failed: AtomicFlag,
+    connector_waker: Arc<ThreadWaker>,
+}
+
+impl ControlQp {
+    /// Creates the QP in RTS, with all receives posted.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
+    /// - The error of the RNIC if the QP cannot be created.
+    pub(super) fn new(
+        resources: &EndpointResources,
+        connector_waker: Arc<ThreadWaker>,
+    ) -> Result<Self> {
+        let endpoint = Endpoint::new_ud(resources, CONTROL_ENDPOINT_ID, CONTROL_QKEY)?;
+        Ok(Self {
+            endpoint: Arc::new(endpoint, GFP_KERNEL)?,
+            failed: AtomicFlag::new(false),
+            connector_waker,
+        })
+    }
+
+    /// Returns the endpoint, for the table by which receive completions find it.
+    pub(super) fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
+    }
+
+    fn device(&self) -> IbDevice {
+        self.endpoint.qp().device()
+    }
+
+    /// Reports that the QP failed, for example because a neighbor or an address disappeared during a
     /// send. The connector restarts the QP.
-    pub(super) fn report_control_qp_failure(&self) {
-        self.control_qp_failed.store(true, Release);
+    pub(super) fn report_failure(&self) {
+        self.failed.store(true, Release);
         self.connector_waker.event.complete();
     }
 
-    /// Restarts the control QP if it failed. Called by the connector only, which is also the only sender on
-    /// the control QP.
-    pub(super) fn restart_control_qp(&self) {
-        if !self.control_qp_failed.xchg(false, Full) {
+    /// Restarts the QP if it failed. Called by the connector only, which is also the only sender on the QP.
+    pub(super) fn restart(&self) {
+        if !self.failed.xchg(false, Full) {
             return;
         }
         rnic_info!(self.device(), "control QP failed, restarting\n");
-        if let Err(error) = self.control_endpoint.restart_ud(CONTROL_QKEY) {
+        if let Err(error) = self.endpoint.restart_ud(CONTROL_QKEY) {
             rnic_warn!(self.device(), "control QP cannot be restarted: {error:?}\n");
-            self.control_qp_failed.store(true, Release);
+            self.failed.store(true, Release);
         }
     }
 
-    fn recover_control_qp(&self, recovery: Recovery) -> Result {
+    fn recover(&self, recovery: Recovery) -> Result {
         match recovery {
-            Recovery::ToError => self.control_endpoint.qp().modify_to_err(),
-            Recovery::ToReset => self.control_endpoint.qp().modify_to_reset(),
+            Recovery::ToError => self.endpoint.qp().modify_to_err(),
+            Recovery::ToReset => self.endpoint.qp().modify_to_reset(),
         }
     }
 
@@ -79,13 +124,16 @@ impl Fabric {
         let route = peer.route().ok_or_else(errno::hostunreach)?;
         let mut bytes = [0; 128];
         let len = setup.encode(&mut bytes).ok_or(EINVAL)?;
-        let slot = self.send_engine().acquire_slot(
+        let slot = self.endpoint.send_engine().acquire_slot(
             SlotClass::Control,
             Some(Deadline::after_ms(DATAGRAM_TIMEOUT_MS)),
         )?;
         slot.buffer().write(0, &bytes[..len])?;
         slot.buffer().sync_for_device(len);
-        let sges = [slot.buffer().sge(self.local_key(), 0, len).ok_or(EINVAL)?];
+        let sges = [slot
+            .buffer()
+            .sge(self.endpoint.lkey(), 0, len)
+            .ok_or(EINVAL)?];
         let wr = UdSendWr::new(
             slot.wr_id(),
             &sges,
@@ -96,12 +144,11 @@ impl Fabric {
         slot.account_post(1);
         // SAFETY: The request addresses the buffer of `slot` only. `slot.wait` below waits for its
         // completion, and `route` is dropped after that.
-        unsafe { self.control_endpoint.qp().post_datagram(&wr) }
-            .inspect_err(|_| slot.unaccount_post())?;
-        match slot.wait(|recovery| self.recover_control_qp(recovery)) {
+        unsafe { self.endpoint.qp().post_datagram(&wr) }.inspect_err(|_| slot.unaccount_post())?;
+        match slot.wait(|recovery| self.recover(recovery)) {
             WcStatus::Success => Ok(()),
             _ => {
-                self.report_control_qp_failure();
+                self.report_failure();
                 Err(EIO)
             }
         }

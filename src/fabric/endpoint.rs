@@ -102,8 +102,8 @@ pub(crate) struct Endpoint {
     qp: Qp<ThreadWaker, ThreadWaker>,
     recv_buffers: DmaPages,
     recv_count: u32,
-    /// Keeps the slot buffers alive, which requests on this QP may address.
-    _send_engine: Arc<SendEngine>,
+    /// Slots of requests on this QP, which may address their buffers.
+    send_engine: Arc<SendEngine>,
     lkey: u32,
 }
 
@@ -168,7 +168,7 @@ impl Endpoint {
             qp,
             recv_buffers,
             recv_count,
-            _send_engine: send_engine,
+            send_engine,
             lkey,
         };
         for i in 0..recv_count {
@@ -198,6 +198,16 @@ impl Endpoint {
     /// Returns the QP.
     pub(crate) fn qp(&self) -> &Qp<ThreadWaker, ThreadWaker> {
         &self.qp
+    }
+
+    /// Returns the slots for requests on the QP.
+    pub(super) fn send_engine(&self) -> &Arc<SendEngine> {
+        &self.send_engine
+    }
+
+    /// Returns the lkey by which requests on the QP address local memory.
+    pub(super) fn lkey(&self) -> u32 {
+        self.lkey
     }
 
     /// Copies received bytes from buffer `index` to `out`.

@@ -23,11 +23,7 @@
 //! - `peers`, `self_peer`: spin locks, each for the field that the lock contains.
 //! - `promoted_peers`: spin lock for the set. Holders take `peers`, and [`Peer::request_rate`] of other
 //!   peers.
-//! - `endpoints`: spin lock of the XArray. [`Endpoint`]s are dropped after the lock is released, because
-//!   destroying a QP sleeps.
 //! - `poll_clients`: mutex. A holder may sleep for memory.
-//! - `control_qp_failed`: set with release order by the poller or the connector. Only the connector clears
-//!   the flag, with full order.
 //!
 //! Lock order: `promoted_peers` → `peers`; `promoted_peers` → [`Peer::request_rate`]; `peers` → the locks of
 //! [`peer::suspicion`].
@@ -38,6 +34,7 @@ pub(crate) mod control;
 mod control_qp;
 pub(crate) mod dc;
 pub(crate) mod endpoint;
+mod endpoint_table;
 pub(crate) mod mr;
 pub(crate) mod peer;
 pub(crate) mod qos;
@@ -47,9 +44,10 @@ pub(crate) mod send;
 use self::{
     address::LocalAddress,
     control::ControlRequests,
-    control_qp::CONTROL_QKEY,
+    control_qp::ControlQp,
     dc::DcTransport,
-    endpoint::{Endpoint, EndpointResources, RecvCqBudget},
+    endpoint::{Endpoint, EndpointResources},
+    endpoint_table::EndpointTable,
     mr::{atomics::AtomicEngine, registrar::MrRegistrar, table::MrTable},
     peer::{suspicion::SuspectListener, Peer},
     qos::Qos,
@@ -67,16 +65,9 @@ use core::num::{NonZeroU32, NonZeroU8};
 use kernel::{
     new_mutex, new_spinlock,
     prelude::*,
-    sync::{
-        atomic::{Atomic, AtomicFlag, Relaxed},
-        Arc, Mutex, SpinLock,
-    },
-    xarray::{AllocKind, XArray},
+    sync::{Arc, Mutex, SpinLock},
 };
-use kite_core::{policy::promotion::PromotedPeers, view::NodeInstance};
-
-/// ID of the control endpoint. IDs of RC endpoints are higher.
-const CONTROL_ENDPOINT_ID: u32 = 0;
+use kite_core::policy::promotion::PromotedPeers;
 
 /// Entries of the receive CQ: sufficient for about 1000 peers with two RC connections each.
 const RECV_CQ_ENTRIES: u32 = 64 * 1024;
@@ -119,13 +110,9 @@ pub(crate) struct Fabric {
     registrar: MrRegistrar,
     #[pin]
     atomic_engine: AtomicEngine,
-    control_endpoint: Arc<Endpoint>,
-    /// The control QP is in ERR. The connector must restart the QP.
-    control_qp_failed: AtomicFlag,
+    control_qp: ControlQp,
     #[pin]
-    endpoints: XArray<Arc<Endpoint>>,
-    next_endpoint_id: Atomic<u32>,
-    recv_cq_budget: Arc<RecvCqBudget>,
+    endpoints: EndpointTable,
     /// Other nodes of the view, sorted by node number.
     #[pin]
     peers: SpinLock<KVec<Arc<Peer>>>,
@@ -180,11 +167,8 @@ impl Fabric {
             recv_cq,
             port: device.first_port(),
         };
-        let control_endpoint = Arc::new(
-            Endpoint::new_ud(&resources, CONTROL_ENDPOINT_ID, CONTROL_QKEY)?,
-            GFP_KERNEL,
-        )?;
-        let control_ref = control_endpoint.clone();
+        let control_qp = ControlQp::new(&resources, connector_waker.clone())?;
+        let control_endpoint = control_qp.endpoint().clone();
         let local_address = LocalAddress::new(
             resources.pd.clone(),
             resources.port,
@@ -200,11 +184,8 @@ impl Fabric {
                 mr_table: MrTable::new(device)?,
                 registrar <- MrRegistrar::new(),
                 atomic_engine <- AtomicEngine::new(),
-                control_endpoint,
-                control_qp_failed: AtomicFlag::new(false),
-                endpoints <- XArray::new(AllocKind::Alloc),
-                next_endpoint_id: Atomic::new(CONTROL_ENDPOINT_ID + 1),
-                recv_cq_budget: RecvCqBudget::new(recv_cqe_count)?,
+                control_qp,
+                endpoints <- EndpointTable::new(recv_cqe_count),
                 peers <- new_spinlock!(KVec::new(), "Fabric::peers"),
                 self_peer <- new_spinlock!(None, "Fabric::self_peer"),
                 promoted_peers <- new_spinlock!(PromotedPeers::new(config.max_promoted.into()), "Fabric::promoted_peers"),
@@ -219,10 +200,7 @@ impl Fabric {
             }),
             GFP_KERNEL,
         )?;
-        this.endpoints
-            .lock()
-            .store(CONTROL_ENDPOINT_ID as usize, control_ref, GFP_ATOMIC)
-            .map_err(|error| error.error)?;
+        this.endpoints.insert(control_endpoint)?;
         Ok(this)
     }
 
@@ -280,11 +258,6 @@ impl Fabric {
         self.resources.pd.local_dma_lkey()
     }
 
-    /// Returns the endpoint with this ID.
-    fn endpoint(&self, id: u32) -> Option<Arc<Endpoint>> {
-        self.endpoints.lock().get(id as usize).map(Into::into)
-    }
-
     /// Returns the maximum number of segments that one connection may have in flight now: the free data slots
     /// divided by K, at least 1. The quota reserves slots for other peers if some peers do not respond: after
     /// `n` stuck connections, (1 - 1/(K + 1))^n of all slots remain.
@@ -301,19 +274,6 @@ impl Fabric {
             rnic_err!(self.device(), "QP cannot be moved to RESET: {error:?}\n");
         }
         self.drain_recv_cq();
-        // Drop the endpoint after the spin lock is released: dropping the last reference sleeps.
-        let removed = self.endpoints.lock().remove(endpoint.id() as usize);
-        drop(removed);
-    }
-
-    /// Creates and registers an endpoint. The connection must hold an [`endpoint::RecvCqReservation`].
-    fn create_endpoint(&self, peer: NodeInstance) -> Result<Arc<Endpoint>> {
-        let id = self.next_endpoint_id.fetch_add(1u32, Relaxed);
-        let endpoint = Arc::new(Endpoint::new_rc(&self.resources, id, peer)?, GFP_KERNEL)?;
-        self.endpoints
-            .lock()
-            .store(id as usize, endpoint.clone(), GFP_ATOMIC)
-            .map_err(|error| error.error)?;
-        Ok(endpoint)
+        self.endpoints.remove(endpoint.id());
     }
 }

@@ -78,7 +78,7 @@ impl Connector {
     /// Executes one round. `tick` is `true` in a round for retransmissions. Returns `true` if another tick is
     /// needed.
     fn step_all(&self, tick: bool) -> bool {
-        self.fabric.restart_control_qp();
+        self.fabric.control_qp.restart();
         if tick {
             self.fabric.evict_idle_conns();
         }
@@ -188,11 +188,14 @@ impl ConnOps for PeerConnOps<'_> {
     }
 
     fn reserve_recv_cq(&self) -> Result<RecvCqReservation> {
-        self.fabric().recv_cq_budget.reserve()
+        self.fabric().endpoints.reserve()
     }
 
     fn create_endpoint(&self) -> Result<Arc<Endpoint>> {
-        self.fabric().create_endpoint(self.peer.instance())
+        let fabric = self.fabric();
+        fabric
+            .endpoints
+            .create(&fabric.resources, self.peer.instance())
     }
 
     fn destroy_endpoint(&self, endpoint: Arc<Endpoint>) {
@@ -205,7 +208,7 @@ impl ConnOps for PeerConnOps<'_> {
     }
 
     fn send_setup(&self, setup: &SetupDatagram) {
-        if let Err(error) = self.fabric().send_setup(self.peer, setup) {
+        if let Err(error) = self.fabric().control_qp.send_setup(self.peer, setup) {
             rnic_debug!(
                 self.device(),
                 "node {}: datagram not sent: {error:?}\n",

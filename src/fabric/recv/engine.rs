@@ -26,7 +26,8 @@ use super::{busy_poll::BusyPollers, handler::RecvHandler};
 use crate::{
     fabric::{
         endpoint::{Endpoint, RECV_BUFFER_BYTES},
-        Fabric, CONTROL_ENDPOINT_ID, RECV_CQ_ENTRIES,
+        endpoint_table::CONTROL_ENDPOINT_ID,
+        Fabric, RECV_CQ_ENTRIES,
     },
     sys::{bytes, revocable::SleepableRevocable},
     verbs::cq::{WcStatus, WorkCompletion},
@@ -158,11 +159,11 @@ impl Fabric {
             // A failed or destroyed QP flushes its receives. The users of an RC QP detect the failure by
             // their own requests, but the control QP may have no request in flight.
             if id.generation == CONTROL_ENDPOINT_ID {
-                self.report_control_qp_failure();
+                self.control_qp.report_failure();
             }
             return;
         }
-        let Some(endpoint) = self.endpoint(id.generation) else {
+        let Some(endpoint) = self.endpoints.get(id.generation) else {
             return self.stats.unmatched_completions.add(1);
         };
         if let Some(immediate) = completion.imm_data {
