@@ -23,7 +23,6 @@
 //! - `peers`, `self_peer`: spin locks, each for the field that the lock contains.
 //! - `promoted_peers`: spin lock for the set. Holders take `peers`, and [`Peer::request_rate`] of other
 //!   peers.
-//! - `poll_clients`: mutex. A holder may sleep for memory.
 //!
 //! Lock order: `promoted_peers` → `peers`; `promoted_peers` → [`Peer::request_rate`]; `peers` → the locks of
 //! [`peer::suspicion`].
@@ -59,13 +58,14 @@ use crate::{
     mlx5::Mlx5Device,
     params,
     stats::Stats,
+    sys::adaptive_spin::{AdaptiveSpin, SpinSample},
     verbs::{cq::Cq, device::IbDevice, log::rnic_err, pd::Pd},
 };
 use core::num::{NonZeroU32, NonZeroU8};
 use kernel::{
-    new_mutex, new_spinlock,
+    new_spinlock,
     prelude::*,
-    sync::{Arc, Mutex, SpinLock},
+    sync::{Arc, SpinLock},
 };
 use kite_core::policy::promotion::PromotedPeers;
 
@@ -124,9 +124,9 @@ pub(crate) struct Fabric {
     #[pin]
     pub(crate) control_requests: ControlRequests,
     #[pin]
-    recv_engine: RecvEngine,
+    pub(crate) recv_engine: RecvEngine,
     #[pin]
-    poll_clients: Mutex<PollClients>,
+    pub(crate) poll_clients: PollClients,
     pub(crate) qos: Arc<Qos>,
     pub(crate) poller_waker: Arc<ThreadWaker>,
     pub(crate) connector_waker: Arc<ThreadWaker>,
@@ -174,6 +174,8 @@ impl Fabric {
             resources.port,
             control_endpoint.qp().qpn(),
         )?;
+        let recv_engine =
+            RecvEngine::new(resources.recv_cq.clone(), dc.clone(), poller_waker.clone());
         let this = Arc::pin_init(
             try_pin_init!(Self {
                 config,
@@ -190,8 +192,8 @@ impl Fabric {
                 self_peer <- new_spinlock!(None, "Fabric::self_peer"),
                 promoted_peers <- new_spinlock!(PromotedPeers::new(config.max_promoted.into()), "Fabric::promoted_peers"),
                 control_requests <- ControlRequests::new(),
-                recv_engine <- RecvEngine::new(),
-                poll_clients <- new_mutex!(PollClients::new(), "Fabric::poll_clients"),
+                recv_engine <- recv_engine,
+                poll_clients <- PollClients::new(poller_waker.clone()),
                 qos: Qos::new(stats.clone())?,
                 poller_waker,
                 connector_waker,
@@ -263,6 +265,35 @@ impl Fabric {
     /// `n` stuck connections, (1 - 1/(K + 1))^n of all slots remain.
     pub(crate) fn inflight_quota(&self) -> u32 {
         (self.send_engine().free_slots() / NonZeroU32::from(self.config.conns_per_peer)).max(1)
+    }
+
+    /// Processes all messages received before the call. May sleep.
+    ///
+    /// Required before a QP is reset: the sender has received an acknowledgment for these messages, and
+    /// drivers discard unpolled completions at the reset.
+    fn drain_recv_cq(&self) {
+        self.recv_engine.drain(self);
+    }
+
+    /// Processes received messages unless another thread does. Returns the number of messages.
+    ///
+    /// The caller must not hold any lock, since the handler takes locks.
+    pub(crate) fn try_poll_recv(&self) -> usize {
+        self.recv_engine.try_poll(self)
+    }
+
+    /// Polls the receive queues and processes messages until `done` returns `true` or the spin time ends.
+    ///
+    /// Returns `None` if `done` returned `true`. Otherwise the poller thread was woken, and the caller must
+    /// sleep. The caller drops the returned sample when the wait ends, which adapts `spin`.
+    ///
+    /// The caller must not hold any lock, since message handlers take locks.
+    pub(crate) fn busy_poll<'a>(
+        &self,
+        spin: &'a AdaptiveSpin,
+        done: impl FnMut() -> bool,
+    ) -> Option<SpinSample<'a>> {
+        self.recv_engine.busy_poll(self, spin, done)
     }
 
     fn destroy_endpoint(&self, endpoint: Arc<Endpoint>) {

@@ -122,7 +122,7 @@ impl Rnic {
         let name = device.name();
         Self::start(device, name, fabric.clone(), services, stats)
             // The receive handler and the fabric reference each other.
-            .inspect_err(|_| fabric.clear_recv_handler())
+            .inspect_err(|_| fabric.recv_engine.clear_handler())
     }
 
     fn start(
@@ -159,7 +159,9 @@ impl Rnic {
         services: Arc<RnicServices>,
     ) -> Result<RnicThreads> {
         let name = name_str(name);
-        fabric.set_recv_handler(Arc::new(RecvDispatcher(services), GFP_KERNEL)?);
+        fabric
+            .recv_engine
+            .set_handler(Arc::new(RecvDispatcher(services), GFP_KERNEL)?);
         let poller = Poller::new(fabric.clone())?;
         let connector = Connector::new(fabric)?;
         let poller_name = CString::try_from_fmt(fmt!("kite/{name}"))?;
@@ -261,7 +263,7 @@ impl Rnic {
         services.leave();
         services.flush();
         drop(self.threads.lock().take());
-        services.fabric().clear_recv_handler();
+        services.fabric().recv_engine.clear_handler();
         services.flush();
         if !services.close() {
             rnic_err!(

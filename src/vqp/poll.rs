@@ -45,7 +45,7 @@ impl Vqp {
         let progress = self.make_progress(fabric, state);
         if state.needs_poller() {
             self.needs_resolve.store(state.needs_resolve(), Release);
-            fabric.wake_poller();
+            fabric.poll_clients.wake_poller();
         }
         progress
     }

@@ -5,7 +5,7 @@
 //! # Operation
 //!
 //! An interrupt and a thread wake-up per message cost several times as much as the message.
-//! A waiting thread therefore polls the receive queues first ([`Fabric::busy_poll`]).
+//! A waiting thread therefore polls the receive queues first ([`RecvEngine::busy_poll`]).
 //! The waiter processes every message found, including messages for other threads.
 //! While waiters poll, the poller thread sleeps for 100 µs to 1 ms at a time, with interrupts disarmed
 //! ([`AdaptiveInterval`]). The thread also does so if waiters polled for at least half of its last interval.
@@ -13,12 +13,11 @@
 //!
 //! # Locking
 //!
-//! [`BusyPollers`] has only atomics. A busy poll takes the locks of [`Fabric::try_poll_recv`].
+//! [`BusyPollers`] has only atomics. A busy poll takes the locks of [`RecvEngine::try_poll`].
+//!
+//! [`RecvEngine::busy_poll`]: super::engine::RecvEngine::busy_poll
+//! [`RecvEngine::try_poll`]: super::engine::RecvEngine::try_poll
 
-use crate::{
-    fabric::Fabric,
-    sys::adaptive_spin::{AdaptiveSpin, SpinSample},
-};
 use kernel::{
     sync::atomic::{Acquire, Atomic, Full, Relaxed, Release},
     time::{Instant, Monotonic},
@@ -32,7 +31,7 @@ const MIN_INTERVAL_US: u32 = 100;
 const MAX_INTERVAL_US: u32 = 1000;
 
 /// Threads that busy-poll the receive queues of one RNIC.
-pub(in crate::fabric) struct BusyPollers {
+pub(super) struct BusyPollers {
     /// Number of threads that poll now.
     count: Atomic<u32>,
     /// Total duration of all finished busy polls, in ns; may wrap.
@@ -43,12 +42,23 @@ pub(in crate::fabric) struct BusyPollers {
 
 impl BusyPollers {
     /// Creates the record without any polling thread.
-    pub(in crate::fabric) const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self {
             count: Atomic::new(0),
             total_ns: Atomic::new(0),
             went_to_sleep: Atomic::new(0),
         }
+    }
+
+    /// Runs `poll`, and counts the current thread as a busy poller meanwhile.
+    pub(super) fn count_while<T>(&self, poll: impl FnOnce() -> T) -> T {
+        let _guard = BusyPollGuard::new(self);
+        poll()
+    }
+
+    /// Records that a waiter stopped polling to sleep.
+    pub(super) fn note_sleep(&self) {
+        self.went_to_sleep.store(1u32, Release);
     }
 }
 
@@ -77,7 +87,7 @@ impl Drop for BusyPollGuard<'_> {
 }
 
 /// Sleep interval of the poller thread while waiters poll.
-pub(in crate::fabric) struct AdaptiveInterval {
+pub(super) struct AdaptiveInterval {
     /// Next sleep, in µs: [`MIN_INTERVAL_US`] to [`MAX_INTERVAL_US`].
     interval_us: u32,
     /// Time of the last call of [`Self::next_interval_us`].
@@ -88,7 +98,7 @@ pub(in crate::fabric) struct AdaptiveInterval {
 
 impl AdaptiveInterval {
     /// Starts with the shortest interval.
-    pub(in crate::fabric) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             interval_us: MIN_INTERVAL_US,
             last_update: Instant::now(),
@@ -100,7 +110,7 @@ impl AdaptiveInterval {
     ///
     /// Returns `None` if no waiter polls, unless waiters polled for at least half of the time since the last
     /// call and none went to sleep. With `has_other_work` the sleep is [`MIN_INTERVAL_US`].
-    pub(in crate::fabric) fn next_interval_us(
+    pub(super) fn next_interval_us(
         &mut self,
         pollers: &BusyPollers,
         now: Instant<Monotonic>,
@@ -122,34 +132,5 @@ impl AdaptiveInterval {
         };
         self.interval_us = (interval_us * 2).min(MAX_INTERVAL_US);
         Some(interval_us)
-    }
-}
-
-impl Fabric {
-    /// Polls the receive queues and processes messages until `done` returns `true` or the spin time ends.
-    ///
-    /// Returns `None` if `done` returned `true`. Otherwise the poller thread was woken, and the caller must
-    /// sleep. The caller drops the returned sample when the wait ends, which adapts `spin`.
-    ///
-    /// The caller must not hold any lock, since message handlers take locks.
-    pub(crate) fn busy_poll<'a>(
-        &self,
-        spin: &'a AdaptiveSpin,
-        mut done: impl FnMut() -> bool,
-    ) -> Option<SpinSample<'a>> {
-        let guard = BusyPollGuard::new(&self.recv_engine.busy_pollers);
-        let sample = spin.spin_until(|| {
-            self.try_poll_recv();
-            done()
-        });
-        drop(guard);
-        if sample.is_some() {
-            self.recv_engine
-                .busy_pollers
-                .went_to_sleep
-                .store(1u32, Release);
-            self.poller_waker.event.complete();
-        }
-        sample
     }
 }

@@ -3,9 +3,10 @@
 //! Receive side: processing of received messages, the poller thread with its clients, and waiters that
 //! busy-poll in place of the thread.
 
-pub(crate) mod busy_poll;
+mod busy_poll;
 pub(crate) mod engine;
 pub(crate) mod handler;
 pub(crate) mod poll_client;
 pub(crate) mod poller;
+mod router;
 pub(crate) mod wake;

@@ -14,14 +14,16 @@
 //!
 //! # Locking
 //!
-//! `Fabric::poll_clients` (mutex) protects the list. The mutex is held while [`PollClient::poll_work`] and
+//! `PollClients::list` (mutex) protects the list. The mutex is held while [`PollClient::poll_work`] and
 //! [`PollClient::poll_hint`] run, but not while [`PollClient::on_device_removed`] runs or a client is
 //! dropped.
 
+use super::wake::ThreadWaker;
 use crate::fabric::Fabric;
 use kernel::{
+    new_mutex,
     prelude::*,
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Instant, Monotonic},
 };
 
@@ -67,28 +69,18 @@ pub(crate) trait PollClient: Send + Sync + 'static {
     fn on_device_removed(&self);
 }
 
-/// Registered [`PollClient`]s.
-pub(in crate::fabric) struct PollClients {
-    /// Each client with the id that [`Fabric::register_poll_client`] returned.
-    pub(super) clients: KVec<(u64, Arc<dyn PollClient>)>,
+/// Clients in the order of registration.
+struct ClientList {
+    /// Each client with the ID that [`PollClients::register`] returned.
+    clients: KVec<(u64, Arc<dyn PollClient>)>,
     next_id: u64,
     /// Index of the client polled last (round robin).
     cursor: usize,
 }
 
-impl PollClients {
-    /// Creates an empty list.
-    pub(in crate::fabric) const fn new() -> Self {
-        Self {
-            clients: KVec::new(),
-            next_id: 0,
-            cursor: 0,
-        }
-    }
-
-    /// Polls the clients in turn, for at most about [`POLL_BUDGET_NS`], so that messages are not delayed.
-    /// Returns the number of steps done.
-    pub(super) fn poll_all(&mut self, fabric: &Fabric) -> usize {
+impl ClientList {
+    /// Polls the clients in turn. See [`PollClients::poll_all`].
+    fn poll_all(&mut self, fabric: &Fabric) -> usize {
         let (mut done, start) = (0, Instant::<Monotonic>::now());
         for _ in 0..self.clients.len() {
             self.cursor = (self.cursor + 1) % self.clients.len();
@@ -104,19 +96,40 @@ impl PollClients {
     }
 }
 
-impl Fabric {
-    /// Registers a client with the poller thread. Returns the id for [`Self::unregister_poll_client`].
+/// Registered [`PollClient`]s.
+#[pin_data]
+pub(crate) struct PollClients {
+    #[pin]
+    list: Mutex<ClientList>,
+    poller_waker: Arc<ThreadWaker>,
+}
+
+impl PollClients {
+    /// Creates an empty list.
+    pub(in crate::fabric) fn new(poller_waker: Arc<ThreadWaker>) -> impl PinInit<Self> {
+        let list = ClientList {
+            clients: KVec::new(),
+            next_id: 0,
+            cursor: 0,
+        };
+        pin_init!(Self {
+            list <- new_mutex!(list, "PollClients::list"),
+            poller_waker,
+        })
+    }
+
+    /// Registers a client with the poller thread. Returns the ID for [`Self::unregister`].
     ///
     /// # Errors
     ///
     /// - `ENOMEM`: no memory for the list.
-    pub(crate) fn register_poll_client(&self, client: Arc<dyn PollClient>) -> Result<u64> {
-        let mut clients = self.poll_clients.lock();
-        let id = clients.next_id;
-        clients.clients.push((id, client), GFP_KERNEL)?;
-        clients.next_id += 1;
-        drop(clients);
-        self.poller_waker.event.complete();
+    pub(crate) fn register(&self, client: Arc<dyn PollClient>) -> Result<u64> {
+        let mut list = self.list.lock();
+        let id = list.next_id;
+        list.clients.push((id, client), GFP_KERNEL)?;
+        list.next_id += 1;
+        drop(list);
+        self.wake_poller();
         Ok(id)
     }
 
@@ -126,23 +139,41 @@ impl Fabric {
     }
 
     /// Removes a client from the poller thread, which does not poll the client after the call.
-    pub(crate) fn unregister_poll_client(&self, id: u64) {
-        let mut clients = self.poll_clients.lock();
-        let index = clients
+    pub(crate) fn unregister(&self, id: u64) {
+        let mut list = self.list.lock();
+        let index = list
             .clients
             .iter()
             .position(|(client_id, _)| *client_id == id);
-        let removed = index.and_then(|index| clients.clients.remove(index).ok());
-        drop(clients);
+        let removed = index.and_then(|index| list.clients.remove(index).ok());
+        drop(list);
         // Drop the client without the lock.
         drop(removed);
     }
 
     /// Removes all clients, and notifies each of the removal of the RNIC.
-    pub(super) fn stop_poll_clients(&self) {
-        let clients = core::mem::replace(&mut self.poll_clients.lock().clients, KVec::new());
+    pub(super) fn stop(&self) {
+        let clients = core::mem::replace(&mut self.list.lock().clients, KVec::new());
         for (_, client) in clients {
             client.on_device_removed();
         }
+    }
+
+    /// Polls the clients in turn, for at most about [`POLL_BUDGET_NS`], so that messages are not delayed.
+    /// Returns the number of steps done.
+    pub(super) fn poll_all(&self, fabric: &Fabric) -> usize {
+        self.list.lock().poll_all(fabric)
+    }
+
+    /// Returns `true` if no client is registered.
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.lock().clients.is_empty()
+    }
+
+    /// Returns the most urgent hint of all clients.
+    pub(super) fn max_hint(&self) -> PollHint {
+        let list = self.list.lock();
+        let hints = list.clients.iter().map(|(_, client)| client.poll_hint());
+        hints.max().unwrap_or(PollHint::Idle)
     }
 }

@@ -14,7 +14,7 @@
 //!
 //! # Locking
 //!
-//! Order: `Fabric::poll_clients`, then the locks of a client, then the locks of the send engine.
+//! Order: `PollClients::list`, then the locks of a client, then the locks of the send engine.
 
 use super::{
     busy_poll::AdaptiveInterval,
@@ -70,14 +70,7 @@ impl Poller {
         if self.fabric.send_engine().has_sleepers() {
             done += self.fabric.send_engine().poll();
         }
-        (done, self.fabric.poll_clients.lock().poll_all(&self.fabric))
-    }
-
-    /// Returns the most urgent hint of all clients.
-    fn max_poll_hint(&self) -> PollHint {
-        let clients = self.fabric.poll_clients.lock();
-        let hints = clients.clients.iter().map(|(_, client)| client.poll_hint());
-        hints.max().unwrap_or(PollHint::Idle)
+        (done, self.fabric.poll_clients.poll_all(&self.fabric))
     }
 
     /// Sleeps for at most about `us` microseconds, or until woken.
@@ -93,9 +86,8 @@ impl Poller {
         now: Instant<Monotonic>,
     ) -> Option<u32> {
         let fabric = &self.fabric;
-        let has_other_work =
-            fabric.send_engine().has_sleepers() || !fabric.poll_clients.lock().clients.is_empty();
-        interval.next_interval_us(&fabric.recv_engine.busy_pollers, now, has_other_work)
+        let has_other_work = fabric.send_engine().has_sleepers() || !fabric.poll_clients.is_empty();
+        interval.next_interval_us(fabric.recv_engine.busy_pollers(), now, has_other_work)
     }
 
     /// Arms the CQs and sleeps, unless a completion arrived meanwhile.
@@ -105,15 +97,15 @@ impl Poller {
     ///
     /// Returns `false` after the short sleep for [`PollHint::Soon`], which must not restart the spin.
     fn arm_and_sleep(&self) -> bool {
-        let mut missed = self.fabric.resources.recv_cq.arm() | self.fabric.arm_packet_cq();
-        let has_clients = !self.fabric.poll_clients.lock().clients.is_empty();
-        let old_hint = self.max_poll_hint();
+        let mut missed = self.fabric.recv_engine.arm(&self.fabric);
+        let has_clients = !self.fabric.poll_clients.is_empty();
+        let old_hint = self.fabric.poll_clients.max_hint();
         // A client that is polled again soon needs no interrupt.
         if self.fabric.send_engine().has_sleepers() || has_clients && old_hint != PollHint::Soon {
             missed |= self.fabric.send_engine().arm();
         }
         // Read the hints again: only completions after the CQ was armed wake the thread.
-        let hint = self.max_poll_hint();
+        let hint = self.fabric.poll_clients.max_hint();
         missed |= hint != old_hint;
         if missed || hint == PollHint::Busy || self.stopping.load(Acquire) != 0 {
             return true;
@@ -172,7 +164,7 @@ impl ThreadBody for Poller {
             }
             cond_resched();
         }
-        self.fabric.stop_poll_clients();
+        self.fabric.poll_clients.stop();
     }
 
     fn request_stop(&self) {

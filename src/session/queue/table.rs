@@ -114,7 +114,8 @@ impl Session {
             .memory_service
             .cluster
             .fabric
-            .register_poll_client(poll_client)?;
+            .poll_clients
+            .register(poll_client)?;
         rpc.memory_service.stats.io_queues.add(1);
         let created = CreatedQueue {
             id: self.alloc_id(),
@@ -226,7 +227,8 @@ impl RegisteredQueue {
             rpc.memory_service
                 .cluster
                 .fabric
-                .unregister_poll_client(self.poll_client_id);
+                .poll_clients
+                .unregister(self.poll_client_id);
         }
         queue.shutdown(errno::canceled());
     }

@@ -97,11 +97,7 @@ impl Session {
         vqps.check_limit()?;
         vqps.vqps.reserve(1, GFP_KERNEL_ACCOUNT)?;
         vqp_table.register(vqp.clone())?;
-        let poll_client_id = vqp_table
-            .memory_service
-            .cluster
-            .fabric
-            .register_poll_client(driver)?;
+        let poll_client_id = vqp_table.memory_service.cluster.fabric.poll_clients.register(driver)?;
         let vqp_id = self.alloc_id();
         let entry = SessionVqp {
             id: vqp_id,
@@ -425,7 +421,8 @@ impl SessionVqp {
             .memory_service
             .cluster
             .fabric
-            .unregister_poll_client(self.poll_client_id);
+            .poll_clients
+            .unregister(self.poll_client_id);
         vqp_table.close(&self.vqp);
     }
 }

@@ -141,7 +141,7 @@ impl Vqp {
     pub(in crate::vqp) fn wake_blocked_push(fabric: &Fabric, state: &mut VqpState) {
         if state.push_blocked && (state.free_entries() != 0 || state.pending == 0) {
             state.push_blocked = false;
-            fabric.wake_poller();
+            fabric.poll_clients.wake_poller();
         }
     }
 }
