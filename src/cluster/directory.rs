@@ -270,7 +270,7 @@ impl Cluster {
         if let Some(address) = self.cached_address(instance)? {
             return Ok(address);
         }
-        let peer = self.fabric.peer_or_self(instance)?;
+        let peer = self.fabric.peers.get_or_self(instance)?;
         let min_epoch = self.directory.min_epoch.load(Acquire);
         let entry = retry_until(deadline, || {
             self.query_replicas(instance, min_epoch, deadline)
@@ -298,7 +298,7 @@ impl Cluster {
         &self,
         instance: NodeInstance,
     ) -> Result<Option<Arc<PeerAddress>>> {
-        let peer = self.fabric.peer_or_self(instance)?;
+        let peer = self.fabric.peers.get_or_self(instance)?;
         let cached = peer.cached_address(self.directory.min_epoch.load(Acquire));
         if cached.is_some() {
             self.fabric.stats.directory_hits.add(1);
@@ -331,7 +331,7 @@ impl Cluster {
         min_epoch: u64,
         deadline: Deadline,
     ) -> TryResult<DirectoryEntry> {
-        drop(self.fabric.peer_or_self(instance)?);
+        drop(self.fabric.peers.get_or_self(instance)?);
         for i in 0..DIRECTORY_REPLICAS {
             let replica = self.directory.replicas.lock().get(i).copied();
             let deadline = deadline.capped_at_ms(REPLICA_READ_MS);

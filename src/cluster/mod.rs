@@ -175,18 +175,19 @@ impl Cluster {
         {
             return Err(EINVAL);
         }
-        let own = self.fabric.local_identity(local.instance, local.secret)?;
+        let own = LocalIdentity::new(&self.fabric, local.instance, local.secret)?;
         for member in members.iter().filter(|m| m.node == local.instance.node) {
             self.fabric.local_address.pin(&member.address)?;
             self.fabric.open_dct()?;
-            if self.fabric.peer_or_self(local.instance).is_err() {
+            if self.fabric.peers.get_or_self(local.instance).is_err() {
                 self.fabric
-                    .set_self_peer(Some(Self::new_peer(&own, member)?));
+                    .peers
+                    .set_self(Some(Self::new_peer(&own, member)?));
             }
         }
         let delta = self.diff_view(&own, members)?;
         let new_members = Self::build_members(members)?;
-        self.fabric.replace_peers(delta.kept);
+        self.fabric.peers.replace(delta.kept);
         // Fence before the new epoch is visible: nodes of the new view rely on removed nodes having no access
         // to the memory of this node.
         self.fabric.fence_peers(&delta.removed, errno::hostdown());
@@ -204,7 +205,7 @@ impl Cluster {
 
     /// Completes a view change: peers that joined become reachable.
     pub(crate) fn commit_view(&self, peers: PreparedView) {
-        let before = self.fabric.replace_peers(peers.0);
+        let before = self.fabric.peers.replace(peers.0);
         drop(before);
     }
 
@@ -247,7 +248,7 @@ impl Cluster {
                 None => peers.push(Self::new_peer(own, member)?, GFP_KERNEL)?,
             }
         }
-        for old in self.fabric.all_peers()? {
+        for old in self.fabric.peers.all()? {
             if !kept.iter().any(|peer: &Arc<Peer>| Arc::ptr_eq(peer, &old)) {
                 removed.push(old, GFP_KERNEL)?;
             }
@@ -276,11 +277,11 @@ impl Cluster {
 
     /// Leaves the cluster. Returns the former peers, which are disconnected.
     pub(crate) fn leave(&self) -> KVec<Arc<Peer>> {
-        let peers = self.fabric.replace_peers(KVec::new());
+        let peers = self.fabric.peers.replace(KVec::new());
         self.fabric.fence_peers(&peers, errno::hostdown());
         self.fabric.drain_peers(&peers);
         self.directory.clear();
-        self.fabric.set_self_peer(None);
+        self.fabric.peers.set_self(None);
         self.fabric.local_address.unpin();
         self.fabric.close_dct();
         let mut state = self.state.lock();

@@ -20,12 +20,7 @@
 //!
 //! # Locking
 //!
-//! - `peers`, `self_peer`: spin locks, each for the field that the lock contains.
-//! - `promoted_peers`: spin lock for the set. Holders take `peers`, and [`Peer::request_rate`] of other
-//!   peers.
-//!
-//! Lock order: `promoted_peers` → `peers`; `promoted_peers` → [`Peer::request_rate`]; `peers` → the locks of
-//! [`peer::suspicion`].
+//! The fabric itself has no locks. Each of its parts owns its fields and their locks.
 
 mod address;
 pub(crate) mod conn;
@@ -48,7 +43,7 @@ use self::{
     endpoint::{Endpoint, EndpointResources},
     endpoint_table::EndpointTable,
     mr::{atomics::AtomicEngine, registrar::MrRegistrar, table::MrTable},
-    peer::{suspicion::SuspectListener, Peer},
+    peer::{suspicion::SuspectListener, table::PeerTable, Peer},
     qos::Qos,
     recv::{engine::RecvEngine, poll_client::PollClients, wake::ThreadWaker},
     send::slots::{SendEngine, SlotClass, SlotGuard},
@@ -62,12 +57,8 @@ use crate::{
     verbs::{cq::Cq, device::IbDevice, log::rnic_err, pd::Pd},
 };
 use core::num::{NonZeroU32, NonZeroU8};
-use kernel::{
-    new_spinlock,
-    prelude::*,
-    sync::{Arc, SpinLock},
-};
-use kite_core::policy::promotion::PromotedPeers;
+use kernel::{prelude::*, sync::Arc};
+use kite_core::view::NodeInstance;
 
 /// Entries of the receive CQ: sufficient for about 1000 peers with two RC connections each.
 const RECV_CQ_ENTRIES: u32 = 64 * 1024;
@@ -113,14 +104,8 @@ pub(crate) struct Fabric {
     control_qp: ControlQp,
     #[pin]
     endpoints: EndpointTable,
-    /// Other nodes of the view, sorted by node number.
     #[pin]
-    peers: SpinLock<KVec<Arc<Peer>>>,
-    /// This node as a peer. Has no RC connections: a node reaches itself by DC.
-    #[pin]
-    self_peer: SpinLock<Option<Arc<Peer>>>,
-    #[pin]
-    promoted_peers: SpinLock<PromotedPeers>,
+    pub(crate) peers: PeerTable,
     #[pin]
     pub(crate) control_requests: ControlRequests,
     #[pin]
@@ -188,9 +173,7 @@ impl Fabric {
                 atomic_engine <- AtomicEngine::new(),
                 control_qp,
                 endpoints <- EndpointTable::new(recv_cqe_count),
-                peers <- new_spinlock!(KVec::new(), "Fabric::peers"),
-                self_peer <- new_spinlock!(None, "Fabric::self_peer"),
-                promoted_peers <- new_spinlock!(PromotedPeers::new(config.max_promoted.into()), "Fabric::promoted_peers"),
+                peers <- PeerTable::new(config.max_promoted, connector_waker.clone(), stats.clone()),
                 control_requests <- ControlRequests::new(),
                 recv_engine <- recv_engine,
                 poll_clients <- PollClients::new(poller_waker.clone()),
@@ -209,6 +192,24 @@ impl Fabric {
     /// Returns the DC transport if the RNIC has DC.
     pub(crate) fn dc(&self) -> Option<&Arc<DcTransport>> {
         self.dc.as_ref()
+    }
+
+    /// Returns the peer with this node number. See [`PeerTable::get`].
+    ///
+    /// # Errors
+    ///
+    /// - `EHOSTDOWN`: the node is not in the view.
+    pub(crate) fn peer(&self, node: u32) -> Result<Arc<Peer>> {
+        self.peers.get(node)
+    }
+
+    /// Returns the peer with this node number and incarnation. See [`PeerTable::get_instance`].
+    ///
+    /// # Errors
+    ///
+    /// - `EHOSTDOWN`: the node is not in the view, or has another incarnation.
+    pub(crate) fn peer_by_instance(&self, instance: NodeInstance) -> Result<Arc<Peer>> {
+        self.peers.get_instance(instance)
     }
 
     /// Opens the DCT at the local port. Does nothing if the RNIC has no DC.
@@ -306,5 +307,27 @@ impl Fabric {
         }
         self.drain_recv_cq();
         self.endpoints.remove(endpoint.id());
+    }
+
+    /// Closes all connections to `peers`: users receive `error`. On return, none of `peers` can access local
+    /// memory. The DCT is rotated too, because a removed node may still run and have the old DCT number.
+    pub(crate) fn fence_peers(&self, peers: &[Arc<Peer>], error: Error) {
+        peers.iter().for_each(|peer| peer.close(error));
+        if let Some(dc) = self.dc.as_ref().filter(|_| !peers.is_empty()) {
+            dc.rotate_dct(|| self.drain_recv_cq());
+        }
+    }
+
+    /// Waits until the connections to `peers` have no users, and destroys their QPs. The connections must be
+    /// closed.
+    pub(crate) fn drain_peers(&self, peers: &[Arc<Peer>]) {
+        self.peers.demote(peers);
+        for conn in peers.iter().flat_map(|peer| peer.conns()) {
+            let (endpoint, reservation) = conn.drain();
+            if let Some(endpoint) = endpoint {
+                self.destroy_endpoint(endpoint);
+            }
+            drop(reservation);
+        }
     }
 }

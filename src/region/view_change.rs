@@ -162,12 +162,12 @@ impl MemoryService {
             .filter(|(member, _)| *member != local_instance)
         {
             if owns_names || !self.is_peer_drained(member) {
-                self.fabric().announce_view(member, 0);
+                self.fabric().peers.announce_view(member, 0);
                 self.announce_deferred(member, move |memory_service| {
                     memory_service.sync_names_to_peer(member, epoch)
                 });
             } else {
-                self.fabric().announce_view(member, epoch);
+                self.fabric().peers.announce_view(member, epoch);
             }
         }
     }
@@ -270,7 +270,7 @@ impl MemoryService {
 
     /// Returns `true` if no packet of a QP that has failed so far can still reach `member`.
     fn is_peer_drained(&self, member: NodeInstance) -> bool {
-        let failures = retry_alloc(|| self.fabric().stale_qps(member));
+        let failures = retry_alloc(|| self.fabric().peers.stale_qps(member));
         failures.iter().all(StaleQp::is_fenced)
     }
 

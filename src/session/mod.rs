@@ -229,7 +229,7 @@ impl Session {
             .is_daemon()
             .then(|| self.enter_memory_service().ok())
             .flatten()?;
-        let suspect = memory_service.cluster.fabric.pop_suspect()?;
+        let suspect = memory_service.cluster.fabric.peers.pop_suspect()?;
         Some((bindings::KITE_EVENT_PEER_UNREACHABLE, suspect.into()))
     }
 

@@ -23,7 +23,10 @@
 //! The thread calls peers and connections without a lock held. They take their own locks, and no spin lock is
 //! held during a QP transition.
 
-use super::ConnOps;
+use super::{
+    evict::{evict_idle_conns, ConnBudget},
+    ConnOps,
+};
 use crate::{
     errno,
     fabric::{
@@ -80,14 +83,14 @@ impl Connector {
     fn step_all(&self, tick: bool) -> bool {
         self.fabric.control_qp.restart();
         if tick {
-            self.fabric.evict_idle_conns();
+            evict_idle_conns(&self.fabric);
         }
         let mut needs_tick = self.fabric.mr_table.reap();
         if let Some(dc) = self.fabric.dc() {
             needs_tick |= dc.recover();
         }
-        for i in 0..self.fabric.peer_count() {
-            let Some(peer) = self.fabric.nth_peer(i) else {
+        for i in 0..self.fabric.peers.len() {
+            let Some(peer) = self.fabric.peers.nth(i) else {
                 break;
             };
             let ops = PeerConnOps {
@@ -99,7 +102,7 @@ impl Connector {
                 needs_tick |= conn.step(&ops, tick);
             }
         }
-        needs_tick | self.fabric.is_over_conn_budget()
+        needs_tick | ConnBudget(&self.fabric.stats).is_exceeded()
     }
 }
 

@@ -21,66 +21,77 @@ use kernel::{prelude::*, sync::Arc};
 /// Maximum number of connections that one tick marks.
 const MAX_EVICTIONS_PER_ROUND: u64 = 16;
 
-/// Idle time in ms, and the connection.
-type IdleConn = (i64, Arc<Conn>);
+/// Budget of connected QPs of an RNIC: `max_idle_conns`, idle or not.
+pub(super) struct ConnBudget<'a>(pub(super) &'a Stats);
 
-/// Returns the number of connected QPs that are kept, idle or not.
-fn max_idle_conns() -> u64 {
-    crate::params::max_idle_conns().into()
+impl ConnBudget<'_> {
+    fn max() -> u64 {
+        crate::params::max_idle_conns().into()
+    }
+
+    /// Returns `true` if a connection may be set up before a user needs it.
+    pub(super) fn has_room(&self) -> bool {
+        self.0.connected_qps.get() < Self::max()
+    }
+
+    /// Returns the number of connected QPs above the budget.
+    fn surplus(&self) -> u64 {
+        self.0.connected_qps.get().saturating_sub(Self::max())
+    }
+
+    /// Returns `true` if more QPs are connected than the budget.
+    pub(super) fn is_exceeded(&self) -> bool {
+        self.surplus() != 0
+    }
 }
 
-/// Returns `true` if a connection may be set up before a user needs it.
-pub(in crate::fabric) fn has_conn_budget(stats: &Stats) -> bool {
-    stats.connected_qps.get() < max_idle_conns()
+/// Snapshot of the connections that may be evicted.
+struct IdleConns {
+    /// Number of evictions in progress.
+    evicting: u64,
+    /// Idle time in ms, and the connection.
+    idle: KVec<(i64, Arc<Conn>)>,
 }
 
-impl Fabric {
-    /// Returns the number of connected QPs above the maximum.
-    fn surplus_conns(&self) -> u64 {
-        self.stats
-            .connected_qps
-            .get()
-            .saturating_sub(max_idle_conns())
-    }
-
-    /// Returns `true` if more QPs are connected than the maximum.
-    pub(in crate::fabric) fn is_over_conn_budget(&self) -> bool {
-        self.surplus_conns() != 0
-    }
-
-    /// Marks idle connections for eviction, at most as many as exceed the maximum. Evictions in progress
-    /// count.
-    pub(in crate::fabric) fn evict_idle_conns(&self) {
-        if !self.is_over_conn_budget() {
-            return;
-        }
-        // Without memory, the next tick repeats the selection.
-        let Ok((evicting, mut idle)) = self.evictable_conns() else {
-            return;
-        };
-        let surplus = self.surplus_conns().saturating_sub(evicting);
-        for _ in 0..surplus.min(MAX_EVICTIONS_PER_ROUND) {
-            let longest_idle = (0..idle.len()).max_by_key(|i| idle[*i].0);
-            let Some((_, conn)) = longest_idle.and_then(|i| idle.remove(i).ok()) else {
-                return;
-            };
-            conn.mark_surplus();
-        }
-    }
-
-    /// Returns the number of evictions in progress, and the connections that may be evicted.
+impl IdleConns {
+    /// Collects the connections of all peers.
     ///
     /// # Errors
     ///
     /// - `ENOMEM`: no memory for the list.
-    fn evictable_conns(&self) -> Result<(u64, KVec<IdleConn>)> {
+    fn collect(fabric: &Fabric) -> Result<Self> {
         let (mut evicting, mut idle) = (0, KVec::new());
-        for conn in self.all_peers()?.iter().flat_map(|peer| peer.conns()) {
+        for conn in fabric.peers.all()?.iter().flat_map(|peer| peer.conns()) {
             evicting += u64::from(conn.is_evicting());
             if let Some(idle_ms) = conn.evictable_idle_ms() {
                 idle.push((idle_ms, conn.clone()), GFP_KERNEL)?;
             }
         }
-        Ok((evicting, idle))
+        Ok(Self { evicting, idle })
+    }
+
+    /// Marks the connections that have been idle for the longest time, so that `surplus` evictions are in
+    /// progress.
+    fn mark_longest_idle(mut self, surplus: u64) {
+        let count = surplus.saturating_sub(self.evicting);
+        for _ in 0..count.min(MAX_EVICTIONS_PER_ROUND) {
+            let longest_idle = (0..self.idle.len()).max_by_key(|i| self.idle[*i].0);
+            let Some((_, conn)) = longest_idle.and_then(|i| self.idle.remove(i).ok()) else {
+                return;
+            };
+            conn.mark_surplus();
+        }
+    }
+}
+
+/// Marks idle connections for eviction, at most as many as exceed the budget. Evictions in progress count.
+pub(super) fn evict_idle_conns(fabric: &Fabric) {
+    let budget = ConnBudget(&fabric.stats);
+    if !budget.is_exceeded() {
+        return;
+    }
+    // Without memory, the next tick repeats the selection.
+    if let Ok(idle_conns) = IdleConns::collect(fabric) {
+        idle_conns.mark_longest_idle(budget.surplus());
     }
 }

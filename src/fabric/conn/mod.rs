@@ -26,13 +26,12 @@
 mod acquire;
 pub(crate) mod connector;
 pub(crate) mod credit;
-pub(crate) mod evict;
+mod evict;
 pub(crate) mod handshake;
-pub(crate) mod promotion;
 
 pub(crate) use self::handshake::ConnOps;
 
-use self::evict::has_conn_budget;
+use self::evict::ConnBudget;
 use super::{
     endpoint::{Endpoint, RecvCqReservation},
     peer::suspicion::Suspicion,
@@ -241,7 +240,7 @@ impl Conn {
 
     /// Like [`Self::request_connect`], but does nothing if the budget of idle connections is exhausted.
     pub(crate) fn request_connect_if_budget(&self) {
-        if has_conn_budget(&self.stats) {
+        if ConnBudget(&self.stats).has_room() {
             self.request_connect();
         }
     }

@@ -9,8 +9,12 @@
 //! incarnations, which may arrive after a node was restarted.
 
 use super::suspicion::SuspectListener;
-use crate::{bindings, fabric::recv::wake::ThreadWaker, stats::Stats};
-use kernel::sync::Arc;
+use crate::{
+    bindings,
+    fabric::{recv::wake::ThreadWaker, Fabric},
+    stats::Stats,
+};
+use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     view::NodeInstance,
     wire::setup::{SetupDatagram, SetupKind},
@@ -38,6 +42,34 @@ pub(crate) struct LocalIdentity {
 pub(crate) struct PeerIdentity {
     pub(crate) local: Arc<LocalIdentity>,
     pub(crate) peer: NodeInstance,
+}
+
+impl LocalIdentity {
+    /// Creates the identity of this node in one incarnation, with the properties of `fabric`.
+    ///
+    /// # Errors
+    ///
+    /// - `EIO`: the port query failed.
+    /// - `ENOMEM`: out of memory.
+    pub(crate) fn new(
+        fabric: &Fabric,
+        instance: NodeInstance,
+        secret: [u8; 16],
+    ) -> Result<Arc<Self>> {
+        let device = fabric.device();
+        let identity = Self {
+            instance,
+            secret,
+            rkey: fabric.global_rkey(),
+            mtu: device.query_port(fabric.local_address.port())?.mtu,
+            rd_atomic: device.limits().max_rd_atomic,
+            max_conns: fabric.config.conns_per_peer.get(),
+            connector_waker: fabric.connector_waker.clone(),
+            suspect_listener: fabric.suspect_listener.clone(),
+            stats: fabric.stats.clone(),
+        };
+        Ok(Arc::new(identity, GFP_KERNEL)?)
+    }
 }
 
 impl PeerIdentity {

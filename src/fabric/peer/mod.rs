@@ -27,7 +27,7 @@
 pub(crate) mod identity;
 pub(crate) mod session;
 pub(crate) mod suspicion;
-mod table;
+pub(super) mod table;
 pub(crate) mod view_announce;
 
 use self::{identity::PeerIdentity, session::PeerSession, suspicion::Suspicion};
@@ -90,11 +90,11 @@ pub(crate) struct Peer {
     state: SpinLock<PeerState>,
     /// Rate of virtual queue pair requests to the peer.
     #[pin]
-    pub(super) request_rate: SpinLock<DecayingCounter>,
+    request_rate: SpinLock<DecayingCounter>,
     /// `true` if requests of virtual queue pairs use RC connections.
-    pub(super) promoted: AtomicFlag,
+    promoted: AtomicFlag,
     #[pin]
-    pub(super) view_announcer: SpinLock<ViewAnnouncer>,
+    view_announcer: SpinLock<ViewAnnouncer>,
     suspicion: SetOnce<Arc<Suspicion>>,
     session: SetOnce<Pin<KBox<PeerSession>>>,
 }

@@ -378,4 +378,14 @@ impl Peer {
     pub(crate) fn select_conn(&self, subset: ConnSubset) -> Result<Arc<Conn>> {
         self.ensure_session()?.select_conn(subset)
     }
+
+    /// Returns a connection of `subset` if one is ready. Otherwise requests one.
+    pub(crate) fn ready_conn(&self, subset: ConnSubset) -> Option<Arc<Conn>> {
+        let conn = self.select_conn(subset).ok()?;
+        if conn.is_ready() {
+            return Some(conn);
+        }
+        conn.request_connect();
+        None
+    }
 }

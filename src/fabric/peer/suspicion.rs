@@ -13,7 +13,7 @@
 //!
 //! - `Suspicion::state` and `SuspectListener::counter` are spin locks. Neither is held while the other is
 //!   taken, or while the counter is changed.
-//! - `Fabric::peers` may be held when they are taken.
+//! - `PeerTable::peers` may be held when they are taken.
 
 use crate::sys::{deadline::Deadline, event_counter::EventCounter};
 use kernel::{

@@ -17,31 +17,27 @@
 //! `Peer::view_announcer` (spin lock) is held for single calls of the state machine, and not during a send.
 
 use super::Peer;
-use crate::fabric::{conn::ConnOps, Fabric};
-use kite_core::{proto::view_announce::TickActions, view::NodeInstance, wire::setup::SetupKind};
-
-impl Fabric {
-    /// Announces to a node that this node acts on the view of `epoch`. The announcement is repeated until the
-    /// node acknowledges the same or a later epoch, or until another call replaces it. An `epoch` of 0 stops
-    /// the announcements. Does nothing if the node is not in the view.
-    pub(crate) fn announce_view(&self, instance: NodeInstance, epoch: u64) {
-        if let Ok(peer) = self.peer_by_instance(instance) {
-            peer.view_announcer.lock().announce(epoch);
-            self.connector_waker.event.complete();
-        }
-    }
-
-    /// Acknowledges the announcement of `epoch` by a peer. `acting_epoch` is the epoch on which this node
-    /// acts.
-    pub(crate) fn ack_view(&self, peer: &Peer, epoch: u64, acting_epoch: u64) {
-        peer.view_announcer
-            .lock()
-            .on_announcement(epoch, acting_epoch);
-        self.connector_waker.event.complete();
-    }
-}
+use crate::fabric::conn::ConnOps;
+use kite_core::{proto::view_announce::TickActions, wire::setup::SetupKind};
 
 impl Peer {
+    /// Announces to the peer that this node acts on the view of `epoch`. The announcement is repeated until the
+    /// peer acknowledges the same or a later epoch, or until another call replaces it. An `epoch` of 0 stops
+    /// the announcements.
+    pub(super) fn announce_view(&self, epoch: u64) {
+        self.view_announcer.lock().announce(epoch);
+        self.identity.local.connector_waker.event.complete();
+    }
+
+    /// Acknowledges the announcement of `epoch` by the peer. `acting_epoch` is the epoch on which this node
+    /// acts.
+    pub(crate) fn ack_view(&self, epoch: u64, acting_epoch: u64) {
+        self.view_announcer
+            .lock()
+            .on_announcement(epoch, acting_epoch);
+        self.identity.local.connector_waker.event.complete();
+    }
+
     /// Processes an acknowledgement of `epoch` by the peer.
     pub(in crate::fabric) fn on_view_ack(&self, epoch: u64) {
         self.clear_suspicion();

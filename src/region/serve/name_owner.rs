@@ -136,7 +136,7 @@ impl MemoryService {
             self.request_queue
                 .spawn(move || memory_service.on_view_synced());
         }
-        self.fabric().ack_view(from, epoch, own_epoch);
+        from.ack_view(epoch, own_epoch);
     }
 
     /// Frees the quarantined loans and the waiters of dead nodes, if all members have synchronized the

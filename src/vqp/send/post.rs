@@ -73,7 +73,7 @@ impl VqpState {
     fn post_batch(&mut self, fabric: &Fabric, i: usize) -> TryResult {
         let address = self.address.clone().ok_or(TryError::WouldBlock)?;
         // Not cached: the peer object is valid for one view only.
-        let peer = fabric.peer_or_self(self.peer)?;
+        let peer = fabric.peers.get_or_self(self.peer)?;
         let follows_posted = self.batches[..i].iter().any(VqpBatch::is_posted);
         if !address.has_atomics && self.batches[i].is_atomic() {
             if !follows_posted {
@@ -153,7 +153,7 @@ impl VqpState {
         let count = self.batches[i].remaining().len() as u32;
         let switched = self.transport_selector.record(transport, rc_capable, count);
         if !rc_only {
-            fabric.record_requests(peer, count);
+            fabric.peers.record_requests(peer, count);
             fabric.stats.transport_switches.add(switched.into());
         }
         if transport == Transport::Rc {
@@ -169,7 +169,7 @@ impl VqpState {
             {
                 conn.is_ready().then(|| conn.clone())
             }
-            _ => fabric.ready_conn(peer),
+            _ => peer.ready_conn(fabric.qos.conn_subset(false)),
         }
     }
 }

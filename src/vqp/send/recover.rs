@@ -127,7 +127,7 @@ impl VqpState {
             return;
         };
         let is_quiesced = stale_qp.is_fenced() || deadline.has_expired();
-        let removed = fabric.peer_or_self(self.peer).err();
+        let removed = fabric.peers.get_or_self(self.peer).err();
         match error.filter(|_| is_quiesced).or(removed) {
             Some(error) => self.fail_from(i, error),
             None if is_quiesced => self.batches[i].state = VqpBatchState::Ready,

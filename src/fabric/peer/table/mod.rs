@@ -4,8 +4,9 @@
 //!
 //! # Operation
 //!
-//! A view change replaces the table ([`Fabric::replace_peers`]). The caller keeps the [`Peer`] of a node that
-//! stays in the view in the same incarnation, and with it the connections.
+//! A view change replaces the table ([`PeerTable::replace`]). The caller keeps the [`Peer`] of a node that
+//! stays in the view in the same incarnation, and with it the connections. The table also holds the set of
+//! peers that are promoted to RC connections ([`promotion`]).
 //!
 //! # Recovery
 //!
@@ -14,26 +15,68 @@
 //!
 //! # Locking
 //!
-//! - `Fabric::peers` and `Fabric::self_peer` are spin locks, held for a lookup.
-//! - Order: `Fabric::peers`, then the locks of [`super::suspicion`].
-//! - The table may change between two calls of [`Fabric::nth_peer`], so an iteration by index may skip a
+//! - `PeerTable::peers` and `PeerTable::self_peer` are spin locks, held for a lookup.
+//! - `PeerTable::promoted_peers`: see [`promotion`].
+//! - Order: `PeerTable::peers`, then the locks of [`super::suspicion`].
+//! - The table may change between two calls of [`PeerTable::nth`], so an iteration by index may skip a
 //!   peer.
+//!
+//! [`Fabric::fence_peers`]: crate::fabric::Fabric::fence_peers
+//! [`Fabric::drain_peers`]: crate::fabric::Fabric::drain_peers
 
-use super::{identity::LocalIdentity, Peer};
+mod promotion;
+
+use super::Peer;
 use crate::{
     errno,
-    fabric::{conn::credit::StaleQp, Fabric},
+    fabric::{conn::credit::StaleQp, recv::wake::ThreadWaker},
+    stats::Stats,
 };
-use kernel::{prelude::*, sync::Arc};
-use kite_core::view::NodeInstance;
+use kernel::{
+    new_spinlock,
+    prelude::*,
+    sync::{Arc, SpinLock},
+};
+use kite_core::{policy::promotion::PromotedPeers, view::NodeInstance};
 
-impl Fabric {
+/// Peers of a fabric.
+#[pin_data]
+pub(crate) struct PeerTable {
+    /// Other nodes of the view, sorted by node number.
+    #[pin]
+    peers: SpinLock<KVec<Arc<Peer>>>,
+    /// This node as a peer. Has no RC connections: a node reaches itself by DC.
+    #[pin]
+    self_peer: SpinLock<Option<Arc<Peer>>>,
+    #[pin]
+    promoted_peers: SpinLock<PromotedPeers>,
+    connector_waker: Arc<ThreadWaker>,
+    stats: Arc<Stats>,
+}
+
+impl PeerTable {
+    /// Creates an empty table. At most `max_promoted` peers will be promoted.
+    pub(in crate::fabric) fn new(
+        max_promoted: u8,
+        connector_waker: Arc<ThreadWaker>,
+        stats: Arc<Stats>,
+    ) -> impl PinInit<Self> {
+        let promoted_peers = PromotedPeers::new(max_promoted.into());
+        pin_init!(Self {
+            peers <- new_spinlock!(KVec::new(), "PeerTable::peers"),
+            self_peer <- new_spinlock!(None, "PeerTable::self_peer"),
+            promoted_peers <- new_spinlock!(promoted_peers, "PeerTable::promoted_peers"),
+            connector_waker,
+            stats,
+        })
+    }
+
     /// Returns the peer with this node number.
     ///
     /// # Errors
     ///
     /// - `EHOSTDOWN`: the node is not in the view.
-    pub(crate) fn peer(&self, node: u32) -> Result<Arc<Peer>> {
+    pub(crate) fn get(&self, node: u32) -> Result<Arc<Peer>> {
         let peers = self.peers.lock();
         let index = peers
             .binary_search_by_key(&node, |peer| peer.node())
@@ -46,8 +89,8 @@ impl Fabric {
     /// # Errors
     ///
     /// - `EHOSTDOWN`: the node is not in the view, or has another incarnation.
-    pub(crate) fn peer_by_instance(&self, instance: NodeInstance) -> Result<Arc<Peer>> {
-        let peer = self.peer(instance.node)?;
+    pub(crate) fn get_instance(&self, instance: NodeInstance) -> Result<Arc<Peer>> {
+        let peer = self.get(instance.node)?;
         if peer.instance() == instance {
             Ok(peer)
         } else {
@@ -55,19 +98,19 @@ impl Fabric {
         }
     }
 
-    /// Like [`Self::peer_by_instance`], but also finds this node.
+    /// Like [`Self::get_instance`], but also finds this node.
     ///
     /// # Errors
     ///
     /// - `EHOSTDOWN`: the node is not in the view, or has another incarnation.
-    pub(crate) fn peer_or_self(&self, instance: NodeInstance) -> Result<Arc<Peer>> {
+    pub(crate) fn get_or_self(&self, instance: NodeInstance) -> Result<Arc<Peer>> {
         let self_peer = self.self_peer.lock().clone();
         let self_peer = self_peer.filter(|self_peer| self_peer.instance() == instance);
-        self_peer.map_or_else(|| self.peer_by_instance(instance), Ok)
+        self_peer.map_or_else(|| self.get_instance(instance), Ok)
     }
 
     /// Sets the peer that stands for this node. `None` if this node is in no view.
-    pub(crate) fn set_self_peer(&self, self_peer: Option<Arc<Peer>>) {
+    pub(crate) fn set_self(&self, self_peer: Option<Arc<Peer>>) {
         let old = core::mem::replace(&mut *self.self_peer.lock(), self_peer);
         drop(old);
     }
@@ -80,7 +123,7 @@ impl Fabric {
     /// - `ENOMEM`: out of memory.
     pub(crate) fn stale_qps(&self, instance: NodeInstance) -> Result<KVec<StaleQp>> {
         let mut stale_qps = KVec::new();
-        if let Ok(peer) = self.peer_by_instance(instance) {
+        if let Ok(peer) = self.get_instance(instance) {
             for conn in peer.conns() {
                 if let Some(generation) = conn.stale_generation() {
                     let conn = conn.clone();
@@ -103,46 +146,21 @@ impl Fabric {
     /// # Errors
     ///
     /// - `ENOMEM`: out of memory.
-    pub(crate) fn all_peers(&self) -> Result<KVec<Arc<Peer>>> {
+    pub(crate) fn all(&self) -> Result<KVec<Arc<Peer>>> {
         let mut all = KVec::new();
-        while let Some(peer) = self.nth_peer(all.len()) {
+        while let Some(peer) = self.nth(all.len()) {
             all.push(peer, GFP_KERNEL)?;
         }
         Ok(all)
     }
 
-    /// Returns the identity that this node presents to its peers, for one incarnation.
-    ///
-    /// # Errors
-    ///
-    /// - `EIO`: the port query failed.
-    /// - `ENOMEM`: out of memory.
-    pub(crate) fn local_identity(
-        &self,
-        instance: NodeInstance,
-        secret: [u8; 16],
-    ) -> Result<Arc<LocalIdentity>> {
-        let identity = LocalIdentity {
-            instance,
-            secret,
-            rkey: self.global_rkey(),
-            mtu: self.device().query_port(self.resources.port)?.mtu,
-            rd_atomic: self.device().limits().max_rd_atomic,
-            max_conns: self.config.conns_per_peer.get(),
-            connector_waker: self.connector_waker.clone(),
-            suspect_listener: self.suspect_listener.clone(),
-            stats: self.stats.clone(),
-        };
-        Ok(Arc::new(identity, GFP_KERNEL)?)
-    }
-
     /// Returns the `i`th peer in order of node numbers.
-    pub(in crate::fabric) fn nth_peer(&self, i: usize) -> Option<Arc<Peer>> {
+    pub(in crate::fabric) fn nth(&self, i: usize) -> Option<Arc<Peer>> {
         self.peers.lock().get(i).cloned()
     }
 
     /// Returns the number of peers.
-    pub(in crate::fabric) fn peer_count(&self) -> usize {
+    pub(in crate::fabric) fn len(&self) -> usize {
         self.peers.lock().len()
     }
 
@@ -153,33 +171,19 @@ impl Fabric {
         suspect.map(|peer| peer.node())
     }
 
+    /// Announces to a node that this node acts on the view of `epoch`. Does nothing if the node is not in the
+    /// view. See [`Peer::announce_view`].
+    pub(crate) fn announce_view(&self, instance: NodeInstance, epoch: u64) {
+        if let Ok(peer) = self.get_instance(instance) {
+            peer.announce_view(epoch);
+        }
+    }
+
     /// Replaces the peers by `peers`, which must be sorted by node number. Returns the old ones.
-    pub(crate) fn replace_peers(&self, peers: KVec<Arc<Peer>>) -> KVec<Arc<Peer>> {
+    pub(crate) fn replace(&self, peers: KVec<Arc<Peer>>) -> KVec<Arc<Peer>> {
         let old = core::mem::replace(&mut *self.peers.lock(), peers);
         // The connector may have skipped a peer while it iterated by index.
         self.connector_waker.event.complete();
         old
-    }
-
-    /// Closes all connections to `peers`: users receive `error`. On return, none of `peers` can access local
-    /// memory. The DCT is rotated too, because a removed node may still run and have the old DCT number.
-    pub(crate) fn fence_peers(&self, peers: &[Arc<Peer>], error: Error) {
-        peers.iter().for_each(|peer| peer.close(error));
-        if let Some(dc) = self.dc.as_ref().filter(|_| !peers.is_empty()) {
-            dc.rotate_dct(|| self.drain_recv_cq());
-        }
-    }
-
-    /// Waits until the connections to `peers` have no users, and destroys their QPs. The connections must be
-    /// closed.
-    pub(crate) fn drain_peers(&self, peers: &[Arc<Peer>]) {
-        self.demote_peers(peers);
-        for conn in peers.iter().flat_map(|peer| peer.conns()) {
-            let (endpoint, reservation) = conn.drain();
-            if let Some(endpoint) = endpoint {
-                self.destroy_endpoint(endpoint);
-            }
-            drop(reservation);
-        }
     }
 }

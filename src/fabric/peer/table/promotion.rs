@@ -11,16 +11,13 @@
 //!
 //! # Locking
 //!
-//! - `Fabric::promoted_peers` (spin lock) protects the set. The lock is held until `Peer::promoted` of all
+//! - `PeerTable::promoted_peers` (spin lock) protects the set. The lock is held until `Peer::promoted` of all
 //!   affected peers is stored, since another thread may replace the new peer at once.
-//! - Order: `Fabric::promoted_peers`, then `Fabric::peers` and `Peer::request_rate` of other peers.
+//! - Order: `PeerTable::promoted_peers`, then `PeerTable::peers` and `Peer::request_rate` of other peers.
 //! - `Peer::promoted` is stored with `Release` and loaded with `Acquire`.
 
-use super::Conn;
-use crate::{
-    fabric::{peer::Peer, Fabric},
-    sys::deadline::monotonic_ns,
-};
+use super::{Peer, PeerTable};
+use crate::sys::deadline::monotonic_ns;
 use kernel::sync::{
     atomic::{Acquire, Release},
     Arc,
@@ -31,7 +28,7 @@ fn now_ms() -> u64 {
     monotonic_ns() / 1_000_000
 }
 
-impl Fabric {
+impl PeerTable {
     /// Records requests of virtual queue pairs to a peer, and promotes the peer if its rate suffices.
     pub(crate) fn record_requests(&self, peer: &Peer, requests: u32) {
         if peer.identity.max_conns() == 0 {
@@ -46,13 +43,13 @@ impl Fabric {
 
     fn consider_promotion(&self, peer: &Peer, rate: u32, now: u64) {
         let rate_of = |instance| {
-            let other = self.peer_by_instance(instance);
+            let other = self.get_instance(instance);
             other.map_or(0, |other| other.request_rate.lock().value_at(now))
         };
         // Hold the lock until both `promoted` flags are stored: another thread may replace this peer at once.
         let mut promoted = self.promoted_peers.lock();
         // Another thread may have promoted the peer first, or the peer may have left the view.
-        if peer.is_promoted() || self.peer_by_instance(peer.instance()).is_err() {
+        if peer.is_promoted() || self.get_instance(peer.instance()).is_err() {
             return;
         }
         let PromotionOutcome::Promoted(replaced) =
@@ -63,23 +60,13 @@ impl Fabric {
         peer.promoted.store(true, Release);
         self.stats.promotions.add(1);
         self.stats.promoted_peers.add(replaced.is_none().into());
-        if let Some(other) = replaced.and_then(|instance| self.peer_by_instance(instance).ok()) {
+        if let Some(other) = replaced.and_then(|instance| self.get_instance(instance).ok()) {
             other.promoted.store(false, Release);
         }
     }
 
-    /// Returns a connection to a peer if one is ready. Otherwise requests one.
-    pub(crate) fn ready_conn(&self, peer: &Peer) -> Option<Arc<Conn>> {
-        let conn = peer.select_conn(self.qos.conn_subset(false)).ok()?;
-        if conn.is_ready() {
-            return Some(conn);
-        }
-        conn.request_connect();
-        None
-    }
-
     /// Removes peers that left the view from the promoted peers.
-    pub(in crate::fabric) fn demote_peers(&self, peers: &[Arc<Peer>]) {
+    pub(in crate::fabric) fn demote(&self, peers: &[Arc<Peer>]) {
         let mut promoted = self.promoted_peers.lock();
         let old_count = promoted.count();
         peers
