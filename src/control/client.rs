@@ -30,7 +30,10 @@ use super::{
 use crate::{
     cluster::Cluster,
     errno::{self, TryError, TryResult},
-    fabric::peer::{session::SequenceGuard, Peer},
+    fabric::{
+        control::{Addressee, ControlCall},
+        peer::{session::SequenceGuard, Peer},
+    },
     sys::deadline::{retry_until, Deadline},
 };
 use kernel::{
@@ -90,7 +93,7 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// See [`crate::fabric::Fabric::send_control_request_to`]. If the node failed the request,
+    /// See [`ControlCall::execute`]. If the node failed the request,
     /// [`ReplyMessage::decode`] returns the error.
     fn request_exactly_once<'a, A: Send + 'static>(
         self: &Arc<Self>,
@@ -135,7 +138,7 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// See [`crate::fabric::Fabric::send_control_request_to`]. If the node failed the request,
+    /// See [`ControlCall::execute`]. If the node failed the request,
     /// [`ReplyMessage::decode`] returns the error.
     fn request_peer(
         &self,
@@ -144,11 +147,8 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
         deadline: Deadline,
     ) -> Result<ReplyMessage> {
         let epoch = self.cluster().epoch();
-        let answer = self
-            .cluster()
-            .fabric
-            .send_control_request_to(peer, request, epoch, deadline);
-        answer.map(ReplyMessage)
+        let call = ControlCall::new(&self.cluster().fabric, Addressee::Peer(peer), deadline)?;
+        call.execute(request, epoch).map(ReplyMessage)
     }
 
     /// Sends a request to `node`, which may be this node.
@@ -156,7 +156,7 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
     /// # Errors
     ///
     /// - [`TryError::WouldBlock`]: the node is joining.
-    /// - Other errors: see [`crate::fabric::Fabric::send_control_request`]. If the node failed the request,
+    /// - Other errors: see [`ControlCall::execute`]. If the node failed the request,
     ///   [`ReplyMessage::decode`] returns the error.
     fn request(
         self: &Arc<Self>,
@@ -166,10 +166,8 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
     ) -> TryResult<ReplyMessage> {
         let epoch = self.cluster().epoch();
         if node != self.cluster().local_node()? {
-            let answer = self
-                .cluster()
-                .fabric
-                .send_control_request(node, request, epoch, deadline);
+            let call = ControlCall::new(&self.cluster().fabric, Addressee::Node(node), deadline)?;
+            let answer = call.execute(request, epoch);
             return answer.map(ReplyMessage).map_err(|error| {
                 // The node is in the view, but not a peer yet or again.
                 let joining =

@@ -4,8 +4,8 @@
 //!
 //! # Operation
 //!
-//! A request gets an ID and is registered before it is sent. The caller sends on a connection to the peer,
-//! and polls or sleeps until the reply arrives. The reply uses the QP on which the last copy of the request
+//! A [`ControlCall`] gets an ID and is registered before it is sent. The caller sends on a connection to the
+//! peer, and polls or sleeps until the reply arrives. The reply uses the QP on which the last copy of the request
 //! arrived: the caller has a receive posted there, because it counts its requests per QP
 //! ([`super::endpoint::MAX_CONTROL_REQUESTS`]).
 //!
@@ -64,7 +64,7 @@ struct ControlRequestsState {
 
 /// The control requests of this node that wait for replies.
 #[pin_data]
-pub(crate) struct ControlRequests {
+pub(super) struct ControlRequests {
     #[pin]
     table: SpinLock<ControlRequestsState>,
     adaptive_spin: AdaptiveSpin,
@@ -79,7 +79,7 @@ struct ControlRequestId {
 
 impl ControlRequests {
     /// Creates an empty table.
-    pub(crate) fn new() -> impl PinInit<Self> {
+    pub(super) fn new() -> impl PinInit<Self> {
         let table = ControlRequestsState {
             inflight: RBTree::new(),
             next_id: 1,
@@ -119,7 +119,7 @@ impl ControlRequests {
 
     /// Stores the reply to request `id` and wakes the caller. Replies of nodes other than the addressee are
     /// ignored.
-    pub(crate) fn on_reply(&self, id: u64, node: u32, bytes: &[u8]) {
+    pub(super) fn on_reply(&self, id: u64, node: u32, bytes: &[u8]) {
         let pending = self.table.lock().inflight.get(&id).cloned();
         if let Some(pending) = pending.filter(|pending| pending.node == node) {
             let mut reply = pending.reply.lock();
@@ -136,98 +136,128 @@ impl PendingControlRequest {
     }
 }
 
-impl Fabric {
-    /// Sends `request` to `node` and returns the complete reply, which is well formed.
+/// Addressee of a control request.
+#[derive(Clone, Copy)]
+pub(crate) enum Addressee<'a> {
+    /// The node with this number, in any incarnation.
+    Node(u32),
+    /// The node in the incarnation of this peer. The request fails once either incarnation ends. With another
+    /// incarnation, the request would have another meaning.
+    Peer(&'a Arc<Peer>),
+}
+
+impl Addressee<'_> {
+    fn node(self) -> u32 {
+        match self {
+            Self::Node(node) => node,
+            Self::Peer(peer) => peer.node(),
+        }
+    }
+
+    fn find(self, fabric: &Fabric) -> Result<Arc<Peer>> {
+        match self {
+            Self::Node(node) => fabric.peer(node),
+            Self::Peer(peer) => Ok(peer.clone()),
+        }
+    }
+}
+
+/// Control request of this node, registered until dropped.
+pub(crate) struct ControlCall<'a> {
+    fabric: &'a Fabric,
+    addressee: Addressee<'a>,
+    request_id: ControlRequestId,
+    pending: Arc<PendingControlRequest>,
+    deadline: Deadline,
+}
+
+impl<'a> ControlCall<'a> {
+    /// Registers a request.
     ///
     /// # Errors
     ///
-    /// - `EHOSTDOWN`: the node is not, or no longer, in the view.
+    /// - `ENOMEM`: out of memory.
+    pub(crate) fn new(
+        fabric: &'a Fabric,
+        addressee: Addressee<'a>,
+        deadline: Deadline,
+    ) -> Result<Self> {
+        let (request_id, pending) = fabric.control_requests.register(addressee.node())?;
+        Ok(Self {
+            fabric,
+            addressee,
+            request_id,
+            pending,
+            deadline,
+        })
+    }
+
+    /// Sends `request` and returns the complete reply, which is well formed.
+    ///
+    /// # Errors
+    ///
+    /// - `EHOSTDOWN`: the addressee is not, or no longer, in the view. For [`Addressee::Peer`] also if this
+    ///   node left the cluster.
     /// - `ETIMEDOUT`: the deadline expired.
     /// - `EINTR`: a signal arrived that may end the wait (see [`Deadline::check`]).
     /// - `ENOMEM`: out of memory.
     /// - `EINVAL`: the request cannot be encoded.
-    pub(crate) fn send_control_request(
-        &self,
-        node: u32,
-        request: &ControlRequest<'_>,
-        epoch: u64,
-        deadline: Deadline,
-    ) -> Result<KVec<u8>> {
-        self.register_and_send(node, || self.peer(node), request, epoch, deadline)
-    }
-
-    /// Like [`Self::send_control_request`], but fails once either incarnation ends. With another incarnation,
-    /// the request would have another meaning.
-    ///
-    /// # Errors
-    ///
-    /// See [`Self::send_control_request`]. `EHOSTDOWN` also if this node left the cluster.
-    pub(crate) fn send_control_request_to(
-        &self,
-        peer: &Arc<Peer>,
-        request: &ControlRequest<'_>,
-        epoch: u64,
-        deadline: Deadline,
-    ) -> Result<KVec<u8>> {
-        self.register_and_send(peer.node(), || Ok(peer.clone()), request, epoch, deadline)
-    }
-
-    fn register_and_send(
-        &self,
-        node: u32,
-        find_peer: impl Fn() -> Result<Arc<Peer>>,
-        request: &ControlRequest<'_>,
-        epoch: u64,
-        deadline: Deadline,
-    ) -> Result<KVec<u8>> {
-        let (request_id, pending) = self.control_requests.register(node)?;
-        let result =
-            self.send_until_replied(&pending, find_peer, request_id, request, epoch, deadline);
-        self.control_requests.unregister(request_id.id);
+    pub(crate) fn execute(self, request: &ControlRequest<'_>, epoch: u64) -> Result<KVec<u8>> {
+        let result = self.send_until_replied(request, epoch);
         trace::ctrl_request(
-            node,
-            request_id.id,
+            self.addressee.node(),
+            self.request_id.id,
             result.as_ref().err().map_or(0, |error| error.to_errno()),
         );
         result
     }
 
-    fn send_until_replied(
-        &self,
-        pending: &PendingControlRequest,
-        find_peer: impl Fn() -> Result<Arc<Peer>>,
-        ControlRequestId { id, low_watermark }: ControlRequestId,
-        request: &ControlRequest<'_>,
-        epoch: u64,
-        deadline: Deadline,
-    ) -> Result<KVec<u8>> {
+    fn send_until_replied(&self, request: &ControlRequest<'_>, epoch: u64) -> Result<KVec<u8>> {
         let mut bytes = KVec::from_elem(0u8, MAX_CONTROL_BYTES, GFP_KERNEL)?;
         let header = ControlHeader {
             kind: ControlKind::Request,
-            request_id: id,
+            request_id: self.request_id.id,
             epoch,
-            low_watermark,
+            low_watermark: self.request_id.low_watermark,
         };
         let len = wire::encode_request(&header, request, &mut bytes).ok_or(EINVAL)?;
         loop {
-            self.stats.ctrl_requests.add(1);
-            let credit = self.send_until_acked(&find_peer, &bytes[..len], deadline)?;
-            if let Some(reply) = self.wait_reply(pending, &credit, deadline)? {
+            self.fabric.stats.ctrl_requests.add(1);
+            let credit = self.send_until_acked(&bytes[..len])?;
+            if let Some(reply) = self.wait_reply(&credit)? {
                 return Ok(reply);
             }
         }
     }
 
+    /// Sends a request, and repeats the send until a QP has delivered it. Returns the credit, in which only
+    /// the pending control request remains.
+    fn send_until_acked(&self, bytes: &[u8]) -> Result<ConnCredit> {
+        let fabric = self.fabric;
+        loop {
+            self.deadline.check()?;
+            let mut credit = self
+                .addressee
+                .find(fabric)?
+                .select_conn(fabric.qos.conn_subset(false))?
+                .acquire(1, 1, Some(self.deadline))?;
+            match credit.send_message(bytes, self.deadline)? {
+                WcStatus::Success => {
+                    credit.release_wrs();
+                    return Ok(credit);
+                }
+                status => credit.report_failure(status),
+            }
+            fabric.stats.retries.add(1);
+        }
+    }
+
     /// Waits for the reply. Returns `None` if the QP failed first, or if the peer may have lost the request.
-    fn wait_reply(
-        &self,
-        pending: &PendingControlRequest,
-        credit: &ConnCredit,
-        deadline: Deadline,
-    ) -> Result<Option<KVec<u8>>> {
+    fn wait_reply(&self, credit: &ConnCredit) -> Result<Option<KVec<u8>>> {
+        let (pending, deadline) = (&*self.pending, self.deadline);
         let resend = Deadline::after_ms(RESEND_AFTER_MS);
-        let _spin_sample =
-            self.busy_poll(&self.control_requests.adaptive_spin, || pending.has_reply());
+        let spin = &self.fabric.control_requests.adaptive_spin;
+        let _spin_sample = self.fabric.busy_poll(spin, || pending.has_reply());
         loop {
             match pending
                 .replied
@@ -245,21 +275,29 @@ impl Fabric {
             }
         }
     }
+}
 
-    /// Sends a reply to `peer` on the endpoint with this ID.
+impl Drop for ControlCall<'_> {
+    fn drop(&mut self) {
+        self.fabric.control_requests.unregister(self.request_id.id);
+    }
+}
+
+impl Peer {
+    /// Sends a reply to the peer on the endpoint with this ID.
     ///
     /// # Errors
     ///
     /// - `ENOTCONN`, `EIO`: the endpoint is gone or fails. The caller of the peer retransmits.
     /// - `EHOSTDOWN`: the connection was closed, because the peer left the view.
     /// - `ETIMEDOUT`, `EINTR`: see [`Deadline::check`].
-    pub(crate) fn send_reply(&self, peer: &Peer, endpoint_id: u32, bytes: &[u8]) -> Result {
+    pub(crate) fn send_reply(&self, endpoint_id: u32, bytes: &[u8]) -> Result {
         let deadline = Deadline::after_ms(REPLY_TIMEOUT_MS);
-        let conn = peer
+        let conn = self
             .conn_of_endpoint(endpoint_id)
             .ok_or_else(errno::notconn)?;
         let credit = conn.acquire_on_endpoint(endpoint_id, deadline)?;
-        match self.send_message(&credit, bytes, deadline)? {
+        match credit.send_message(bytes, deadline)? {
             WcStatus::Success => Ok(()),
             status => {
                 credit.report_failure(status);
@@ -267,52 +305,24 @@ impl Fabric {
             }
         }
     }
+}
 
-    /// Sends a request, and repeats the send until a QP has delivered it. Returns the credit, in which only
-    /// the pending control request remains.
-    fn send_until_acked(
-        &self,
-        find_peer: impl Fn() -> Result<Arc<Peer>>,
-        bytes: &[u8],
-        deadline: Deadline,
-    ) -> Result<ConnCredit> {
-        loop {
-            deadline.check()?;
-            let mut credit = find_peer()?
-                .select_conn(self.qos.conn_subset(false))?
-                .acquire(1, 1, Some(deadline))?;
-            match self.send_message(&credit, bytes, deadline)? {
-                WcStatus::Success => {
-                    credit.release_wrs();
-                    return Ok(credit);
-                }
-                status => credit.report_failure(status),
-            }
-            self.stats.retries.add(1);
-        }
-    }
-
+impl ConnCredit {
     /// Sends a message and waits for its completion. Returns the completion status. A message that cannot be
     /// posted counts as flushed.
-    fn send_message(
-        &self,
-        credit: &ConnCredit,
-        bytes: &[u8],
-        deadline: Deadline,
-    ) -> Result<WcStatus> {
+    fn send_message(&self, bytes: &[u8], deadline: Deadline) -> Result<WcStatus> {
         let slot = self
+            .endpoint
             .send_engine()
             .acquire_slot(SlotClass::Control, Some(deadline))?;
         slot.buffer().write(0, bytes)?;
         slot.buffer().sync_for_device(bytes.len());
-        let sges = [slot
-            .buffer()
-            .sge(self.local_key(), 0, bytes.len())
-            .ok_or(EMSGSIZE)?];
+        let sge = slot.buffer().sge(self.endpoint.lkey(), 0, bytes.len());
+        let sges = [sge.ok_or(EMSGSIZE)?];
         // SAFETY: The request addresses the buffer of `slot` only.
-        if unsafe { credit.post(&slot, RdmaOpcode::Send, &sges, 0) }.is_err() {
+        if unsafe { self.post(&slot, RdmaOpcode::Send, &sges, 0) }.is_err() {
             return Ok(WcStatus::Flushed);
         }
-        Ok(slot.wait(|recovery| credit.recover(recovery)))
+        Ok(slot.wait(|recovery| self.recover(recovery)))
     }
 }

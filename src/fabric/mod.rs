@@ -107,14 +107,14 @@ pub(crate) struct Fabric {
     #[pin]
     pub(crate) peers: PeerTable,
     #[pin]
-    pub(crate) control_requests: ControlRequests,
+    control_requests: ControlRequests,
     #[pin]
     pub(crate) recv_engine: RecvEngine,
     #[pin]
     pub(crate) poll_clients: PollClients,
     pub(crate) qos: Arc<Qos>,
     pub(crate) poller_waker: Arc<ThreadWaker>,
-    pub(crate) connector_waker: Arc<ThreadWaker>,
+    connector_waker: Arc<ThreadWaker>,
     pub(crate) suspect_listener: Arc<SuspectListener>,
     pub(crate) stats: Arc<Stats>,
 }

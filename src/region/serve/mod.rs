@@ -88,8 +88,7 @@ impl MemoryService {
         let reply = self.build_reply(from.instance(), bytes, serve);
         let channel = from.complete_request(header);
         let answer = reply.zip(channel).ok_or(ENOMEM);
-        let sent =
-            answer.and_then(|(reply, channel)| self.fabric().send_reply(from, channel, &reply));
+        let sent = answer.and_then(|(reply, channel)| from.send_reply(channel, &reply));
         if let Err(error) = sent {
             rnic_debug!(
                 self.fabric().device(),
