@@ -6,7 +6,8 @@
 //! # Operation
 //!
 //! All writes through one [`OrderedConn`] use the same connection. Writes that follow each other's completion
-//! therefore arrive in order.
+//! therefore arrive in order. [`OrderedConn::prepare`] creates an [`ImmWriteOp`], which either waits for the
+//! completion or posts without waiting.
 //!
 //! # Recovery
 //!
@@ -58,12 +59,6 @@ impl<'a> ImmPayload<'a> {
             high_priority: false,
         }
     }
-
-    /// Starts the latency measurement of a high-priority write.
-    fn start_probe(&self, fabric: &Fabric) -> Option<LatencyProbe> {
-        let start = || fabric.qos.start_probe(self.bytes.len(), false);
-        self.high_priority.then(start).flatten()
-    }
 }
 
 impl ImmWrite {
@@ -80,19 +75,51 @@ impl ImmWrite {
 /// Connection to one node that delivers writes with immediate in order.
 pub(crate) struct OrderedConn(Arc<Conn>);
 
-impl Fabric {
+impl OrderedConn {
     /// Selects a connection to a node for ordered writes.
     ///
     /// # Errors
     ///
     /// - `EHOSTDOWN`: the node is not in the view.
-    pub(crate) fn ordered_conn(&self, target: NodeInstance) -> Result<OrderedConn> {
-        self.peer_by_instance(target)?
-            .select_conn(self.qos.conn_subset(false))
-            .map(OrderedConn)
+    pub(crate) fn select(fabric: &Fabric, target: NodeInstance) -> Result<Self> {
+        fabric
+            .peer_by_instance(target)?
+            .select_conn(fabric.qos.conn_subset(false))
+            .map(Self)
     }
 
-    /// Writes `payload`, and waits for the completion. Repeats the write if the QP fails.
+    /// Prepares a write of `payload` over the connection.
+    pub(crate) fn prepare<'a>(
+        &'a self,
+        fabric: &'a Fabric,
+        write: &'a ImmWrite,
+        payload: ImmPayload<'a>,
+    ) -> ImmWriteOp<'a> {
+        ImmWriteOp {
+            fabric,
+            conn: &self.0,
+            write,
+            payload,
+        }
+    }
+}
+
+/// One write with immediate over a connection.
+pub(crate) struct ImmWriteOp<'a> {
+    fabric: &'a Fabric,
+    conn: &'a Arc<Conn>,
+    write: &'a ImmWrite,
+    payload: ImmPayload<'a>,
+}
+
+impl ImmWriteOp<'_> {
+    /// Starts the latency measurement of a high-priority write.
+    fn start_probe(&self) -> Option<LatencyProbe> {
+        let start = || self.fabric.qos.start_probe(self.payload.bytes.len(), false);
+        self.payload.high_priority.then(start).flatten()
+    }
+
+    /// Writes the payload, and waits for the completion. Repeats the write if the QP fails.
     ///
     /// After an error the data may have been written. The caller may then repeat the same write on the same
     /// connection, also with other data. `acquire_guard` is called before each attempt.
@@ -105,25 +132,23 @@ impl Fabric {
     /// - `EINTR`: a signal arrived that ends the wait according to the deadline.
     /// - `EIO`: the peer or the RNIC rejected the write, or QP recovery failed.
     /// - `ERANGE`: the payload is longer than the buffer of a slot.
-    pub(crate) fn write_imm<G: InflightGuard>(
+    pub(crate) fn execute<G: InflightGuard>(
         &self,
-        OrderedConn(conn): &OrderedConn,
-        write: &ImmWrite,
-        payload: ImmPayload<'_>,
         acquire_guard: impl Fn() -> Result<G>,
         deadline: Deadline,
     ) -> Result {
-        let bytes = payload.bytes;
+        let bytes = self.payload.bytes;
         let mut rejections = 0;
         while rejections <= MAX_REJECTIONS {
-            let probe = payload.start_probe(self);
-            let credit = conn.acquire_segment(1, self, Some(deadline))?;
+            let probe = self.start_probe();
+            let credit = self.conn.acquire_segment(1, self.fabric, Some(deadline))?;
             let slot = self
+                .fabric
                 .send_engine()
                 .acquire_slot(SlotClass::Data, Some(deadline))?;
             slot.buffer().write(0, bytes)?;
             let guard = acquire_guard()?;
-            self.post_write_imm(write, bytes.len(), &credit, &slot)?;
+            self.post(&credit, &slot)?;
             let status = slot.wait(|recovery| credit.recover(recovery));
             if status == WcStatus::Success {
                 if let Some(probe) = probe {
@@ -132,9 +157,9 @@ impl Fabric {
                 return Ok(());
             }
             credit.report_failure(status);
-            guard.add_stale_qp(credit.stale_qp(write.target));
-            self.stats.retries.add(1);
-            trace::retry(write.target.node, bytes.len() as u64, status.code());
+            guard.add_stale_qp(credit.stale_qp(self.write.target));
+            self.fabric.stats.retries.add(1);
+            trace::retry(self.write.target.node, bytes.len() as u64, status.code());
             match status {
                 WcStatus::TimedOut => return Err(EIO),
                 WcStatus::RemoteError | WcStatus::LocalError => rejections += 1,
@@ -145,42 +170,32 @@ impl Fabric {
         acquire_guard().and(Err(EIO))
     }
 
-    /// Posts `payload` without waiting. Returns `None` if no credit or slot is available.
+    /// Posts the payload without waiting. Returns `None` if no credit or slot is available.
     ///
     /// The data is written once the returned operation succeeds. After a failure the caller may call
-    /// [`Self::write_imm`].
+    /// [`Self::execute`].
     ///
     /// # Errors
     ///
     /// - The error of `acquire_guard`.
     /// - `EHOSTDOWN`: the node left the view.
     /// - `ERANGE`: the payload is longer than the buffer of a slot.
-    pub(crate) fn try_post_write_imm<G: InflightGuard>(
+    pub(crate) fn try_post<G: InflightGuard>(
         &self,
-        OrderedConn(conn): &OrderedConn,
-        write: &ImmWrite,
-        payload: ImmPayload<'_>,
         acquire_guard: impl FnOnce() -> Result<G>,
     ) -> Result<Option<InflightOp<G>>> {
-        let bytes = payload.bytes;
-        let acquire = || -> TryResult<(ConnCredit, SlotGuard)> {
-            let credit = conn.acquire_segment(1, self, None)?;
-            Ok((
-                credit,
-                self.send_engine().acquire_slot(SlotClass::Data, None)?,
-            ))
-        };
-        let (credit, slot) = match acquire() {
+        let bytes = self.payload.bytes;
+        let (credit, slot) = match self.try_acquire() {
             Err(TryError::WouldBlock) => return Ok(None),
             acquired => acquired?,
         };
         slot.buffer().write(0, bytes)?;
         let guard = acquire_guard()?;
-        let probe = payload.start_probe(self);
-        self.post_write_imm(write, bytes.len(), &credit, &slot)?;
+        let probe = self.start_probe();
+        self.post(&credit, &slot)?;
         let segment = Segment {
-            instance: write.target,
-            addr: write.addr,
+            instance: self.write.target,
+            addr: self.write.addr,
             len: bytes.len(),
             buffer_offset: 0,
         };
@@ -193,22 +208,27 @@ impl Fabric {
         }))
     }
 
-    /// Posts the first `len` bytes of the buffer of `slot`. If the RNIC rejects the work request, `slot`
-    /// fails.
-    fn post_write_imm(
-        &self,
-        write: &ImmWrite,
-        len: usize,
-        credit: &ConnCredit,
-        slot: &SlotGuard,
-    ) -> Result {
+    /// Acquires a credit and a slot without waiting.
+    fn try_acquire(&self) -> TryResult<(ConnCredit, SlotGuard)> {
+        let credit = self.conn.acquire_segment(1, self.fabric, None)?;
+        let slot = self
+            .fabric
+            .send_engine()
+            .acquire_slot(SlotClass::Data, None)?;
+        Ok((credit, slot))
+    }
+
+    /// Posts the payload from the buffer of `slot`. If the RNIC rejects the work request, `slot` fails.
+    fn post(&self, credit: &ConnCredit, slot: &SlotGuard) -> Result {
+        let len = self.payload.bytes.len();
         slot.buffer().sync_for_device(len);
-        let sge = slot.buffer().sge(self.local_key(), 0, len).ok_or(ERANGE)?;
+        let sge = slot.buffer().sge(self.fabric.local_key(), 0, len);
+        let sge = sge.ok_or(ERANGE)?;
         let opcode = RdmaOpcode::WriteWithImm {
-            imm_data: write.immediate,
+            imm_data: self.write.immediate,
         };
         // SAFETY: The work request names the buffer of `slot`.
-        let posted = unsafe { credit.post(slot, opcode, &[sge], write.addr) };
+        let posted = unsafe { credit.post(slot, opcode, &[sge], self.write.addr) };
         if posted.is_err() {
             slot.mark_failed();
         }

@@ -121,7 +121,7 @@ impl RpcChannel {
     ) -> Result {
         let is_local = local_chunk(&mapping).is_ok();
         let ordered_conn = (!is_local)
-            .then(|| fabric.ordered_conn(self.peer))
+            .then(|| OrderedConn::select(fabric, self.peer))
             .transpose()?;
         let capacity = ring_capacity(&mapping)?;
         let states = KVec::from_elem(0u8, capacity as usize, GFP_KERNEL_ACCOUNT)?;
@@ -244,7 +244,8 @@ impl RpcChannel {
             (WritePath::Remote(imm_write), Some(conn)) => {
                 let permit = || tx_ring.mapping.start_remote_access(slot_addr.map_version);
                 let fabric = &rpc.memory_service.cluster.fabric;
-                fabric.write_imm(conn, imm_write, content, permit, deadline)
+                conn.prepare(fabric, imm_write, content)
+                    .execute(permit, deadline)
             }
             (WritePath::Local(ring), _) => {
                 let _chunk_map = tx_ring.mapping.access_chunks_at(slot_addr.map_version)?;
@@ -277,7 +278,8 @@ impl RpcChannel {
                         .start_owned_remote_access(slot_addr.map_version)
                 };
                 let fabric = &rpc.memory_service.cluster.fabric;
-                fabric.try_post_write_imm(conn, imm_write, message.content(), permit)
+                conn.prepare(fabric, imm_write, message.content())
+                    .try_post(permit)
             }
             _ => Err(EIO),
         }
