@@ -28,7 +28,10 @@
 use super::{member_instance, Cluster};
 use crate::{
     errno::{self, TryError, TryResult},
-    fabric::peer::{Peer, PeerAddress},
+    fabric::{
+        peer::{Peer, PeerAddress},
+        send::read::OneShot,
+    },
     mlx5::{dct::DctId, wr::DcAddress},
     sys::{
         deadline::{retry_until, Deadline},
@@ -366,9 +369,8 @@ impl Cluster {
                 local_replica.as_ref()?.read(offset, &mut bucket).ok()?;
             } else {
                 let addr = replica.addr + offset as u64;
-                let result =
-                    self.fabric
-                        .read_remote_rc(replica.instance, addr, &mut bucket, deadline);
+                let read = OneShot::new_rc(&self.fabric, replica.instance, deadline);
+                let result = read.read(addr, &mut bucket);
                 self.fabric.stats.directory_reads.add(1);
                 result.ok()?;
             }

@@ -22,7 +22,7 @@ use super::QueuedMsg;
 use crate::{
     cluster::Cluster,
     errno::{self, TryError, TryResult},
-    fabric::mr::table::UserMr,
+    fabric::{mr::table::UserMr, send::read::OneShot},
     sys::deadline::{retry_until, Deadline},
     verbs::work::{RemoteAddr, Sge},
     vqp::{send::mr_cache, table::VqpTable, Vqp},
@@ -166,7 +166,7 @@ impl Vqp {
     /// # Errors
     ///
     /// - `ENOENT`: the sender deregistered the memory, or its entry does not cover the message.
-    /// - See also [`crate::fabric::Fabric::read_remote_into`].
+    /// - See also [`OneShot::read_into`].
     fn fetch_payload(
         &self,
         cluster: &Cluster,
@@ -186,12 +186,8 @@ impl Vqp {
             rkey: entry.rkey,
         };
         let address = cluster.resolve_address(self.peer, deadline)?;
-        let (peer, has_valid_lease) = ((self.peer, &*address), || cached.lease.is_valid());
+        let read = OneShot::new(&cluster.fabric, (self.peer, &*address), deadline);
         // SAFETY: The caller holds the registered memory and waits for the end of the READ.
-        unsafe {
-            cluster
-                .fabric
-                .read_remote_into(peer, remote, remaining, has_valid_lease, deadline)
-        }
+        unsafe { read.read_into(remote, remaining, || cached.lease.is_valid()) }
     }
 }

@@ -16,6 +16,7 @@
 //! All state is under `Vqp::state`, which is not held while an update is sent.
 
 use crate::{
+    fabric::send::read::OneShot,
     sys::deadline::{retry_until, Deadline},
     vqp::{table::VqpTable, Vqp},
 };
@@ -41,14 +42,12 @@ impl VqpTable {
     ///
     /// # Errors
     ///
-    /// See [`crate::cluster::Cluster::resolve_address`] and [`crate::fabric::Fabric::send_packet`].
+    /// See [`crate::cluster::Cluster::resolve_address`] and [`OneShot::send_packet`].
     fn send_packet(&self, peer: NodeInstance, packet: &Packet, deadline: Deadline) -> Result {
         let (bytes, cluster) = (packet.encode(), &self.memory_service.cluster);
         retry_until(deadline, || {
             let address = cluster.resolve_address(peer, deadline)?;
-            cluster
-                .fabric
-                .send_packet((peer, &address), &bytes, deadline)
+            OneShot::new(&cluster.fabric, (peer, &address), deadline).send_packet(&bytes)
         })
     }
 

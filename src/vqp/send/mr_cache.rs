@@ -12,7 +12,7 @@
 
 use crate::{
     cluster::Cluster,
-    fabric::mr::table::MrTable,
+    fabric::{mr::table::MrTable, send::read::OneShot},
     sys::deadline::{retry_until, Deadline},
 };
 use kernel::{
@@ -89,7 +89,7 @@ impl MrCache {
 ///
 /// - `ENOENT`: the key does not exist.
 /// - `ENOMEM`: out of memory.
-/// - See also [`Cluster::resolve_address`] and [`crate::fabric::Fabric::read_remote`].
+/// - See also [`Cluster::resolve_address`] and [`OneShot::read`].
 pub(in crate::vqp) fn resolve_mr(
     mr_cache: &Mutex<MrCache>,
     cluster: &Cluster,
@@ -106,8 +106,7 @@ pub(in crate::vqp) fn resolve_mr(
             // Look up the address in each attempt, since it can change.
             let address = cluster.resolve_address(peer, deadline)?;
             let addr = MrTable::entry_addr(address.mr_table_addr, key);
-            let fabric = &cluster.fabric;
-            fabric.read_remote((peer, &address), addr, &mut bytes, deadline)
+            OneShot::new(&cluster.fabric, (peer, &address), deadline).read(addr, &mut bytes)
         })?;
         if let Some(entry) = MrEntry::decode(&bytes, key) {
             let cached = CachedMr { entry, lease };

@@ -22,6 +22,7 @@ use crate::{
     },
     sys::{buffer::Buffer, deadline::Deadline},
     verbs::{
+        device::IbDevice,
         dma::RequestDmaMap,
         work::{RdmaOpcode, Sge, MAX_SGE},
     },
@@ -166,7 +167,7 @@ impl SegmentPoster<'_> {
         let one_packet =
             self.direction == Direction::Read && self.fabric.device().needs_single_packet_reads();
         WrLimits {
-            max_sges: self.fabric.max_sges(),
+            max_sges: max_sges(self.fabric.device()),
             max_bytes: one_packet.then(|| conn.mtu()),
         }
     }
@@ -237,9 +238,7 @@ pub(crate) fn copy_out(
     )
 }
 
-impl Fabric {
-    /// Returns the maximum scatter-gather entries of one work request.
-    fn max_sges(&self) -> usize {
-        (self.device().limits().max_send_sge as usize).clamp(1, MAX_SGE)
-    }
+/// Returns the maximum scatter-gather entries of one work request.
+fn max_sges(device: IbDevice) -> usize {
+    (device.limits().max_send_sge as usize).clamp(1, MAX_SGE)
 }
