@@ -70,7 +70,8 @@ impl LocalAddress {
         self.port
     }
 
-    fn device(&self) -> IbDevice {
+    /// Returns the RNIC.
+    pub(super) fn device(&self) -> IbDevice {
         self.pd.device()
     }
 

@@ -9,8 +9,9 @@
 //!
 //! One [`Fabric`] per RNIC owns the protection domain, one send and one receive CQ, the UD control QP, and
 //! the peers. The control QP carries the datagrams that set up connections and announce views. With mlx5
-//! hardware, [`DcTransport`] adds DC. Two threads serve a fabric: the poller ([`recv::poller`]) and the
-//! connector ([`conn::connector`]).
+//! hardware, [`DcTransport`] adds DC. Each part has a type that owns its fields, for example [`PeerTable`],
+//! [`RecvEngine`] and [`MrTable`]. The functions of the fabric itself combine several parts. Two threads serve
+//! a fabric: the poller ([`recv::poller`]) and the connector ([`conn::connector`]).
 //!
 //! # Recovery
 //!
@@ -42,7 +43,7 @@ use self::{
     dc::DcTransport,
     endpoint::{Endpoint, EndpointResources},
     endpoint_table::EndpointTable,
-    mr::{atomics::AtomicEngine, registrar::MrRegistrar, table::MrTable},
+    mr::{atomics::AtomicEngine, table::MrTable},
     peer::{suspicion::SuspectListener, table::PeerTable, Peer},
     qos::Qos,
     recv::{engine::RecvEngine, poll_client::PollClients, wake::ThreadWaker},
@@ -90,17 +91,12 @@ impl FabricConfig {
 pub(crate) struct Fabric {
     config: FabricConfig,
     resources: EndpointResources,
-    /// mlx5 hardware access. `None` if another driver drives the RNIC or the hardware lacks a required
-    /// feature.
-    hca: Option<Arc<Mlx5Device>>,
     /// `None` if the RNIC has no DC.
     dc: Option<Arc<DcTransport>>,
     pub(crate) local_address: Arc<LocalAddress>,
     pub(crate) mr_table: Pin<KBox<MrTable>>,
     #[pin]
-    registrar: MrRegistrar,
-    #[pin]
-    atomic_engine: AtomicEngine,
+    pub(crate) atomic_engine: AtomicEngine,
     control_qp: ControlQp,
     #[pin]
     endpoints: EndpointTable,
@@ -134,6 +130,7 @@ impl Fabric {
             Cq::new(device, recv_cqe_count, 1, poller_waker.clone())?,
             GFP_KERNEL,
         )?;
+        // `None` if another driver drives the RNIC or the hardware lacks a required feature.
         let hca = Mlx5Device::probe(&pd);
         let dc = hca
             .as_ref()
@@ -161,16 +158,16 @@ impl Fabric {
         )?;
         let recv_engine =
             RecvEngine::new(resources.recv_cq.clone(), dc.clone(), poller_waker.clone());
+        let mr_table = MrTable::new(local_address.clone(), hca.clone(), connector_waker.clone())?;
+        let atomic_engine = AtomicEngine::new(local_address.clone(), hca);
         let this = Arc::pin_init(
             try_pin_init!(Self {
                 config,
                 resources,
-                hca,
                 dc,
                 local_address,
-                mr_table: MrTable::new(device)?,
-                registrar <- MrRegistrar::new(),
-                atomic_engine <- AtomicEngine::new(),
+                mr_table,
+                atomic_engine <- atomic_engine,
                 control_qp,
                 endpoints <- EndpointTable::new(recv_cqe_count),
                 peers <- PeerTable::new(config.max_promoted, connector_waker.clone(), stats.clone()),

@@ -82,6 +82,6 @@ impl MemoryService {
         let needed = Rights::READ | Rights::WRITE;
         let allowed = mr.entry.check_access(uid, needed, addr, WORD_BYTES);
         allowed.map_err(mr_access_errno)?;
-        Ok(fabric.execute_atomic(&mr, addr, op)?)
+        Ok(fabric.atomic_engine.execute(&mr, addr, op)?)
     }
 }

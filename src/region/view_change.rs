@@ -303,7 +303,7 @@ impl MemoryService {
         let _changing = self.view_change_lock.lock();
         drop(self.cluster.leave());
         self.request_queue.flush();
-        self.fabric().close_atomic_qp();
+        self.fabric().atomic_engine.close_qp();
         self.move_queue.flush();
         self.mappings
             .iter()

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     errno::{TryError, TryResult},
-    fabric::{recv::wake::ThreadWaker, Fabric},
+    fabric::{address::LocalAddress, recv::wake::ThreadWaker},
     mlx5::{
         cq::Mlx5Cq,
         qp::Mlx5Qp,
@@ -64,20 +64,20 @@ struct LoopbackQp {
 }
 
 impl LoopbackQp {
-    fn new(fabric: &Fabric, hca: &Arc<Mlx5Device>) -> Result<Self> {
+    fn new(local_address: &LocalAddress, hca: &Arc<Mlx5Device>) -> Result<Self> {
         let result = DmaPages::new(
-            fabric.device(),
+            local_address.device(),
             ContiguousPages::new(WORD_BYTES as usize, MemcgCharge::Kernel)?,
         )?;
-        let sge = result.sge(fabric.local_key(), 0, WORD_BYTES as usize);
+        let sge = result.sge(local_address.pd().local_dma_lkey(), 0, WORD_BYTES as usize);
         let private = PrivateQp::new(
             |waker| Mlx5Cq::new(hca.clone(), CQ_ENTRIES, 0, waker),
             |cq| Mlx5Qp::new_rc(hca.clone(), cq.clone(), 1),
         )?;
-        let own_av = AddressVector::new(hca, &fabric.local_address.loopback_route()?)?;
+        let own_av = AddressVector::new(hca, &local_address.loopback_route()?)?;
         private
             .qp
-            .connect_loopback(fabric.local_address.port_config()?, &own_av)?;
+            .connect_loopback(local_address.port_config()?, &own_av)?;
         Ok(Self {
             private,
             result: Arc::new(result, GFP_KERNEL)?,
@@ -131,23 +131,34 @@ struct AtomicEngineState {
 
 /// Executes atomic operations on local memory. Creates its QP on demand.
 #[pin_data]
-pub(in crate::fabric) struct AtomicEngine {
+pub(crate) struct AtomicEngine {
+    local_address: Arc<LocalAddress>,
+    /// `None` if the operations cannot use mlx5 hardware.
+    hca: Option<Arc<Mlx5Device>>,
     #[pin]
     state: Mutex<AtomicEngineState>,
 }
 
 impl AtomicEngine {
-    pub(in crate::fabric) fn new() -> impl PinInit<Self> {
+    /// Creates the engine without a QP.
+    pub(in crate::fabric) fn new(
+        local_address: Arc<LocalAddress>,
+        hca: Option<Arc<Mlx5Device>>,
+    ) -> impl PinInit<Self> {
         let state = AtomicEngineState {
             qp: None,
             backoff_until: None,
         };
-        pin_init!(Self { state <- new_mutex!(state, "AtomicEngine::state") })
+        pin_init!(Self {
+            local_address,
+            hca,
+            state <- new_mutex!(state, "AtomicEngine::state"),
+        })
     }
 
-    fn execute(
+    /// Executes an operation on the QP, which is created if there is none.
+    fn execute_on_qp(
         &self,
-        fabric: &Fabric,
         hca: &Arc<Mlx5Device>,
         remote: RemoteAddr,
         verb: RdmaOpcode,
@@ -160,7 +171,7 @@ impl AtomicEngine {
             return Err(TryError::InTransition);
         }
         let qp = state.qp.take();
-        let qp = qp.map_or_else(|| LoopbackQp::new(fabric, hca), Ok);
+        let qp = qp.map_or_else(|| LoopbackQp::new(&self.local_address, hca), Ok);
         let result = qp.map_err(|_| TryError::InTransition).and_then(|qp| {
             let old_value = qp.execute(remote, verb)?;
             Ok((qp, old_value))
@@ -176,6 +187,35 @@ impl AtomicEngine {
             }
         }
     }
+
+    /// Applies an atomic operation to a word of a registered local MR, atomically for all accesses through
+    /// this RNIC. If the RNIC has no atomic operations, the CPU executes it. Returns the old value.
+    ///
+    /// # Errors
+    ///
+    /// - `ENXIO`: the RNIC executes atomic operations for peers, but they cannot be issued by this module.
+    /// - `ETIMEDOUT`: the operation may have been executed.
+    /// - [`TryError::InTransition`]: the operation was not started.
+    /// - `EFAULT`: the word is not in the MR.
+    /// - `EINVAL`: the RNIC lacks the operation, or the word is misaligned.
+    pub(crate) fn execute(&self, mr: &UserMr, addr: u64, op: AtomicOp) -> TryResult<u64> {
+        if let Some(hca) = &self.hca {
+            let verb = atomic_verb(op).ok_or(EINVAL)?;
+            let key = mr.entry.rkey;
+            let remote = RemoteAddr { addr, rkey: key };
+            return self.execute_on_qp(hca, remote, verb);
+        }
+        if self.local_address.device().has_kernel_atomics() {
+            return Err(ENXIO.into());
+        }
+        Ok(mr.execute_atomic(addr, op)?)
+    }
+
+    /// Destroys the QP, which is connected to the present address of this node. No operation may be in
+    /// flight.
+    pub(crate) fn close_qp(&self) {
+        self.state.lock().qp = None;
+    }
 }
 
 /// Returns the operation as an RDMA opcode. `None` if RNICs do not have it.
@@ -187,36 +227,5 @@ fn atomic_verb(op: AtomicOp) -> Option<RdmaOpcode> {
             new: operand,
         }),
         AtomicOp::Swap { .. } => None,
-    }
-}
-
-impl Fabric {
-    /// Applies an atomic operation to a word of a registered local MR, atomically for all accesses through
-    /// this RNIC. If the RNIC has no atomic operations, the CPU executes it. Returns the old value.
-    ///
-    /// # Errors
-    ///
-    /// - `ENXIO`: the RNIC executes atomic operations for peers, but they cannot be issued by this module.
-    /// - `ETIMEDOUT`: the operation may have been executed.
-    /// - [`TryError::InTransition`]: the operation was not started.
-    /// - `EFAULT`: the word is not in the MR.
-    /// - `EINVAL`: the RNIC lacks the operation, or the word is misaligned.
-    pub(crate) fn execute_atomic(&self, mr: &UserMr, addr: u64, op: AtomicOp) -> TryResult<u64> {
-        if let Some(hca) = &self.hca {
-            let verb = atomic_verb(op).ok_or(EINVAL)?;
-            let key = mr.entry.rkey;
-            let remote = RemoteAddr { addr, rkey: key };
-            return self.atomic_engine.execute(self, hca, remote, verb);
-        }
-        if self.device().has_kernel_atomics() {
-            return Err(ENXIO.into());
-        }
-        Ok(mr.execute_atomic(addr, op)?)
-    }
-
-    /// Destroys the QP, which is connected to the present address of this node. No operation may be in
-    /// flight.
-    pub(crate) fn close_atomic_qp(&self) {
-        self.atomic_engine.state.lock().qp = None;
     }
 }

@@ -14,8 +14,9 @@
 
 use super::private_qp::{PrivateQp, CQ_ENTRIES};
 use crate::{
-    fabric::{recv::wake::ThreadWaker, Fabric},
+    fabric::{address::LocalAddress, recv::wake::ThreadWaker},
     mlx5,
+    sys::pin::PinnedPages,
     verbs::{
         cq::{Cq, WcStatus},
         dma::LongTermDmaMap,
@@ -59,41 +60,6 @@ impl RegisteredMr {
 /// RC QP for registration requests.
 type RegistrationQp = PrivateQp<Qp<ThreadWaker, ThreadWaker>, Cq<ThreadWaker>>;
 
-/// Creates the QP and connects it to itself.
-fn create_qp(fabric: &Fabric) -> Result<RegistrationQp> {
-    let (device, port) = (fabric.device(), fabric.local_address.port());
-    let create_cq = |waker| {
-        let cq = Cq::new(device, CQ_ENTRIES, 0, waker)?;
-        Ok(Arc::new(cq, GFP_KERNEL)?)
-    };
-    let create_qp = |cq: &Arc<Cq<ThreadWaker>>| {
-        let caps = QpCaps {
-            max_send_wr: 1,
-            max_recv_wr: 1,
-            max_send_sge: 1,
-            max_inline_data: 0,
-        };
-        Qp::new_rc(
-            fabric.local_address.pd().clone(),
-            cq.clone(),
-            cq.clone(),
-            port,
-            caps,
-        )
-    };
-    let private = RegistrationQp::new(create_cq, create_qp)?;
-    let remote = RemoteQp {
-        qpn: private.qp.qpn(),
-        psn: 0,
-        mtu: device.query_port(port)?.mtu,
-        max_rd_atomic: 1,
-    };
-    private
-        .qp
-        .connect(&fabric.local_address.loopback_route()?, remote, 0)?;
-    Ok(private)
-}
-
 /// Registers memory by a work request, and waits for it.
 fn execute(private: &RegistrationQp, mr: &FastRegMr) -> Result {
     private.qp.post_reg_mr(0, mr)?;
@@ -103,22 +69,58 @@ fn execute(private: &RegistrationQp, mr: &FastRegMr) -> Result {
     }
 }
 
-/// Registers memory by FRWR. Creates its QP on demand.
+/// Registers memory. Creates the QP for fast registration on demand.
 #[pin_data]
-pub(in crate::fabric) struct MrRegistrar {
+pub(super) struct MrRegistrar {
+    local_address: Arc<LocalAddress>,
+    /// `None` if the mlx5 hardware is not accessible.
+    hca: Option<Arc<mlx5::Mlx5Device>>,
     #[pin]
     qp: Mutex<Option<RegistrationQp>>,
 }
 
 impl MrRegistrar {
-    pub(in crate::fabric) fn new() -> impl PinInit<Self> {
-        pin_init!(Self { qp <- new_mutex!(None, "MrRegistrar::qp") })
+    /// Creates the registrar without a QP.
+    pub(super) fn new(
+        local_address: Arc<LocalAddress>,
+        hca: Option<Arc<mlx5::Mlx5Device>>,
+    ) -> impl PinInit<Self> {
+        pin_init!(Self {
+            local_address,
+            hca,
+            qp <- new_mutex!(None, "MrRegistrar::qp"),
+        })
     }
 
-    fn register(&self, fabric: &Fabric, mr: &FastRegMr) -> Result {
+    /// Registers pinned memory of `len` bytes for RDMA. Work requests address the memory from `addr`, which
+    /// lies in the first page.
+    ///
+    /// # Errors
+    ///
+    /// - `ENXIO`: the RNIC cannot register this number of bytes.
+    /// - `EIO`: the registration failed.
+    /// - `ETIMEDOUT`: the registration did not complete.
+    /// - `ENOMEM`: out of memory.
+    pub(super) fn register(
+        &self,
+        pinned: Arc<PinnedPages>,
+        addr: u64,
+        len: u64,
+    ) -> Result<RegisteredMr> {
+        let dma = LongTermDmaMap::new(self.local_address.device(), pinned)?;
+        if let Some(hca) = &self.hca {
+            let mkey = mlx5::mkey::Mkey::new(hca.clone(), dma, addr, len)?;
+            return Ok(RegisteredMr::Mkey(mkey));
+        }
+        let mr = FastRegMr::new(self.local_address.pd().clone(), dma, addr, len)?;
+        self.fast_register(&mr)?;
+        Ok(RegisteredMr::Frwr(mr))
+    }
+
+    fn fast_register(&self, mr: &FastRegMr) -> Result {
         let mut qp = self.qp.lock();
         if qp.is_none() {
-            *qp = Some(create_qp(fabric)?);
+            *qp = Some(self.create_qp()?);
         }
         let result = execute(qp.as_ref().ok_or(EIO)?, mr);
         if result.is_err() {
@@ -127,29 +129,32 @@ impl MrRegistrar {
         }
         result
     }
-}
 
-impl Fabric {
-    /// Registers `len` bytes for RDMA. Work requests address them from `addr`, which lies in the first page.
-    ///
-    /// # Errors
-    ///
-    /// - `ENXIO`: the RNIC cannot register this number of bytes.
-    /// - `EIO`: the registration failed.
-    /// - `ETIMEDOUT`: the registration did not complete.
-    /// - `ENOMEM`: out of memory.
-    pub(in crate::fabric) fn create_mr(
-        &self,
-        dma: Arc<LongTermDmaMap>,
-        addr: u64,
-        len: u64,
-    ) -> Result<RegisteredMr> {
-        if let Some(hca) = &self.hca {
-            let mkey = mlx5::mkey::Mkey::new(hca.clone(), dma, addr, len)?;
-            return Ok(RegisteredMr::Mkey(mkey));
-        }
-        let mr = FastRegMr::new(self.resources.pd.clone(), dma, addr, len)?;
-        self.registrar.register(self, &mr)?;
-        Ok(RegisteredMr::Frwr(mr))
+    /// Creates the QP and connects it to itself.
+    fn create_qp(&self) -> Result<RegistrationQp> {
+        let local = &self.local_address;
+        let (device, port) = (local.device(), local.port());
+        let create_cq = |waker| {
+            let cq = Cq::new(device, CQ_ENTRIES, 0, waker)?;
+            Ok(Arc::new(cq, GFP_KERNEL)?)
+        };
+        let create_qp = |cq: &Arc<Cq<ThreadWaker>>| {
+            let caps = QpCaps {
+                max_send_wr: 1,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_inline_data: 0,
+            };
+            Qp::new_rc(local.pd().clone(), cq.clone(), cq.clone(), port, caps)
+        };
+        let private = RegistrationQp::new(create_cq, create_qp)?;
+        let remote = RemoteQp {
+            qpn: private.qp.qpn(),
+            psn: 0,
+            mtu: device.query_port(port)?.mtu,
+            max_rd_atomic: 1,
+        };
+        private.qp.connect(&local.loopback_route()?, remote, 0)?;
+        Ok(private)
     }
 }

@@ -19,18 +19,16 @@
 //! may sleep for memory that is charged to no cgroup. MRs are released after the lock is dropped, because
 //! unpinning sleeps. `released_cv` waits with the mutex.
 
-use super::registrar::RegisteredMr;
+use super::registrar::{MrRegistrar, RegisteredMr};
 use crate::{
-    fabric::Fabric,
+    fabric::{address::LocalAddress, recv::wake::ThreadWaker},
+    mlx5::Mlx5Device,
     sys::{
         deadline::Deadline,
         pages::{total_ram_bytes, ContiguousPages, MemcgCharge},
         pin::PinnedPages,
     },
-    verbs::{
-        device::IbDevice,
-        dma::{DmaPages, LongTermDmaMap},
-    },
+    verbs::dma::DmaPages,
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -166,6 +164,9 @@ pub(crate) struct MrTable {
     released_cv: CondVar,
     /// Entries that peers read.
     remote_table: DmaPages,
+    #[pin]
+    registrar: MrRegistrar,
+    connector_waker: Arc<ThreadWaker>,
 }
 
 impl MrTable {
@@ -174,12 +175,17 @@ impl MrTable {
     /// # Errors
     ///
     /// - `ENOMEM`: out of memory.
-    pub(in crate::fabric) fn new(device: IbDevice) -> Result<Pin<KBox<Self>>> {
+    /// - The error of the RNIC if the table cannot be mapped.
+    pub(in crate::fabric) fn new(
+        local_address: Arc<LocalAddress>,
+        hca: Option<Arc<Mlx5Device>>,
+        connector_waker: Arc<ThreadWaker>,
+    ) -> Result<Pin<KBox<Self>>> {
         let pages = ContiguousPages::new(
             MR_TABLE_ENTRIES as usize * MR_ENTRY_SIZE,
             MemcgCharge::Kernel,
         )?;
-        let remote_table = DmaPages::new_coherent(device, pages)?;
+        let remote_table = DmaPages::new_coherent(local_address.device(), pages)?;
         let mut entries = KVVec::new();
         for _ in 0..MR_TABLE_ENTRIES {
             entries.push(None, GFP_KERNEL)?;
@@ -197,6 +203,8 @@ impl MrTable {
                 state <- new_mutex!(state, "MrTable::state"),
                 released_cv <- new_condvar!("MrTable::released_cv"),
                 remote_table,
+                registrar <- MrRegistrar::new(local_address, hca),
+                connector_waker,
             }),
             GFP_KERNEL,
         )
@@ -210,6 +218,26 @@ impl MrTable {
     /// Returns the address of the entry of `key` in a table at `table_addr`.
     pub(crate) fn entry_addr(table_addr: u64, key: u32) -> u64 {
         table_addr + u64::from(key_index(key)) * MR_ENTRY_SIZE as u64
+    }
+
+    /// Registers pinned memory. `addr` is the address of the first byte in the address space of its owner
+    /// `uid`. Returns the key.
+    ///
+    /// # Errors
+    ///
+    /// - `ENXIO`: the RNIC cannot register this number of bytes.
+    /// - `EIO`: the registration failed.
+    /// - `ETIMEDOUT`: the registration did not complete.
+    /// - `ENOMEM`: the table is full, or out of memory.
+    pub(crate) fn register(
+        &self,
+        pinned: Arc<PinnedPages>,
+        (addr, len): (u64, u64),
+        uid: u32,
+        other_rights: Rights,
+    ) -> Result<u32> {
+        let mr = self.registrar.register(pinned.clone(), addr, len)?;
+        self.insert((pinned, mr), (addr, len), uid, other_rights)
     }
 
     /// Enters pinned memory into the table. `addr` is the address of the first byte in the address space of
@@ -272,8 +300,14 @@ impl MrTable {
         mr.cloned().ok_or(EBADF)
     }
 
+    /// Deregisters an MR. The connector releases the memory after `DEREG_DELAY_MS`.
+    pub(crate) fn deregister(&self, key: u32) {
+        self.remove(key);
+        self.connector_waker.event.complete();
+    }
+
     /// Removes an MR from the table. The memory stays accessible to the RNIC until no peer can hold a lease.
-    fn deregister(&self, key: u32) {
+    fn remove(&self, key: u32) {
         let Ok(mr) = self.get(key) else { return };
         let mut state = self.state.lock();
         let entry_index = key_index(key) as usize;
@@ -357,35 +391,5 @@ impl MrTable {
             true => oldest.mr.take(),
             false => None,
         }
-    }
-}
-
-impl Fabric {
-    /// Registers pinned memory. `addr` is the address of the first byte in the address space of its owner
-    /// `uid`. Returns the key.
-    ///
-    /// # Errors
-    ///
-    /// - `ENXIO`: the RNIC cannot register this number of bytes.
-    /// - `EIO`: the registration failed.
-    /// - `ETIMEDOUT`: the registration did not complete.
-    /// - `ENOMEM`: the table is full, or out of memory.
-    pub(crate) fn register_mr(
-        &self,
-        pinned: Arc<PinnedPages>,
-        (addr, len): (u64, u64),
-        uid: u32,
-        other_rights: Rights,
-    ) -> Result<u32> {
-        let dma = LongTermDmaMap::new(self.device(), pinned.clone())?;
-        let mr = self.create_mr(dma, addr, len)?;
-        self.mr_table
-            .insert((pinned, mr), (addr, len), uid, other_rights)
-    }
-
-    /// Deregisters an MR. The connector releases the memory after `DEREG_DELAY_MS`.
-    pub(crate) fn deregister_mr(&self, key: u32) {
-        self.mr_table.deregister(key);
-        self.connector_waker.event.complete();
     }
 }

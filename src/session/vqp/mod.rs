@@ -392,10 +392,10 @@ impl Session {
         for entry in vqps.vqps {
             entry.close(&vqp_table);
         }
-        let fabric = &vqp_table.memory_service.cluster.fabric;
+        let mr_table = &vqp_table.memory_service.cluster.fabric.mr_table;
         vqps.mr_keys
             .iter()
-            .for_each(|key| fabric.deregister_mr(*key));
+            .for_each(|key| mr_table.deregister(*key));
     }
 }
 

@@ -123,15 +123,15 @@ impl Session {
     ) -> Result<u32> {
         let vqp_table = self.enter_vqp_table()?;
         vqp_table.memory_service.cluster.local_node()?;
-        let fabric = &vqp_table.memory_service.cluster.fabric;
+        let mr_table = &vqp_table.memory_service.cluster.fabric.mr_table;
         if others.contains(Rights::MASTER) {
             return Err(EINVAL);
         }
         let pinned = Arc::new(pinned, GFP_KERNEL_ACCOUNT)?;
         self.vqps.lock().mr_keys.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        let key = fabric.register_mr(pinned, range, uid, others)?;
+        let key = mr_table.register(pinned, range, uid, others)?;
         let pushed = self.vqps.lock().mr_keys.push(key, GFP_KERNEL_ACCOUNT);
-        pushed.inspect_err(|_| fabric.deregister_mr(key))?;
+        pushed.inspect_err(|_| mr_table.deregister(key))?;
         Ok(key)
     }
 
@@ -148,7 +148,7 @@ impl Session {
         vqps.mr_keys
             .remove(index.ok_or(EBADF)?)
             .map_err(|_| EBADF)?;
-        vqp_table.memory_service.cluster.fabric.deregister_mr(key);
+        vqp_table.memory_service.cluster.fabric.mr_table.deregister(key);
         Ok(())
     }
 
