@@ -38,7 +38,7 @@ use super::{
     recv::wake::ThreadWaker,
     send::usage::SendQueueUsage,
 };
-use crate::{stats::Stats, verbs::log::rnic_err};
+use crate::{stats::Stats, sys::deadline::Deadline, verbs::log::rnic_err};
 use kernel::{
     new_condvar, new_spinlock,
     prelude::*,
@@ -56,6 +56,10 @@ const EVICT_AFTER_IDLE_MS: i64 = 1000;
 
 /// Time in ms between eviction attempts of one connection: the peer may use it.
 const EVICT_RETRY_MS: i64 = 5000;
+
+/// Time in ms after which the drain of a closed connection is overdue. The slowest user is a batch of a virtual
+/// queue pair: at most 31 s until its QP is moved to ERR, and 31 s until RESET.
+const DRAIN_OVERDUE_MS: u32 = 120_000;
 
 /// Packet size in bytes that every path supports.
 const MIN_MTU_BYTES: u32 = 256;
@@ -109,12 +113,16 @@ impl ConnState {
         self.connected && self.has_not_failed()
     }
 
+    /// Returns `true` if a user holds a credit, or waits for the reply to a control request.
+    fn has_users(&self) -> bool {
+        !self.usage.is_idle() || self.control_requests != 0
+    }
+
     /// Returns the idle time in ms if it suffices for an eviction.
     fn idle_ms(&self) -> Option<i64> {
         let (last_progress, _) = self.usage.last_progress();
         let idle = last_progress.elapsed().as_millis();
-        let is_used =
-            !self.usage.is_idle() || self.control_requests != 0 || idle < EVICT_AFTER_IDLE_MS;
+        let is_used = self.has_users() || idle < EVICT_AFTER_IDLE_MS;
         (self.is_ready() && !is_used).then_some(idle)
     }
 
@@ -309,10 +317,28 @@ impl Conn {
 
     /// Waits until the connection has no users. It must be closed. Returns its last endpoint and its
     /// reservation.
+    ///
+    /// # Bound
+    ///
+    /// The wait ends without the peer and without any process, since all users are bounded:
+    ///
+    /// - A closed connection admits no new users.
+    /// - A user with work requests in flight waits only for the RNIC. [`Self::close`] moved the QP to ERR,
+    ///   which flushes the work requests. If completions are missing, the user moves the QP to RESET, which
+    ///   ends the wait ([`super::send::slots`]).
+    /// - A user that waits for a slot holds its credit meanwhile. The users of slots are bounded likewise.
+    /// - A user that waits for the reply to a control request checks the connection every `WAIT_SLICE_MS`.
+    ///
+    /// The function does not give up: a user may still post on the QP, which the caller destroys next. After
+    /// [`DRAIN_OVERDUE_MS`] the function logs an error, because a user has violated the bound.
     pub(crate) fn drain(&self) -> (Option<Arc<Endpoint>>, Option<RecvCqReservation>) {
+        let mut overdue = Some(Deadline::after_ms(DRAIN_OVERDUE_MS));
         let mut state = self.state.lock();
-        while !state.usage.is_idle() || state.control_requests != 0 {
+        while state.has_users() {
             drop(state);
+            if overdue.take_if(|overdue| overdue.has_expired()).is_some() {
+                self.log_overdue_drain();
+            }
             fsleep(Delta::from_millis(1));
             state = self.state.lock();
         }
@@ -320,6 +346,17 @@ impl Conn {
             self.stats.connected_qps.sub(1);
         }
         (state.endpoint.take(), state.recv_reservation.take())
+    }
+
+    fn log_overdue_drain(&self) {
+        let endpoint = self.state.lock().endpoint.clone();
+        if let Some(endpoint) = endpoint {
+            rnic_err!(
+                endpoint.qp().device(),
+                "node {}: closed connection still has users after {DRAIN_OVERDUE_MS} ms\n",
+                self.node
+            );
+        }
     }
 
     /// Returns the time of the last progress, and the bytes of virtual queue pairs in flight.
