@@ -78,6 +78,9 @@ impl RnicServices {
     pub(crate) fn close(self: Arc<Self>) -> bool {
         let (rpc, vqp_table) = (self.rpc.clone(), self.vqp_table.clone());
         let memory_service = rpc.memory_service.clone();
+        // The order is from top to bottom: `self` references RPC and the VQPs, and both reference the memory
+        // service. A service that is tested before its users are dropped counts as still referenced.
+        // The elements of an array are evaluated in order.
         let unique = [
             Arc::into_unique_or_drop(self).map(drop),
             Arc::into_unique_or_drop(vqp_table).map(drop),
