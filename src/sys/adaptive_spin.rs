@@ -21,6 +21,10 @@ use kernel::{
 /// If both ends of an exchange slept, no wait would be short enough to raise the spin time again.
 const MIN_SPIN_DIVISOR: i64 = 4;
 
+/// Time in nanoseconds after which a pending signal ends a spin. Most replies arrive within this time. A thread
+/// that sleeps with a pending signal may wait 1 ms for the same reply.
+const SIGNAL_SPIN_NS: i64 = 100_000;
+
 /// Maximum number of reschedules that restart the clock of one spin.
 const MAX_RESCHEDS: u32 = 8;
 
@@ -65,7 +69,14 @@ impl AdaptiveSpin {
         self.spin_ns.store(new_ns, Relaxed);
     }
 
-    /// Polls `done` for at most the spin time. Returns `None` if `done` became true.
+    /// Returns `true` if a spin that began at `start` has lasted [`SIGNAL_SPIN_NS`] at `now`, and a signal is
+    /// pending. The order of the checks keeps the second one out of short spins.
+    fn is_interrupted(start: Instant<Monotonic>, now: Instant<Monotonic>) -> bool {
+        (now - start).as_nanos() >= SIGNAL_SPIN_NS && kernel::current!().signal_pending()
+    }
+
+    /// Polls `done` for at most the spin time, or for [`SIGNAL_SPIN_NS`] if a signal is pending. Returns `None`
+    /// if `done` became true.
     ///
     /// Time in other tasks after a reschedule does not count, for up to [`MAX_RESCHEDS`] reschedules. One of
     /// these tasks may be the one that makes `done` true.
@@ -73,7 +84,8 @@ impl AdaptiveSpin {
         let mut start = Instant::now();
         let mut rescheds = 0;
         while !done() {
-            if !self.should_spin(start, Instant::now()) {
+            let now = Instant::now();
+            if !self.should_spin(start, now) || Self::is_interrupted(start, now) {
                 return Some(SpinSample { spin: self, start });
             }
             if rescheds < MAX_RESCHEDS && cond_resched() {
