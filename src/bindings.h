@@ -4,6 +4,7 @@
 #include <rdma/ib_cache.h>
 #include <linux/cgroup.h>
 #include <linux/completion.h>
+#include <linux/cpumask.h>
 #include <linux/dma-mapping.h>
 #include <linux/gfp.h>
 #include <linux/highmem.h>
@@ -95,6 +96,15 @@ static inline void kite_unaccount_long(struct user_struct *user, unsigned long p
 static inline bool kite_should_yield(void)
 {
 	return tif_need_resched() || test_thread_flag(TIF_NEED_RESCHED_LAZY);
+}
+
+/*
+ * Returns the number of online CPUs with lower IDs than the current CPU. Only a hint, since the
+ * task may move to another CPU.
+ */
+static inline unsigned int kite_cpu_rank(void)
+{
+	return bitmap_weight(cpumask_bits(cpu_online_mask), raw_smp_processor_id());
 }
 
 /*

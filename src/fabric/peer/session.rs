@@ -27,6 +27,7 @@ use super::{identity::PeerIdentity, suspicion::Suspicion, Peer};
 use crate::{
     errno::{TryError, TryResult},
     fabric::{conn::Conn, qos::ConnSubset},
+    sys::thread::current_cpu_rank,
 };
 use kernel::{
     new_mutex, new_spinlock,
@@ -138,7 +139,7 @@ impl PeerSession {
             .len()
             .min(self.peer_max_conns.load(Acquire) as usize);
         let (first, count) = subset.range(usable);
-        let cpu_offset = kernel::cpu::CpuId::current().as_u32() as usize % count;
+        let cpu_offset = current_cpu_rank() as usize % count;
         let subset_conns = || self.conns.iter().skip(first).take(count);
         let rotated = || subset_conns().cycle().skip(cpu_offset).take(count);
         let preferred = rotated().next().ok_or(EINVAL)?;
