@@ -26,8 +26,8 @@
 //! # Locking
 //!
 //! - `Vqp::state` protects [`VqpState`]. The holder may sleep, while it drains batches of a failed QP.
-//! - `Vqp::mr_cache` protects [`MrCache`]. The holder does not sleep.
-//! - The order is `state`, then `mr_cache`.
+//! - `MrCache::entries` protects the cached MR entries. The holder does not sleep.
+//! - The order is `state`, then `MrCache::entries`.
 //! - The poller uses `try_lock` for `state` ([`poll`]).
 //! - The dispatch of packets locks `state` under the poller's receive buffer and
 //!   `VqpTable::deferred_packets`.
@@ -91,7 +91,7 @@ pub(crate) struct Vqp {
     #[pin]
     state: Mutex<VqpState>,
     #[pin]
-    mr_cache: Mutex<MrCache>,
+    mr_cache: MrCache,
     /// Notified when completions or messages arrive, or when the VQP is closed.
     #[pin]
     event_cv: CondVar,
@@ -116,11 +116,12 @@ impl Vqp {
         (memcg, gfp): (Arc<Memcg>, Flags),
     ) -> Result<Arc<Self>> {
         let state = VqpState::new(peer, ids, is_passive, gfp)?;
+        let mr_cache = MrCache::new(peer);
         Arc::pin_init(
             pin_init!(Self {
                 peer,
                 state <- new_mutex!(state, "Vqp::state"),
-                mr_cache <- new_mutex!(MrCache::new(), "Vqp::mr_cache"),
+                mr_cache <- mr_cache,
                 event_cv <- new_condvar!("Vqp::event_cv"),
                 adaptive_spin: AdaptiveSpin::new(),
                 user_polls_until: Atomic::new(0u64),
@@ -194,13 +195,7 @@ impl Vqp {
     ) -> Result {
         for request in &mut requests {
             if let Some(mr_use) = request.remote_use {
-                let cached = send::mr_cache::resolve_mr(
-                    &self.mr_cache,
-                    cluster,
-                    self.peer,
-                    mr_use.key,
-                    deadline,
-                )?;
+                let cached = self.mr_cache.resolve(cluster, mr_use.key, deadline)?;
                 request.validate_mr(mr_use, cached)?;
             }
         }

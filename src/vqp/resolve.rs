@@ -14,9 +14,7 @@
 //! meanwhile, so one worker per VQP is queued.
 
 use super::{
-    send::{
-        batch::BatchBlocker, kernel_atomic::execute_atomics, mr_cache::resolve_mr, request::MrUse,
-    },
+    send::{batch::BatchBlocker, kernel_atomic::execute_atomics, request::MrUse},
     table::VqpTable,
     Vqp,
 };
@@ -61,10 +59,9 @@ impl Vqp {
                 (u64::MAX, Ok(false))
             }
             Some((number, BatchBlocker::StaleMrs(uses))) => {
-                let fetch_mr = |mr_use: &MrUse| {
-                    resolve_mr(&self.mr_cache, cluster, self.peer, mr_use.key, deadline)
-                };
-                // `resolve_mr` keeps the entries in the cache until their leases expire.
+                let fetch_mr =
+                    |mr_use: &MrUse| self.mr_cache.resolve(cluster, mr_use.key, deadline);
+                // `MrCache::resolve` keeps the entries in the cache until their leases expire.
                 (
                     number,
                     uses.iter()

@@ -25,7 +25,7 @@ use crate::{
     fabric::{mr::table::UserMr, send::read::OneShot},
     sys::deadline::{retry_until, Deadline},
     verbs::work::{RemoteAddr, Sge},
-    vqp::{send::mr_cache, table::VqpTable, Vqp},
+    vqp::{table::VqpTable, Vqp},
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{rights::Rights, wire::packet::Payload};
@@ -174,7 +174,7 @@ impl Vqp {
         remaining: &mut Option<Sge>,
         deadline: Deadline,
     ) -> TryResult {
-        let cached = mr_cache::resolve_mr(&self.mr_cache, cluster, self.peer, key, deadline)?;
+        let cached = self.mr_cache.resolve(cluster, key, deadline)?;
         let entry = cached.entry;
         // The sender's kernel has checked the access of its own process.
         entry

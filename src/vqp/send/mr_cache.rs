@@ -8,7 +8,7 @@
 //!
 //! # Locking
 //!
-//! `Vqp::mr_cache` protects the cache. The lock is not held during a READ, and its holder does not sleep.
+//! `MrCache::entries` protects the entries. The lock is not held during a READ, and its holder does not sleep.
 
 use crate::{
     cluster::Cluster,
@@ -17,6 +17,7 @@ use crate::{
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
+    new_mutex,
     prelude::*,
     sync::Mutex,
     time::{Instant, Monotonic},
@@ -51,17 +52,12 @@ impl MrLease {
     }
 }
 
-/// Cached entries.
-pub(in crate::vqp) struct MrCache(KVec<CachedMr>);
+/// Cached entries, at most [`MAX_CACHED_MRS`].
+struct CachedMrs(KVec<CachedMr>);
 
-impl MrCache {
-    /// Creates an empty cache, without allocating.
-    pub(in crate::vqp) const fn new() -> Self {
-        Self(KVec::new())
-    }
-
+impl CachedMrs {
     /// Returns the entry of a key, if it is cached and its lease is valid.
-    pub(in crate::vqp) fn get(&self, key: u32) -> Option<CachedMr> {
+    fn get(&self, key: u32) -> Option<CachedMr> {
         let found = self.0.iter().find(|cached| cached.entry.key == key)?;
         found.lease.is_valid().then_some(*found)
     }
@@ -83,39 +79,62 @@ impl MrCache {
     }
 }
 
-/// Returns the entry of a key at a node.
-///
-/// # Errors
-///
-/// - `ENOENT`: the key does not exist.
-/// - `ENOMEM`: out of memory.
-/// - See also [`Cluster::resolve_address`] and [`OneShot::read`].
-pub(in crate::vqp) fn resolve_mr(
-    mr_cache: &Mutex<MrCache>,
-    cluster: &Cluster,
+/// Cache of the MR entries of one node.
+#[pin_data]
+pub(in crate::vqp) struct MrCache {
     peer: NodeInstance,
-    key: u32,
-    deadline: Deadline,
-) -> Result<CachedMr> {
-    if let Some(cached) = mr_cache.lock().get(key) {
-        return Ok(cached);
+    #[pin]
+    entries: Mutex<CachedMrs>,
+}
+
+impl MrCache {
+    /// Creates an empty cache, without allocating.
+    pub(in crate::vqp) fn new(peer: NodeInstance) -> impl PinInit<Self> {
+        pin_init!(Self {
+            peer,
+            entries <- new_mutex!(CachedMrs(KVec::new()), "MrCache::entries"),
+        })
     }
-    for _ in 0..READ_ATTEMPTS {
-        let (lease, mut bytes) = (MrLease(Instant::now()), [0; MR_ENTRY_SIZE]);
-        retry_until(deadline, || {
-            // Look up the address in each attempt, since it can change.
-            let address = cluster.resolve_address(peer, deadline)?;
-            let addr = MrTable::entry_addr(address.mr_table_addr, key);
-            OneShot::new(&cluster.fabric, (peer, &address), deadline).read(addr, &mut bytes)
-        })?;
-        if let Some(entry) = MrEntry::decode(&bytes, key) {
-            let cached = CachedMr { entry, lease };
-            // Allocated outside the lock: the poller takes the lock, and must not wait for a cgroup that has
-            // reached its limit.
-            let storage = KVec::with_capacity(MAX_CACHED_MRS, GFP_KERNEL_ACCOUNT)?;
-            mr_cache.lock().insert(cached, storage);
+
+    /// Returns the entry of a key, if it is cached and its lease is valid.
+    pub(in crate::vqp) fn get(&self, key: u32) -> Option<CachedMr> {
+        self.entries.lock().get(key)
+    }
+
+    /// Returns the entry of a key, from the cache or from the node.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOENT`: the key does not exist.
+    /// - `ENOMEM`: out of memory.
+    /// - See also [`Cluster::resolve_address`] and [`OneShot::read`].
+    pub(in crate::vqp) fn resolve(
+        &self,
+        cluster: &Cluster,
+        key: u32,
+        deadline: Deadline,
+    ) -> Result<CachedMr> {
+        if let Some(cached) = self.get(key) {
             return Ok(cached);
         }
+        for _ in 0..READ_ATTEMPTS {
+            let (lease, mut bytes) = (MrLease(Instant::now()), [0; MR_ENTRY_SIZE]);
+            retry_until(deadline, || {
+                // Look up the address in each attempt, since it can change.
+                let address = cluster.resolve_address(self.peer, deadline)?;
+                let addr = MrTable::entry_addr(address.mr_table_addr, key);
+                OneShot::new(&cluster.fabric, (self.peer, &address), deadline)
+                    .read(addr, &mut bytes)
+            })?;
+            if let Some(entry) = MrEntry::decode(&bytes, key) {
+                let cached = CachedMr { entry, lease };
+                // Allocated outside the lock: the poller takes the lock, and must not wait for a cgroup that has
+                // reached its limit.
+                let storage = KVec::with_capacity(MAX_CACHED_MRS, GFP_KERNEL_ACCOUNT)?;
+                self.entries.lock().insert(cached, storage);
+                return Ok(cached);
+            }
+        }
+        Err(ENOENT)
     }
-    Err(ENOENT)
 }

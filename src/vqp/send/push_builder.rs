@@ -12,9 +12,9 @@
 //! # Locking
 //!
 //! [`PushBuilder`] holds `Vqp::state` from [`Vqp::try_start_push`] on, which uses `try_lock`. Under `state`
-//! it takes `Vqp::mr_cache`.
+//! it takes `MrCache::entries`.
 
-use super::{batch::VqpBatch, mr_cache, request::VqpRequest, VqpState, VQP_DEPTH};
+use super::{batch::VqpBatch, request::VqpRequest, VqpState, VQP_DEPTH};
 use crate::{
     cluster::Cluster,
     errno::{self, TryError},
@@ -113,11 +113,10 @@ impl Vqp {
         prerequisite: PushPrerequisite,
         deadline: Deadline,
     ) -> Result {
-        let peer = self.peer;
         match prerequisite {
-            PushPrerequisite::PeerAddress => cluster.resolve_address(peer, deadline).map(drop),
+            PushPrerequisite::PeerAddress => cluster.resolve_address(self.peer, deadline).map(drop),
             PushPrerequisite::RemoteMr(key) => {
-                mr_cache::resolve_mr(&self.mr_cache, cluster, peer, key, deadline).map(drop)
+                self.mr_cache.resolve(cluster, key, deadline).map(drop)
             }
             PushPrerequisite::Memory => Self::wait_for_memory(),
         }
@@ -165,7 +164,7 @@ impl PushBuilder<'_> {
         self.check_free_entry()?;
         self.state.check_request(&request)?;
         if let Some(mr_use) = request.remote_use {
-            let cached = self.vqp.mr_cache.lock().get(mr_use.key);
+            let cached = self.vqp.mr_cache.get(mr_use.key);
             request.validate_mr(
                 mr_use,
                 cached.ok_or(PushError::Missing(PushPrerequisite::RemoteMr(mr_use.key)))?,

@@ -29,7 +29,7 @@ use crate::{
     fabric::Fabric,
     sys::deadline::Deadline,
 };
-use kernel::{prelude::*, sync::Mutex};
+use kernel::prelude::*;
 use kite_core::policy::transport::TransportSelector;
 
 /// Maximum number of retries of a batch that the peer or the local RNIC rejected on a connection. The request
@@ -162,7 +162,7 @@ impl VqpState {
     pub(in crate::vqp) fn apply_resolution(
         &mut self,
         (number, resolution): (u64, Result<bool>),
-        mr_cache: &Mutex<MrCache>,
+        mr_cache: &MrCache,
     ) {
         let Some(i) = self.batches.iter().position(|batch| batch.number == number) else {
             return;
@@ -172,7 +172,7 @@ impl VqpState {
             (VqpBatchState::AwaitingRetry(_, RetryCause::NoAck), Ok(false)) => {
                 Err(ETIMEDOUT.into())
             }
-            (VqpBatchState::StaleMr, Ok(_)) => batch.revalidate_mrs(&mr_cache.lock()),
+            (VqpBatchState::StaleMr, Ok(_)) => batch.revalidate_mrs(mr_cache),
             (VqpBatchState::AwaitingRetry(..) | VqpBatchState::StaleMr, found) => {
                 found.map(drop).map_err(TryError::from)
             }
