@@ -49,8 +49,12 @@ pub(crate) use self::poll::VqpPollClient;
 
 use self::{
     ids::EndpointIds,
-    send::{batch::VqpBatch, mr_cache::MrCache, request::VqpRequest, VqpState},
+    send::{
+        batch::VqpBatch, mr_cache::MrCache, push_builder::wait_for_memory, request::VqpRequest,
+        VqpState,
+    },
     table::VqpTable,
+    wait::UserPollWindow,
 };
 use crate::{
     cluster::Cluster,
@@ -67,10 +71,7 @@ use kernel::{
     alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
     new_condvar, new_mutex,
     prelude::*,
-    sync::{
-        atomic::{Atomic, AtomicFlag},
-        Arc, CondVar, Mutex,
-    },
+    sync::{atomic::AtomicFlag, Arc, CondVar, Mutex},
 };
 use kite_core::view::NodeInstance;
 
@@ -96,8 +97,7 @@ pub(crate) struct Vqp {
     #[pin]
     event_cv: CondVar,
     adaptive_spin: AdaptiveSpin,
-    /// Monotonic time in nanoseconds until which a process polls this VQP, or is about to poll it again.
-    user_polls_until: Atomic<u64>,
+    user_poll_window: UserPollWindow,
     /// Set if a batch is blocked and a worker must be queued, even while a process polls.
     needs_resolve: AtomicFlag,
     session_events: Arc<EventCounter>,
@@ -124,7 +124,7 @@ impl Vqp {
                 mr_cache <- mr_cache,
                 event_cv <- new_condvar!("Vqp::event_cv"),
                 adaptive_spin: AdaptiveSpin::new(),
-                user_polls_until: Atomic::new(0u64),
+                user_poll_window: UserPollWindow::new(),
                 needs_resolve: AtomicFlag::new(false),
                 session_events,
                 memcg,
@@ -222,7 +222,7 @@ impl Vqp {
             }
             drop(state);
             deadline.check()?;
-            Self::wait_for_memory()?;
+            wait_for_memory()?;
         }
     }
 
@@ -237,7 +237,7 @@ impl Vqp {
         let mut state = self.state.lock();
         self.make_progress_and_kick(fabric, &mut state);
         let completions = state.pop_completions(max)?;
-        Self::wake_blocked_push(fabric, &mut state);
+        state.wake_blocked_push(fabric);
         match state.closed_with {
             // Report the close only when no request is pending: the process may then reuse its memory.
             Some(error) if completions.is_empty() && state.pending == 0 => Err(error.into()),
@@ -288,6 +288,12 @@ impl Vqp {
             batch.cancel_unreported();
         }
         needs_update
+    }
+
+    /// Returns the numbers of this endpoint and of the peer endpoint.
+    fn vqp_numbers(&self) -> (u64, u64) {
+        let ids = &self.state.lock().ids;
+        (ids.local_vqpn, ids.peer_vqpn)
     }
 
     /// Returns `true` if requests are pending, or if the lock is held.

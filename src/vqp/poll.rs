@@ -20,6 +20,7 @@
 //!   takes `state`.
 
 use super::{
+    resolve::BlockerResolver,
     send::{
         batch::{VqpBatch, VqpBatchState},
         VqpState,
@@ -74,7 +75,7 @@ impl Vqp {
         let completed = pending_before - state.pending;
         if completed != 0 {
             self.wake_waiters();
-            Self::wake_blocked_push(fabric, state);
+            state.wake_blocked_push(fabric);
         }
         completed + posted
     }
@@ -82,7 +83,7 @@ impl Vqp {
     /// Returns the urgency with which the poller must return to this VQP.
     pub(crate) fn poll_hint(&self) -> PollHint {
         // No interrupt is needed for a process that polls.
-        if self.is_user_polled() {
+        if self.user_poll_window.is_open() {
             return PollHint::Soon;
         }
         let Some(state) = self.state.try_lock() else {
@@ -104,7 +105,7 @@ pub(crate) struct VqpPollClient {
 
 impl PollClient for VqpPollClient {
     fn poll_work(&self, fabric: &Fabric) -> usize {
-        let user_polls = self.vqp.is_user_polled();
+        let user_polls = self.vqp.user_poll_window.is_open();
         if user_polls && !self.vqp.needs_resolve.load(Acquire) {
             return 0;
         }
@@ -118,7 +119,7 @@ impl PollClient for VqpPollClient {
         self.vqp.needs_resolve.store(false, Release);
         if state.needs_resolve() {
             let (vqp, table) = (self.vqp.clone(), self.table.clone());
-            let resolve = move || vqp.resolve_blocker(&table);
+            let resolve = move || BlockerResolver::new(&vqp, &table).run();
             let queued = match state.has_kernel_atomics() {
                 true => self.table.defer_atomics(resolve),
                 false => self.table.defer(resolve),

@@ -412,11 +412,3 @@ impl VqpTable {
         Some((*vqpn, vqp.clone()))
     }
 }
-
-impl Vqp {
-    /// Returns the numbers of this endpoint and of the peer endpoint.
-    pub(super) fn vqp_numbers(&self) -> (u64, u64) {
-        let ids = &self.state.lock().ids;
-        (ids.local_vqpn, ids.peer_vqpn)
-    }
-}

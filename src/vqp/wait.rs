@@ -9,7 +9,7 @@
 //!
 //! # Locking
 //!
-//! The sleep is on `Vqp::event_cv` with `Vqp::state`. `user_polls_until` is relaxed, since it is only a hint.
+//! The sleep is on `Vqp::event_cv` with `Vqp::state`. [`UserPollWindow`] is relaxed, since it is only a hint.
 
 use super::{table::VqpTable, Vqp, VqpEvent};
 use crate::{
@@ -19,7 +19,10 @@ use crate::{
 use core::ops::Deref;
 use kernel::{
     prelude::*,
-    sync::{atomic::Relaxed, Arc, CondVarTimeoutResult},
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc, CondVarTimeoutResult,
+    },
     time::msecs_to_jiffies,
 };
 
@@ -27,6 +30,31 @@ use kernel::{
 /// received what it polled for.
 const USER_POLL_NS: u64 = 10_000_000;
 const USER_POLL_GRACE_NS: u64 = 100_000;
+
+/// Time in which a process polls a VQP, or is about to poll it again.
+pub(super) struct UserPollWindow {
+    /// End of the window: monotonic time in nanoseconds.
+    until_ns: Atomic<u64>,
+}
+
+impl UserPollWindow {
+    /// Creates a closed window.
+    pub(super) const fn new() -> Self {
+        Self {
+            until_ns: Atomic::new(0),
+        }
+    }
+
+    /// Leaves the VQP to the polling process for `ns` nanoseconds from now.
+    fn set(&self, ns: u64) {
+        self.until_ns.store(monotonic_ns() + ns, Relaxed);
+    }
+
+    /// Returns `true` if the poller must leave the VQP to a process.
+    pub(super) fn is_open(&self) -> bool {
+        monotonic_ns() < self.until_ns.load(Relaxed)
+    }
+}
 
 impl Vqp {
     /// Calls `f` until the result is not [`TryError::WouldBlock`]. Polls for the adaptive spin time at first, then sleeps
@@ -47,10 +75,10 @@ impl Vqp {
             result = f();
             !matches!(&result, Err(TryError::WouldBlock))
         };
-        self.set_user_poll_window(USER_POLL_NS);
+        self.user_poll_window.set(USER_POLL_NS);
         let spin_sample = self.adaptive_spin.spin_until(&mut is_ready);
         // A process that uses the VQP steadily calls again within the grace time.
-        self.set_user_poll_window(if spin_sample.is_none() {
+        self.user_poll_window.set(if spin_sample.is_none() {
             USER_POLL_GRACE_NS
         } else {
             0
@@ -90,15 +118,6 @@ impl Vqp {
     /// completion of a sent message needs the acknowledgment of the peer.
     fn depends_on_peer_packets(&self, event: VqpEvent) -> bool {
         event == VqpEvent::Message || self.vqp_numbers().0 != 0
-    }
-
-    /// Leaves the VQP to the polling process for `ns` nanoseconds from now.
-    fn set_user_poll_window(&self, ns: u64) {
-        self.user_polls_until.store(monotonic_ns() + ns, Relaxed);
-    }
-
-    pub(super) fn is_user_polled(&self) -> bool {
-        monotonic_ns() < self.user_polls_until.load(Relaxed)
     }
 
     /// Sleeps until an event arrives, for at most [`Deadline::slice_ms`].

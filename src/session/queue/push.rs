@@ -248,7 +248,7 @@ impl IoQueue {
         tasks: &mut [KBox<IoTask>],
     ) -> Result<(), PushError> {
         let cluster = &vqp_table.memory_service.cluster;
-        let mut builder = vqp.try_start_push(cluster, tasks.len())?;
+        let mut builder = PushBuilder::try_start(vqp, cluster, tasks.len())?;
         let stop_reason = self.fill_builder(vqp_table, &mut builder, tasks);
         let count = builder.len() as u32;
         // Count the requests before they can complete.
@@ -336,11 +336,7 @@ impl IoQueue {
     fn wait_for_prerequisite(&self, vqp_id: u64, prerequisite: PushPrerequisite) -> Result {
         let vqp_table = self.session.enter_vqp_table()?;
         let vqp = self.session.vqp(vqp_id)?;
-        vqp.wait_for_prerequisite(
-            &vqp_table.memory_service.cluster,
-            prerequisite,
-            args::deadline(0),
-        )
+        prerequisite.wait(&vqp, &vqp_table.memory_service.cluster, args::deadline(0))
     }
 
     /// Continues or rejects the request that waited, unless the request was cancelled.

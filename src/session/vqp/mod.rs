@@ -25,7 +25,7 @@ use crate::{
     sys::deadline::Deadline,
     vqp::{
         listener::{AcceptedVqp, Listener},
-        recv::pop::{ReceivedMsg, RecvBuffer},
+        recv::pop::{MessagePop, ReceivedMsg, RecvBuffer},
         send::request::VqpRequest,
         table::VqpTable,
         Vqp, VqpCompletion, VqpEvent, VqpPollClient,
@@ -97,7 +97,12 @@ impl Session {
         vqps.check_limit()?;
         vqps.vqps.reserve(1, GFP_KERNEL_ACCOUNT)?;
         vqp_table.register(vqp.clone())?;
-        let poll_client_id = vqp_table.memory_service.cluster.fabric.poll_clients.register(driver)?;
+        let poll_client_id = vqp_table
+            .memory_service
+            .cluster
+            .fabric
+            .poll_clients
+            .register(driver)?;
         let vqp_id = self.alloc_id();
         let entry = SessionVqp {
             id: vqp_id,
@@ -320,7 +325,13 @@ impl Session {
                 .check_access(record.owner_uid, Rights::ALL, addr, len.into())
                 .map_err(|_| ERANGE)?;
             let buffer = RecvBuffer { mr, addr, len };
-            let popped = vqp.pop_message(&vqp_table, &buffer, fetch_deadline);
+            let pop = MessagePop {
+                vqp: &vqp,
+                table: &vqp_table,
+                buffer: &buffer,
+                deadline: fetch_deadline,
+            };
+            let popped = pop.execute();
             drop(buffer);
             popped
         };

@@ -148,7 +148,12 @@ impl Session {
         vqps.mr_keys
             .remove(index.ok_or(EBADF)?)
             .map_err(|_| EBADF)?;
-        vqp_table.memory_service.cluster.fabric.mr_table.deregister(key);
+        vqp_table
+            .memory_service
+            .cluster
+            .fabric
+            .mr_table
+            .deregister(key);
         Ok(())
     }
 

@@ -20,13 +20,17 @@ pub(crate) mod pop;
 pub(crate) mod window_update;
 
 use super::Vqp;
-use crate::{errno, fabric::Fabric, sys::memcg};
+use crate::{
+    errno::{self, TryError, TryResult},
+    fabric::Fabric,
+    sys::memcg,
+};
 use kernel::{alloc::Flags, prelude::*};
 use kite_core::{
     proto::window::{RecvWindow, SequenceCheck},
     wire::packet::{
-        VqpMessage, VqpPhase, WindowUpdate, MAX_INLINE_PAYLOAD_BYTES, MAX_RC_INLINE_PAYLOAD_BYTES,
-        PACKET_HEADER_SIZE, RECV_WINDOW_MESSAGES,
+        Payload, VqpMessage, VqpPhase, WindowUpdate, MAX_INLINE_PAYLOAD_BYTES,
+        MAX_RC_INLINE_PAYLOAD_BYTES, PACKET_HEADER_SIZE, RECV_WINDOW_MESSAGES,
     },
 };
 
@@ -73,6 +77,22 @@ impl RecvQueue {
     /// Returns `true` while a process takes the first message.
     pub(super) fn is_popping(&self) -> bool {
         self.popping
+    }
+
+    /// Takes the first message, for a process with a buffer of `max_len` bytes. The caller must clear `popping`.
+    ///
+    /// # Errors
+    ///
+    /// - [`TryError::WouldBlock`]: there is no message.
+    /// - `EMSGSIZE`: the message is longer than the buffer.
+    fn start_pop(&mut self, max_len: u32) -> TryResult<QueuedMsg> {
+        let first = self.messages.first().ok_or(TryError::WouldBlock)?;
+        let is_written = matches!(first.message.payload, Payload::Placed { .. });
+        if !is_written && first.message.payload.len() > max_len {
+            return Err(errno::msgsize().into());
+        }
+        self.popping = true;
+        self.messages.remove(0).map_err(|_| TryError::WouldBlock)
     }
 
     /// Drops all messages that no process will take.

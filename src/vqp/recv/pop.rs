@@ -46,27 +46,35 @@ pub(crate) struct ReceivedMsg {
     pub(crate) is_written: bool,
 }
 
-impl Vqp {
+/// Transfer of the first message of a VQP to a process.
+pub(crate) struct MessagePop<'a> {
+    pub(crate) vqp: &'a Arc<Vqp>,
+    pub(crate) table: &'a Arc<VqpTable>,
+    pub(crate) buffer: &'a RecvBuffer,
+    /// Deadline of the fetch of the payload.
+    pub(crate) deadline: Deadline,
+}
+
+impl MessagePop<'_> {
+    fn cluster(&self) -> &Cluster {
+        &self.table.memory_service.cluster
+    }
+
     /// Takes the first message.
     ///
     /// # Errors
     ///
     /// See `struct kite_pop_message` in `include/uapi/kite.h`.
-    pub(crate) fn pop_message(
-        self: &Arc<Self>,
-        table: &Arc<VqpTable>,
-        buffer: &RecvBuffer,
-        deadline: Deadline,
-    ) -> TryResult<ReceivedMsg> {
-        let msg = self.start_pop(buffer)?;
-        let received = self.receive_payload(&table.memory_service.cluster, &msg, buffer, deadline);
-        let needs_update = self.finish_pop(msg, &received);
-        self.wake_waiters();
+    pub(crate) fn execute(&self) -> TryResult<ReceivedMsg> {
+        let msg = self.start()?;
+        let received = self.receive_payload(&msg);
+        let needs_update = self.finish(msg, &received);
+        self.vqp.wake_waiters();
         if received.is_ok() {
-            table.memory_service.stats.vqp_messages_received.add(1);
+            self.table.memory_service.stats.vqp_messages_received.add(1);
         }
         if needs_update {
-            table.send_update_or_defer(self);
+            self.table.send_update_or_defer(self.vqp);
         }
         Ok(received.map_err(|error| match error == ENOENT {
             true => errno::connreset(),
@@ -74,10 +82,23 @@ impl Vqp {
         })?)
     }
 
+    fn start(&self) -> TryResult<QueuedMsg> {
+        let mut state = self.vqp.state.lock();
+        if state.ids.local_vqpn == 0 {
+            return Err(EINVAL.into());
+        }
+        if state.recv_queue.is_empty() {
+            // Other messages can follow while one is popped, so do not report the close yet.
+            let close_error = state.closed_with.filter(|_| !state.recv_queue.popping);
+            return Err(close_error.map_or(TryError::WouldBlock, TryError::from));
+        }
+        state.recv_queue.start_pop(self.buffer.len)
+    }
+
     /// Completes a pop: consumes the message, or requeues it. Returns `true` if the sender must receive an
     /// update.
-    fn finish_pop(&self, msg: QueuedMsg, received: &Result<ReceivedMsg>) -> bool {
-        let mut state = self.state.lock();
+    fn finish(&self, msg: QueuedMsg, received: &Result<ReceivedMsg>) -> bool {
+        let mut state = self.vqp.state.lock();
         state.recv_queue.popping = false;
         match received {
             Ok(_) => {
@@ -100,46 +121,13 @@ impl Vqp {
         }
     }
 
-    fn start_pop(&self, buffer: &RecvBuffer) -> TryResult<QueuedMsg> {
-        let mut state = self.state.lock();
-        if state.ids.local_vqpn == 0 {
-            return Err(EINVAL.into());
-        }
-        if state.recv_queue.is_empty() {
-            // Other messages can follow while one is popped, so do not report the close yet.
-            let close_error = state.closed_with.filter(|_| !state.recv_queue.popping);
-            return Err(close_error.map_or(TryError::WouldBlock, TryError::from));
-        }
-        let first = state
-            .recv_queue
-            .messages
-            .first()
-            .ok_or(TryError::WouldBlock)?;
-        let is_written = matches!(first.message.payload, Payload::Placed { .. });
-        if !is_written && first.message.payload.len() > buffer.len {
-            return Err(errno::msgsize().into());
-        }
-        state.recv_queue.popping = true;
-        state
-            .recv_queue
-            .messages
-            .remove(0)
-            .map_err(|_| TryError::WouldBlock)
-    }
-
     /// Copies or fetches the payload of a message to its destination.
     ///
     /// # Errors
     ///
-    /// See [`Vqp::pop_message`]. `ENOENT`: the memory of the sender is gone.
-    fn receive_payload(
-        &self,
-        cluster: &Cluster,
-        msg: &QueuedMsg,
-        buffer: &RecvBuffer,
-        deadline: Deadline,
-    ) -> Result<ReceivedMsg> {
-        let message = &msg.message;
+    /// See [`Self::execute`]. `ENOENT`: the memory of the sender is gone.
+    fn receive_payload(&self, msg: &QueuedMsg) -> Result<ReceivedMsg> {
+        let (message, buffer) = (&msg.message, self.buffer);
         match message.payload {
             Payload::Inline { .. } => buffer.mr.write(buffer.addr, &msg.bytes)?,
             Payload::Remote {
@@ -148,8 +136,8 @@ impl Vqp {
                 len,
             } => {
                 let mut remaining = Some(Sge::new(buffer.addr, len, buffer.mr.local_key()));
-                retry_until(deadline, || {
-                    self.fetch_payload(cluster, (key, addr, len), &mut remaining, deadline)
+                retry_until(self.deadline, || {
+                    self.fetch_payload((key, addr, len), &mut remaining)
                 })?;
             }
             Payload::Placed { .. } => {}
@@ -169,12 +157,11 @@ impl Vqp {
     /// - See also [`OneShot::read_into`].
     fn fetch_payload(
         &self,
-        cluster: &Cluster,
         (key, addr, len): (u32, u64, u32),
         remaining: &mut Option<Sge>,
-        deadline: Deadline,
     ) -> TryResult {
-        let cached = self.mr_cache.resolve(cluster, key, deadline)?;
+        let (cluster, deadline) = (self.cluster(), self.deadline);
+        let cached = self.vqp.mr_cache.resolve(cluster, key, deadline)?;
         let entry = cached.entry;
         // The sender's kernel has checked the access of its own process.
         entry
@@ -185,8 +172,9 @@ impl Vqp {
             addr: addr + u64::from(fetched_bytes),
             rkey: entry.rkey,
         };
-        let address = cluster.resolve_address(self.peer, deadline)?;
-        let read = OneShot::new(&cluster.fabric, (self.peer, &*address), deadline);
+        let peer = self.vqp.peer;
+        let address = cluster.resolve_address(peer, deadline)?;
+        let read = OneShot::new(&cluster.fabric, (peer, &*address), deadline);
         // SAFETY: The caller holds the registered memory and waits for the end of the READ.
         unsafe { read.read_into(remote, remaining, || cached.lease.is_valid()) }
     }

@@ -11,7 +11,7 @@
 //!
 //! # Locking
 //!
-//! [`PushBuilder`] holds `Vqp::state` from [`Vqp::try_start_push`] on, which uses `try_lock`. Under `state`
+//! [`PushBuilder`] holds `Vqp::state` from [`PushBuilder::try_start`] on, which uses `try_lock`. Under `state`
 //! it takes `MrCache::entries`.
 
 use super::{batch::VqpBatch, request::VqpRequest, VqpState, VQP_DEPTH};
@@ -34,7 +34,7 @@ pub(crate) enum PushError {
     Busy,
     /// No entry is free. The poller is woken when entries become free.
     Full,
-    /// A prerequisite is missing that may require waiting ([`Vqp::wait_for_prerequisite`]).
+    /// A prerequisite is missing that may require waiting ([`PushPrerequisite::wait`]).
     Missing(PushPrerequisite),
     /// The request was rejected and will not be added.
     Refused(Error),
@@ -74,78 +74,62 @@ pub(crate) struct PushBuilder<'a> {
     requests: KVec<VqpRequest>,
 }
 
-impl Vqp {
-    /// Starts to add up to `max` requests of an I/O queue.
+impl PushPrerequisite {
+    /// Waits for the prerequisite of a request to `vqp`.
+    ///
+    /// # Errors
+    ///
+    /// See `struct kite_push` in `include/uapi/kite.h`.
+    pub(crate) fn wait(self, vqp: &Vqp, cluster: &Cluster, deadline: Deadline) -> Result {
+        match self {
+            Self::PeerAddress => cluster.resolve_address(vqp.peer, deadline).map(drop),
+            Self::RemoteMr(key) => vqp.mr_cache.resolve(cluster, key, deadline).map(drop),
+            Self::Memory => wait_for_memory(),
+        }
+    }
+}
+
+/// Waits until memory for a push can be charged. The allocation makes the cgroup reclaim, and is freed at once
+/// for the submission, which cannot wait.
+///
+/// # Errors
+///
+/// - `ENOMEM`: out of memory.
+pub(in crate::vqp) fn wait_for_memory() -> Result {
+    let max_requests = crate::bindings::KITE_PUSH_MAX as usize;
+    let reservation = KVec::<VqpRequest>::with_capacity(max_requests, GFP_KERNEL_ACCOUNT)?;
+    drop(reservation);
+    Ok(())
+}
+
+impl<'a> PushBuilder<'a> {
+    /// Starts to add up to `max` requests of an I/O queue to `vqp`.
     ///
     /// # Errors
     ///
     /// - [`PushError::Busy`]: another thread holds the lock.
     /// - [`PushError::Missing`]: the address is not cached, or memory is short.
     /// - [`PushError::Refused`]: the VQP is closed, or the node left the view.
-    pub(crate) fn try_start_push(
-        &self,
+    pub(crate) fn try_start(
+        vqp: &'a Vqp,
         cluster: &Cluster,
         max: usize,
-    ) -> Result<PushBuilder<'_>, PushError> {
-        let address = cluster.cached_address(self.peer)?;
+    ) -> Result<Self, PushError> {
+        let address = cluster.cached_address(vqp.peer)?;
         let address = address.ok_or(PushError::Missing(PushPrerequisite::PeerAddress))?;
-        let mut state = self.state.try_lock().ok_or(PushError::Busy)?;
+        let mut state = vqp.state.try_lock().ok_or(PushError::Busy)?;
         if let Some(error) = state.closed_with {
             return Err(PushError::Refused(error));
         }
         state.address = Some(address);
         let requests = KVec::with_capacity(max, memcg::gfp_nowait_account()).map_err(|_| ENOMEM)?;
-        Ok(PushBuilder {
-            vqp: self,
+        Ok(Self {
+            vqp,
             state,
             requests,
         })
     }
 
-    /// Waits for the prerequisite of a request.
-    ///
-    /// # Errors
-    ///
-    /// See `struct kite_push` in `include/uapi/kite.h`.
-    pub(crate) fn wait_for_prerequisite(
-        &self,
-        cluster: &Cluster,
-        prerequisite: PushPrerequisite,
-        deadline: Deadline,
-    ) -> Result {
-        match prerequisite {
-            PushPrerequisite::PeerAddress => cluster.resolve_address(self.peer, deadline).map(drop),
-            PushPrerequisite::RemoteMr(key) => {
-                self.mr_cache.resolve(cluster, key, deadline).map(drop)
-            }
-            PushPrerequisite::Memory => Self::wait_for_memory(),
-        }
-    }
-
-    /// Waits until memory for a push can be charged. The allocation makes the cgroup reclaim, and is freed at
-    /// once for the submission, which cannot wait.
-    ///
-    /// # Errors
-    ///
-    /// - `ENOMEM`: out of memory.
-    pub(in crate::vqp) fn wait_for_memory() -> Result {
-        let max_requests = crate::bindings::KITE_PUSH_MAX as usize;
-        let reservation = KVec::<VqpRequest>::with_capacity(max_requests, GFP_KERNEL_ACCOUNT)?;
-        drop(reservation);
-        Ok(())
-    }
-
-    /// Wakes the poller for an I/O queue that waits for entries, if an entry is free. Also wakes the poller
-    /// if no request is pending: then only [`pop`](Vqp::pop) can free entries.
-    pub(in crate::vqp) fn wake_blocked_push(fabric: &Fabric, state: &mut VqpState) {
-        if state.push_blocked && (state.free_entries() != 0 || state.pending == 0) {
-            state.push_blocked = false;
-            fabric.poll_clients.wake_poller();
-        }
-    }
-}
-
-impl PushBuilder<'_> {
     /// Adds a request after a full check. `admit` is called last, and takes the turn in the rate limits of
     /// the tenant.
     ///
@@ -226,6 +210,15 @@ impl VqpState {
     /// Returns the number of requests that can be added.
     pub(in crate::vqp) fn free_entries(&self) -> usize {
         VQP_DEPTH.saturating_sub(self.pending + self.completions.len())
+    }
+
+    /// Wakes the poller for an I/O queue that waits for entries, if an entry is free. Also wakes the poller
+    /// if no request is pending: then only [`pop`](Vqp::pop) can free entries.
+    pub(in crate::vqp) fn wake_blocked_push(&mut self, fabric: &Fabric) {
+        if self.push_blocked && (self.free_entries() != 0 || self.pending == 0) {
+            self.push_blocked = false;
+            fabric.poll_clients.wake_poller();
+        }
     }
 
     /// Checks that the endpoint supports a request.
