@@ -40,12 +40,15 @@ NEVER = {
     "verbs": "mlx5 fabric cluster control region rpc vqp session rnic",
     "mlx5": "fabric cluster control region rpc vqp session rnic",
     "fabric": "cluster control region rpc vqp session rnic",
-    "cluster": "control region rpc vqp session rnic",
-    "control": "region rpc vqp session rnic",
-    "region": "rpc vqp session rnic",
-    "rpc": "vqp session rnic",
+    "cluster": "mlx5 control region rpc vqp session rnic",
+    "control": "mlx5 verbs region rpc vqp session rnic",
+    "region": "mlx5 rpc vqp session rnic",
+    "rpc": "mlx5 vqp session rnic",
     "vqp": "rpc session",
 }
+
+# Folders of src/ that know no type of kite.
+GENERIC = ["mlx5", "verbs"]
 
 # Crates: the folder with the root file, and the root file.
 ROOTS = {"src": "kite_main.rs", "src/core": "lib.rs"} | {
@@ -171,6 +174,9 @@ def check_layers():
         for other in sorted(others):
             if other[0] in forbidden:
                 yield f"src/{name(module)} must not import {name(other)}"
+    for path in (path for folder in GENERIC for path in sorted((TOP / "src" / folder).rglob("*.rs"))):
+        if "use kite_core" in path.read_text():
+            yield f"{path.relative_to(TOP)} must not import kite_core"
 
 
 def check_cycles():

@@ -28,11 +28,7 @@
 use super::{member_instance, Cluster};
 use crate::{
     errno::{self, TryError, TryResult},
-    fabric::{
-        peer::{Peer, PeerAddress},
-        send::read::OneShot,
-    },
-    mlx5::{dct::DctId, wr::DcAddress},
+    fabric::{peer::PeerAddress, send::read::OneShot},
     sys::{
         deadline::{retry_until, Deadline},
         pages::{ContiguousPages, MemcgCharge},
@@ -189,36 +185,22 @@ impl Cluster {
     /// - `EHOSTDOWN`: this node is not in the view.
     pub(crate) fn local_directory_entry(&self, epoch: u64) -> Result<DirectoryEntry> {
         let instance = self.instance_of(self.local_node()?)?;
-        let (
-            DctId {
-                dctn: number,
-                dc_key: key,
-            },
-            rkey,
-        ) = match self.fabric.dc() {
-            Some(dynamic) => (
-                dynamic.dct_address().ok_or(ENODEV)?,
-                dynamic.hca().global_mkey(),
-            ),
-            None => (self.placeholder_address(), 0),
-        };
-        Ok(DirectoryEntry {
+        let mut entry = DirectoryEntry {
             instance,
             epoch,
-            dctn: number,
-            dc_key: key,
-            rkey,
-            mr_table_addr: self.fabric.mr_table.table_addr(),
-        })
-    }
-
-    /// Returns the placeholder that a node without DC publishes instead of a DCT.
-    fn placeholder_address(&self) -> DctId {
-        let has_atomics = self.fabric.device().has_kernel_atomics();
-        DctId {
             dctn: 0,
-            dc_key: if has_atomics { RC_ATOMICS_KEY } else { 0 },
+            dc_key: 0,
+            rkey: 0,
+            mr_table_addr: self.fabric.mr_table.table_addr(),
+        };
+        if let Some(dc) = self.fabric.dc() {
+            let dct = dc.dct_address().ok_or(ENODEV)?;
+            (entry.dctn, entry.dc_key) = (dct.dctn, dct.dc_key);
+            entry.rkey = dc.hca().global_mkey();
+        } else if self.fabric.device().has_kernel_atomics() {
+            entry.dc_key = RC_ATOMICS_KEY;
         }
+        Ok(entry)
     }
 
     /// Stores the entry that `node` publishes in the local replica. Returns its address and bucket count.
@@ -278,7 +260,10 @@ impl Cluster {
         let entry = retry_until(deadline, || {
             self.query_replicas(instance, min_epoch, deadline)
         })?;
-        let dc_address = self.dc_address(&peer, &entry)?;
+        let dc_address = match entry.dctn {
+            0 => None,
+            dctn => self.fabric.dc_address(&peer, dctn, entry.dc_key)?,
+        };
         let both_have_atomics =
             self.fabric.device().has_kernel_atomics() && entry.dc_key == RC_ATOMICS_KEY;
         let address = PeerAddress {
@@ -307,19 +292,6 @@ impl Cluster {
             self.fabric.stats.directory_hits.add(1);
         }
         Ok(cached)
-    }
-
-    /// Builds the DC address of a peer. Returns `None` if this node or the peer lacks DC.
-    fn dc_address(&self, peer: &Peer, entry: &DirectoryEntry) -> Result<Option<DcAddress>> {
-        let Some(dynamic) = self.fabric.dc().filter(|_| entry.dctn != 0) else {
-            return Ok(None);
-        };
-        let route = self.fabric.local_address.route_or_resolve(peer)?;
-        let dct = DctId {
-            dctn: entry.dctn,
-            dc_key: entry.dc_key,
-        };
-        DcAddress::new(dynamic.hca(), &route, dct).map(Some)
     }
 
     /// Reads the entry from the replicas, in order of preference.

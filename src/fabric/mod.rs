@@ -51,7 +51,7 @@ use self::{
 };
 use crate::{
     errno::TryResult,
-    mlx5::Mlx5Device,
+    mlx5::{dct::DctId, wr::DcAddress, Mlx5Device},
     params,
     stats::Stats,
     sys::adaptive_spin::{AdaptiveSpin, SpinSample},
@@ -189,6 +189,24 @@ impl Fabric {
     /// Returns the DC transport if the RNIC has DC.
     pub(crate) fn dc(&self) -> Option<&Arc<DcTransport>> {
         self.dc.as_ref()
+    }
+
+    /// Returns the DC address of a peer whose DCT has the number `dctn`. Returns `None` if the RNIC has no DC.
+    ///
+    /// # Errors
+    ///
+    /// - See [`LocalAddress::route_or_resolve`] and [`DcAddress::new`].
+    pub(crate) fn dc_address(
+        &self,
+        peer: &Peer,
+        dctn: u32,
+        dc_key: u64,
+    ) -> Result<Option<DcAddress>> {
+        let Some(dc) = &self.dc else {
+            return Ok(None);
+        };
+        let route = self.local_address.route_or_resolve(peer)?;
+        DcAddress::new(dc.hca(), &route, DctId { dctn, dc_key }).map(Some)
     }
 
     /// Returns the peer with this node number. See [`PeerTable::get`].

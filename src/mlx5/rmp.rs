@@ -26,7 +26,6 @@ use kernel::{
     prelude::*,
     sync::Arc,
 };
-use kite_core::wire::packet::MAX_PACKET_BYTES;
 
 /// Shared receive buffers for packets.
 ///
@@ -36,6 +35,8 @@ use kite_core::wire::packet::MAX_PACKET_BYTES;
 pub(crate) struct Rmp<N: CompletionHandler> {
     rmp: NonNull<bindings::kite_mlx5_rmp>,
     buffers: Arc<DmaPages>,
+    /// Bytes of each buffer.
+    buffer_bytes: usize,
     cq: Arc<Mlx5Cq<N>>,
     hca: Arc<Mlx5Device>,
 }
@@ -46,16 +47,21 @@ unsafe impl<N: CompletionHandler> Send for Rmp<N> {}
 unsafe impl<N: CompletionHandler> Sync for Rmp<N> {}
 
 impl<N: CompletionHandler> Rmp<N> {
-    /// Creates a pool and posts `count` buffers.
+    /// Creates a pool and posts `count` buffers of `buffer_bytes` bytes.
     ///
     /// # Errors
     ///
     /// - `EINVAL`: `count` exceeds the limit of the hardware.
     /// - `EIO`: the command failed.
     /// - `ENOMEM`: no memory.
-    pub(crate) fn new(hca: Arc<Mlx5Device>, count: u32, notify: Arc<N>) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        hca: Arc<Mlx5Device>,
+        count: u32,
+        buffer_bytes: usize,
+        notify: Arc<N>,
+    ) -> Result<Arc<Self>> {
         let cq = Mlx5Cq::new(hca.clone(), count, 0, notify)?;
-        let pages = ContiguousPages::new(count as usize * MAX_PACKET_BYTES, MemcgCharge::Kernel)?;
+        let pages = ContiguousPages::new(count as usize * buffer_bytes, MemcgCharge::Kernel)?;
         let buffers = Arc::new(DmaPages::new(hca.device(), pages)?, GFP_KERNEL)?;
         // SAFETY: The device is open.
         let rmp = from_err_ptr(unsafe { bindings::kite_mlx5_rmp_create(hca.as_raw(), count, 1) })?;
@@ -63,6 +69,7 @@ impl<N: CompletionHandler> Rmp<N> {
         let pool = Self {
             rmp: NonNull::new(rmp).ok_or(ENOMEM)?,
             buffers,
+            buffer_bytes,
             cq,
             hca,
         };
@@ -80,10 +87,10 @@ impl<N: CompletionHandler> Rmp<N> {
     }
 
     fn post(&self, index: u32) -> Result {
-        let offset = index as usize * MAX_PACKET_BYTES;
+        let offset = index as usize * self.buffer_bytes;
         let sge = self
             .buffers
-            .sge(self.hca.global_mkey(), offset, MAX_PACKET_BYTES)
+            .sge(self.hca.global_mkey(), offset, self.buffer_bytes)
             .ok_or(EINVAL)?;
         let sge: *const _ = &sge;
         // SAFETY: The pool is live, by the type invariants. The buffers stay mapped while the pool is live.
@@ -96,8 +103,8 @@ impl<N: CompletionHandler> Rmp<N> {
     /// Copies the packet of a completion, and posts its buffer again.
     pub(crate) fn receive_packet(&self, completion: &WorkCompletion) -> KVec<u8> {
         let (index, len) = (completion.wr_id as u32, completion.byte_len as usize);
-        let offset = index as usize * MAX_PACKET_BYTES;
-        let mut bytes = bytes::alloc_zeroed_nofail(len.min(MAX_PACKET_BYTES));
+        let offset = index as usize * self.buffer_bytes;
+        let mut bytes = bytes::alloc_zeroed_nofail(len.min(self.buffer_bytes));
         self.buffers.sync_for_cpu(offset, bytes.len());
         // Cannot fail: the range lies within the buffers.
         let _ = self.buffers.read(offset, &mut bytes);

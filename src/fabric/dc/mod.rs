@@ -51,7 +51,7 @@ use kernel::{
         Arc, Mutex, SpinLock,
     },
 };
-use kite_core::view::NodeInstance;
+use kite_core::{view::NodeInstance, wire::packet::MAX_PACKET_BYTES};
 
 /// DCIs per CPU. While one waits for an unresponsive DCT, another is available.
 const DCIS_PER_CPU: usize = 2;
@@ -215,7 +215,7 @@ impl DcTransport {
             0,
             poller_waker.clone(),
         )?;
-        let packet_pool = Rmp::new(hca.clone(), PACKET_BUFFERS, poller_waker)?;
+        let packet_pool = Rmp::new(hca.clone(), PACKET_BUFFERS, MAX_PACKET_BYTES, poller_waker)?;
         let mut dcis = KVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
             dcis.push(Dci::new(&hca, &send_cq)?, GFP_KERNEL)?;
