@@ -138,7 +138,8 @@ impl MemoryService {
         )
     }
 
-    fn fabric(&self) -> &Fabric {
+    /// Returns the fabric of the RNIC.
+    pub(crate) fn fabric(&self) -> &Arc<Fabric> {
         &self.cluster.fabric
     }
 

@@ -46,7 +46,7 @@ impl RnicServices {
 
     /// Returns the fabric of the services.
     pub(crate) fn fabric(&self) -> &Arc<Fabric> {
-        &self.memory_service().cluster.fabric
+        self.memory_service().fabric()
     }
 
     /// Handles a view change: shuts down VQPs and RPC channels to removed nodes, and delivers packets

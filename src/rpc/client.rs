@@ -284,7 +284,7 @@ impl ReplyWaiter {
     ///
     /// See [`Rpc::call`].
     pub(crate) fn wait(&self, deadline: Deadline) -> Result<ReplyData> {
-        let fabric = &self.rpc.memory_service.cluster.fabric;
+        let fabric = self.rpc.fabric();
         self.call.wait(fabric, &self.channel, deadline)?;
         self.take_result()
     }

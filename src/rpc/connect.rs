@@ -200,11 +200,7 @@ impl Rpc {
             deadline,
         )?;
         channel
-            .set_tx_ring(
-                &memory_service.cluster.fabric,
-                mapping.clone(),
-                peer_ring.id,
-            )
+            .set_tx_ring(memory_service.fabric(), mapping.clone(), peer_ring.id)
             .inspect_err(|_| memory_service.unmap(&mapping))
     }
 

@@ -42,7 +42,9 @@ pub(crate) mod server;
 
 use self::{channel::RpcChannel, client::RpcCalls, server::RpcService};
 use crate::{
-    fabric::send::write_imm::ImmPayload, region::MemoryService, sys::event_counter::EventCounter,
+    fabric::{send::write_imm::ImmPayload, Fabric},
+    region::MemoryService,
+    sys::event_counter::EventCounter,
 };
 use kernel::{
     alloc::Flags,
@@ -155,6 +157,11 @@ impl Rpc {
             }),
             GFP_KERNEL,
         )
+    }
+
+    /// Returns the fabric of the RNIC.
+    pub(crate) fn fabric(&self) -> &Arc<Fabric> {
+        self.memory_service.fabric()
     }
 
     /// Assigns a ring ID to the channel that `make` creates, and registers the channel for immediates.

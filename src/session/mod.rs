@@ -145,7 +145,7 @@ impl Session {
     /// - `ENOMEM`: out of memory.
     fn bind(&self, rnic: Arc<Rnic>, creds: Option<TenantCreds>) -> Result {
         let tenant = Tenant::new(
-            rnic.enter_rpc()?.memory_service.cluster.fabric.qos.clone(),
+            rnic.enter_rpc()?.fabric().qos.clone(),
             creds,
         );
         let tenant = KBox::pin_init(tenant, GFP_KERNEL_ACCOUNT)?;
@@ -229,7 +229,7 @@ impl Session {
             .is_daemon()
             .then(|| self.enter_memory_service().ok())
             .flatten()?;
-        let suspect = memory_service.cluster.fabric.peers.pop_suspect()?;
+        let suspect = memory_service.fabric().peers.pop_suspect()?;
         Some((bindings::KITE_EVENT_PEER_UNREACHABLE, suspect.into()))
     }
 
@@ -263,9 +263,7 @@ impl Session {
             self.close_handle(&rpc, handle);
         }
         if self.is_daemon() {
-            rpc.memory_service
-                .cluster
-                .fabric
+            rpc.fabric()
                 .suspect_listener
                 .set_counter(None);
             if let Ok(services) = rnic.enter_services() {

@@ -15,7 +15,7 @@ use kernel::{prelude::*, sync::Arc};
 
 impl Session {
     fn qos(&self) -> Result<Arc<Qos>> {
-        Ok(self.enter_rpc()?.memory_service.cluster.fabric.qos.clone())
+        Ok(self.enter_rpc()?.fabric().qos.clone())
     }
 }
 

@@ -27,6 +27,7 @@ use super::{
 use crate::{
     bindings,
     errno::{self, TryError, TryResult},
+    fabric::Fabric,
     region::MemoryService,
     sys::{
         event_counter::EventCounter,
@@ -220,6 +221,11 @@ impl VqpTable {
         )
     }
 
+    /// Returns the fabric of the RNIC.
+    pub(crate) fn fabric(&self) -> &Arc<Fabric> {
+        self.memory_service.fabric()
+    }
+
     /// Adds a VQP of the current process to the registry.
     ///
     /// # Errors
@@ -238,7 +244,7 @@ impl VqpTable {
         &self,
         owner_uid: Option<u32>,
     ) -> Result<KVec<bindings::kite_vqp_info>> {
-        let rc_only = self.memory_service.cluster.fabric.dc().is_none();
+        let rc_only = self.fabric().dc().is_none();
         self.registry.list(owner_uid, rc_only)
     }
 

@@ -107,7 +107,7 @@ impl Vqp {
         match f() {
             Err(TryError::WouldBlock) if self.depends_on_peer_packets(event) => {
                 // A process that polls without pause then does not depend on the wake-up of the poller.
-                table.memory_service.cluster.fabric.try_poll_recv();
+                table.fabric().try_poll_recv();
                 Ok(f()?)
             }
             done => Ok(done?),

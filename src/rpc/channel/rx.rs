@@ -109,12 +109,7 @@ impl RpcChannel {
             (MsgType::Reply, None) => {
                 if rpc.calls.on_reply(self, &header, &ring) {
                     // No thread sleeps on the reply. The poller thread checks for it.
-                    rpc.memory_service
-                        .cluster
-                        .fabric
-                        .poller_waker
-                        .event
-                        .complete();
+                    rpc.fabric().poller_waker.event.complete();
                 }
                 self.free_slots(rpc, &header.slot);
             }

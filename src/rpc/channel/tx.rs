@@ -243,7 +243,7 @@ impl RpcChannel {
         match (&slot_addr.path, &tx_ring.ordered_conn) {
             (WritePath::Remote(imm_write), Some(conn)) => {
                 let permit = || tx_ring.mapping.start_remote_access(slot_addr.map_version);
-                let fabric = &rpc.memory_service.cluster.fabric;
+                let fabric = rpc.fabric();
                 conn.prepare(fabric, imm_write, content)
                     .execute(permit, deadline)
             }
@@ -277,7 +277,7 @@ impl RpcChannel {
                         .mapping
                         .start_owned_remote_access(slot_addr.map_version)
                 };
-                let fabric = &rpc.memory_service.cluster.fabric;
+                let fabric = rpc.fabric();
                 conn.prepare(fabric, imm_write, message.content())
                     .try_post(permit)
             }

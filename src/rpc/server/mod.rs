@@ -212,7 +212,7 @@ impl Rpc {
             service.add_server(events.clone())?;
             return Ok(service.clone());
         }
-        let poller = self.memory_service.cluster.fabric.poller_waker.clone();
+        let poller = self.fabric().poller_waker.clone();
         let service = RpcService::new(region, ring_bytes, max_data_bytes, poller)?;
         service.add_server(events.clone())?;
         services.try_create_and_insert(region, service.clone(), GFP_KERNEL)?;

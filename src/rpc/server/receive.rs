@@ -146,13 +146,9 @@ impl RpcService {
         check_open: impl Fn() -> Result,
     ) -> Result {
         self.state.lock().pollers += 1;
-        let _spin_sample = rpc
-            .memory_service
-            .cluster
-            .fabric
-            .busy_poll(&self.receive_spin, || {
-                self.state.lock().arrival_seq != seen_seq
-            });
+        let _spin_sample = rpc.fabric().busy_poll(&self.receive_spin, || {
+            self.state.lock().arrival_seq != seen_seq
+        });
         self.state.lock().pollers -= 1;
         check_open()?;
         let mut state = self.state.lock();

@@ -165,7 +165,7 @@ pub(in crate::rpc) fn send_status_deferred(
         Ok(true) => flush_replies_deferred(rpc.clone(), channel.clone()),
         Ok(false) => {}
         Err(error) => rnic_debug!(
-            rpc.memory_service.cluster.fabric.device(),
+            rpc.fabric().device(),
             "node {}: status of call {call_id} dropped: {error:?} (caller waits until its deadline)\n",
             channel.peer.node
         ),

@@ -115,7 +115,7 @@ impl CompletionRing {
         Arc::pin_init(
             try_pin_init!(Self {
                 rnic: session.rnic()?.clone(),
-                poller: session.enter_rpc()?.memory_service.cluster.fabric.poller_waker.clone(),
+                poller: session.enter_rpc()?.fabric().poller_waker.clone(),
                 events: session.events.clone(),
                 module_callback,
                 entries,

@@ -97,7 +97,7 @@ impl Session {
     /// - `ENOMEM`: out of memory.
     pub(super) fn add_queue(&self, queue: Arc<IoQueue>) -> Result<CreatedQueue> {
         let rpc = self.enter_rpc()?;
-        queue.map_memory(rpc.memory_service.cluster.fabric.device());
+        queue.map_memory(rpc.fabric().device());
         // The DMA mapping must not outlive the RNIC.
         let unmap = |_: &Error| queue.shutdown(ENODEV);
         self.register_queue(&rpc, queue.clone()).inspect_err(unmap)
@@ -110,10 +110,7 @@ impl Session {
             return Err(EBUSY);
         }
         queues.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        let poll_client_id = rpc
-            .memory_service
-            .cluster
-            .fabric
+        let poll_client_id = rpc.fabric()
             .poll_clients
             .register(poll_client)?;
         rpc.memory_service.stats.io_queues.add(1);
@@ -224,9 +221,7 @@ impl RegisteredQueue {
         // the poller thread also runs the shutdown, and the call below waits for the lock.
         let rpc_guard = queue.rnic.enter_rpc();
         if let Ok(rpc) = &rpc_guard {
-            rpc.memory_service
-                .cluster
-                .fabric
+            rpc.fabric()
                 .poll_clients
                 .unregister(self.poll_client_id);
         }

@@ -51,7 +51,7 @@ impl IoQueue {
     /// - `ENODEV`: the RNIC was removed.
     fn spin_until_ready(self: &Arc<Self>, min_complete: u32) -> Result<Option<SpinSample<'_>>> {
         let rpc = self.rnic.enter_rpc()?;
-        let fabric = &rpc.memory_service.cluster.fabric;
+        let fabric = rpc.fabric();
         Ok(fabric.busy_poll(&self.completion_spin, || {
             self.try_run_round(fabric);
             self.completion_ring.unconsumed() >= min_complete

@@ -97,10 +97,7 @@ impl Session {
         vqps.check_limit()?;
         vqps.vqps.reserve(1, GFP_KERNEL_ACCOUNT)?;
         vqp_table.register(vqp.clone())?;
-        let poll_client_id = vqp_table
-            .memory_service
-            .cluster
-            .fabric
+        let poll_client_id = vqp_table.fabric()
             .poll_clients
             .register(driver)?;
         let vqp_id = self.alloc_id();
@@ -239,7 +236,7 @@ impl Session {
             .ok_or(TryError::WouldBlock)?
             .mr_keys
             .contains(&wr.key);
-        let mr_table = &vqp_table.memory_service.cluster.fabric.mr_table;
+        let mr_table = &vqp_table.fabric().mr_table;
         let resolve_mr = |key| is_own.then(|| mr_table.get(key)).ok_or(EBADF)?;
         Ok(VqpRequest::new(wr, uid, resolve_mr)?)
     }
@@ -286,7 +283,7 @@ impl Session {
         // Enter the services per attempt: a guard held while waiting would block RNIC removal.
         let try_pop = || {
             vqp.pop(
-                &self.enter_vqp_table()?.memory_service.cluster.fabric,
+                self.enter_vqp_table()?.fabric(),
                 max_count as usize,
             )
         };
@@ -317,7 +314,7 @@ impl Session {
             deadline.unwrap_or_else(|| Deadline::after_ms(FETCH_TIMEOUT_MS).interruptible());
         let try_pop = || {
             let vqp_table = self.enter_vqp_table()?;
-            let mr_table = &vqp_table.memory_service.cluster.fabric.mr_table;
+            let mr_table = &vqp_table.fabric().mr_table;
             // The reference to the MR must not outlive `vqp_table`, whose guard blocks RNIC removal.
             let mr = self.own_mr(key, || mr_table.get(key))?;
             let record = &mr.entry;
@@ -403,7 +400,7 @@ impl Session {
         for entry in vqps.vqps {
             entry.close(&vqp_table);
         }
-        let mr_table = &vqp_table.memory_service.cluster.fabric.mr_table;
+        let mr_table = &vqp_table.fabric().mr_table;
         vqps.mr_keys
             .iter()
             .for_each(|key| mr_table.deregister(*key));
@@ -428,10 +425,7 @@ impl SessionVqps {
 
 impl SessionVqp {
     fn close(self, vqp_table: &Arc<VqpTable>) {
-        vqp_table
-            .memory_service
-            .cluster
-            .fabric
+        vqp_table.fabric()
             .poll_clients
             .unregister(self.poll_client_id);
         vqp_table.close(&self.vqp);

@@ -51,7 +51,7 @@ impl Session {
         vqp_table.memory_service.cluster.local_node()?;
         let byte_count = check_mr_len(len)?;
         let base = usize::try_from(addr).map_err(|_| EFAULT)?;
-        let mr_table = &vqp_table.memory_service.cluster.fabric.mr_table;
+        let mr_table = &vqp_table.fabric().mr_table;
         mr_table.throttle_deregistration(uid, len)?;
         let pinned = self.pin_long_term(base, byte_count)?;
         self.register_mr(pinned, (addr, len), uid, others)
@@ -88,10 +88,7 @@ impl Session {
 
     fn released_count(&self) -> u64 {
         let count = |vqp_table: VqpTableGuard<'_>| {
-            vqp_table
-                .memory_service
-                .cluster
-                .fabric
+            vqp_table.fabric()
                 .mr_table
                 .released_count()
         };
@@ -104,7 +101,7 @@ impl Session {
         let Ok(vqp_table) = self.enter_vqp_table() else {
             return Ok(false);
         };
-        let mr_table = &vqp_table.memory_service.cluster.fabric.mr_table;
+        let mr_table = &vqp_table.fabric().mr_table;
         mr_table.wait_deregistered(source::current_euid(), released_before)
     }
 
@@ -123,7 +120,7 @@ impl Session {
     ) -> Result<u32> {
         let vqp_table = self.enter_vqp_table()?;
         vqp_table.memory_service.cluster.local_node()?;
-        let mr_table = &vqp_table.memory_service.cluster.fabric.mr_table;
+        let mr_table = &vqp_table.fabric().mr_table;
         if others.contains(Rights::MASTER) {
             return Err(EINVAL);
         }
@@ -148,10 +145,7 @@ impl Session {
         vqps.mr_keys
             .remove(index.ok_or(EBADF)?)
             .map_err(|_| EBADF)?;
-        vqp_table
-            .memory_service
-            .cluster
-            .fabric
+        vqp_table.fabric()
             .mr_table
             .deregister(key);
         Ok(())

@@ -70,7 +70,7 @@ impl VqpTable {
             (PacketBody::WindowUpdate(update), Some(vqp)) => vqp.on_window_update(
                 packet.source_vqp,
                 &update,
-                &self.memory_service.cluster.fabric,
+                self.fabric(),
             ),
             (PacketBody::WindowUpdate(_), None) => {}
             (PacketBody::Message(message), Some(vqp)) => {
