@@ -107,10 +107,8 @@ impl MemoryService {
         request: &AllocRequest<'_>,
         event_counter: Arc<EventCounter>,
     ) -> Result<Arc<Mapping>> {
-        self.regions
-            .insert(region.clone())
+        self.add_region(region.clone())
             .inspect_err(|_| self.reclaim_deferred(region, WorkPriority::Background))?;
-        self.stats.regions.add(1);
         let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
         let mapped = self.register_name(region, deadline).and_then(|()| {
             self.map_region(
@@ -148,7 +146,7 @@ impl MemoryService {
         let mut chunks = Self::alloc_chunk_table(&layout)?;
         let instance = self.cluster.instance_of(local_node)?;
         let lent = self
-            .loans
+            .loans()
             .lend_pinned((local_node, loan), region, &layout, pinned);
         lent.map_err(|error| if error == ENOSPC { ENOMEM } else { error })?;
         let mut locations = chunks.iter_mut();
@@ -159,7 +157,7 @@ impl MemoryService {
                 .is_some()
         };
         let recorded = self
-            .loans
+            .loans()
             .for_each_address((local_node, loan), 0, record_location);
         let recorded = recorded.map_err(|_| errno::hostdown());
         let placed = recorded.and_then(|()| Placement::new(chunks, &loans));
@@ -170,7 +168,7 @@ impl MemoryService {
             Ok(placement) => Ok(reservation.fill(region, request.region_spec(layout), placement)),
             Err(error) => {
                 // No other node has used the loan yet, so the memory can be released at once.
-                self.loans.release((local_node, loan))?;
+                self.loans().release((local_node, loan))?;
                 Err(error)
             }
         }

@@ -102,7 +102,7 @@ impl MemoryService {
         rights: Rights,
         requester: Option<(&Peer, u64)>,
     ) -> Result {
-        let region = self.regions.get(region)?;
+        let region = self.region(region)?;
         // Allocate before `execute_once`: other requests of the peer wait for its lock.
         let reservation = region.reserve_acl_entry()?;
         let sequence = requester.map(|(peer, sequence)| (peer.instance(), sequence));
@@ -129,7 +129,7 @@ impl MemoryService {
     /// - `EINPROGRESS`: a revoked mapping remains, or not all members have synchronized the current view.
     /// - `ENOENT`: the region does not exist.
     pub(super) fn serve_revoke_status(&self, region: u64) -> Result {
-        let has_revoked = self.regions.get(region)?.has_revoked_mappers();
+        let has_revoked = self.region(region)?.has_revoked_mappers();
         // Mappings of removed nodes are not counted, but members that have not synchronized the view may
         // still serve such a node.
         let is_complete = !has_revoked && self.cluster.synced_epoch().is_some();

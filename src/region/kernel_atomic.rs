@@ -9,7 +9,9 @@
 
 use super::MemoryService;
 use crate::{
-    control::client::ControlClient, fabric::mr::table::mr_access_errno, sys::deadline::Deadline,
+    control::client::ControlClient,
+    fabric::{mr::table::mr_access_errno, Fabric},
+    sys::deadline::Deadline,
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
@@ -27,7 +29,7 @@ pub(crate) struct MrWord {
     pub(crate) addr: u64,
 }
 
-impl MemoryService {
+impl MrWord {
     /// Requests an atomic operation from the node that owns the MR. Returns the old value.
     ///
     /// # Errors
@@ -40,48 +42,36 @@ impl MemoryService {
     /// - `EHOSTDOWN`: the owner left the view.
     /// - `EHOSTUNREACH`: the owner cannot be reached.
     /// - `ENOMEM`: out of memory.
-    pub(crate) fn atomic_via_owner(
-        self: &Arc<Self>,
-        instance: NodeInstance,
-        word: MrWord,
+    pub(crate) fn request_atomic(
+        self,
+        service: &Arc<MemoryService>,
+        owner: NodeInstance,
         op: AtomicOp,
         deadline: Deadline,
     ) -> Result<u64> {
-        let MrWord { mr_key, uid, addr } = word;
-        let answer = self.request_exactly_once((), (instance, 0), deadline, |sequence| {
-            ControlRequest::MrAtomic {
-                sequence,
-                mr_key,
-                uid,
-                addr,
-                op,
-            }
-        })?;
+        let request = |sequence| ControlRequest::MrAtomic {
+            sequence,
+            mr_key: self.mr_key,
+            uid: self.uid,
+            addr: self.addr,
+            op,
+        };
+        let answer = service.request_exactly_once((), (owner, 0), deadline, request)?;
         answer.old_value()
     }
 
-    /// Executes an atomic operation on an MR of a local process for a peer. Returns the old value.
+    /// Executes an atomic operation on an MR of a local process. Returns the old value.
     ///
     /// # Errors
     ///
-    /// See [`Self::atomic_via_owner`].
-    pub(super) fn serve_mr_atomic(
-        &self,
-        node: u32,
-        sequence: u64,
-        word: MrWord,
-        op: AtomicOp,
-    ) -> Result<u64> {
-        let peer = self.fabric().peer(node)?;
-        Ok(peer.execute_once_unordered(sequence, || self.update_mr_word(word, op))?)
-    }
-
-    fn update_mr_word(&self, MrWord { mr_key, uid, addr }: MrWord, op: AtomicOp) -> Result<u64> {
-        let fabric = self.fabric();
-        let mr = fabric.mr_table.get(mr_key).map_err(|_| ENOENT)?;
+    /// See [`Self::request_atomic`].
+    pub(super) fn update(self, fabric: &Fabric, op: AtomicOp) -> Result<u64> {
+        let mr = fabric.mr_table.get(self.mr_key).map_err(|_| ENOENT)?;
         let needed = Rights::READ | Rights::WRITE;
-        let allowed = mr.entry.check_access(uid, needed, addr, WORD_BYTES);
+        let allowed = mr
+            .entry
+            .check_access(self.uid, needed, self.addr, WORD_BYTES);
         allowed.map_err(mr_access_errno)?;
-        Ok(fabric.atomic_engine.execute(&mr, addr, op)?)
+        Ok(fabric.atomic_engine.execute(&mr, self.addr, op)?)
     }
 }

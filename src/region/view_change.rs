@@ -27,7 +27,7 @@ use crate::{
         client::ControlClient,
         retry::{retry_alloc, CONTROL_TIMEOUT_MS, DRAIN_POLL_MS, RETRY_MS},
     },
-    fabric::conn::credit::StaleQp,
+    fabric::{conn::credit::StaleQp, peer::Peer},
     sys::deadline::Deadline,
     trace,
     verbs::log::rnic_warn,
@@ -54,22 +54,20 @@ impl MemoryService {
         epoch: u64,
         members: &[bindings::kite_member],
     ) -> Result {
-        let _changing = self.view_change_lock.lock();
+        let _changing = self.lock_view_changes();
         if self.cluster.epoch() == 0 {
             // A request served in the previous incarnation may have registered a name late.
             self.cluster.names.retain(|_, _| false);
         }
         let changed = self.change_view(epoch, members);
-        for workqueues in self.all_workqueues() {
-            workqueues.destroy_removed(|instance| !self.cluster.is_member(instance));
-        }
+        self.destroy_removed_queues(|instance| !self.cluster.is_member(instance));
         changed
     }
 
     fn change_view(self: &Arc<Self>, epoch: u64, members: &[bindings::kite_member]) -> Result {
         let (removed, peers) = self.cluster.prepare_view(epoch, members)?;
         trace::view(epoch, members.len() as u32, removed.len() as u32);
-        self.request_queue.flush();
+        self.request_queue().flush();
         for peer in &removed {
             self.on_member_removed(peer.node(), epoch);
         }
@@ -94,7 +92,7 @@ impl MemoryService {
     ) {
         let memory_service = self.clone();
         let is_member = || self.cluster.is_member(member);
-        self.announce_queues
+        self.announce_queues()
             .queue_work(member, is_member, move || f(&memory_service));
     }
 
@@ -127,11 +125,11 @@ impl MemoryService {
 
     /// Clears the state that belongs to a removed node: mappings, loans, mappers and names.
     fn on_member_removed(&self, node: u32, epoch: u64) {
-        for mapping in self.mappings.iter().filter(|mapping| mapping.home == node) {
+        for mapping in self.mappings().filter(|mapping| mapping.home == node) {
             mapping.on_home_died();
         }
-        self.loans.quarantine_home(node, epoch);
-        for region in self.regions.iter() {
+        self.loans().quarantine_home(node, epoch);
+        for region in self.regions() {
             region.remove_node_mappers(node);
         }
         self.cluster.names.retain(|_, entry| entry.home != node);
@@ -142,7 +140,7 @@ impl MemoryService {
     /// to which packets of a failed QP may still arrive.
     fn sync_names(self: &Arc<Self>, local_instance: NodeInstance, epoch: u64) {
         while self
-            .active_pushes
+            .active_pushes()
             .involves_removed(|instance| self.cluster.is_member(instance))
         {
             if self.cluster.epoch() != epoch {
@@ -176,11 +174,7 @@ impl MemoryService {
     fn members_owning_names(&self, members: &[bindings::kite_member]) -> Result<KVVec<bool>> {
         let mut owns = KVVec::from_elem(false, members.len(), GFP_KERNEL)?;
         let nodes = || members.iter().map(|member| member.node);
-        for name in self
-            .regions
-            .iter()
-            .filter_map(|region| region.published_name())
-        {
+        for name in self.regions().filter_map(|region| region.published_name()) {
             let name_owner = name_hash::name_owner(&name, nodes());
             let index = nodes().position(|node| Some(node) == name_owner);
             if let Some(owns_name) = index.and_then(|index| owns.get_mut(index)) {
@@ -203,7 +197,7 @@ impl MemoryService {
 
     /// Registers the names of this node's regions that this node owns now.
     fn register_own_names(&self, local_node: u32) {
-        for region in self.regions.iter() {
+        for region in self.regions() {
             let Some(name) = region.published_name() else {
                 continue;
             };
@@ -228,7 +222,7 @@ impl MemoryService {
 
     fn sync_names_to_peer(self: &Arc<Self>, member: NodeInstance, epoch: u64) {
         let mut bytes = retry_alloc(|| Ok(KVec::from_elem(0u8, MAX_CONTROL_BYTES, GFP_KERNEL)?));
-        let mut regions = self.regions.iter().peekable();
+        let mut regions = self.regions().peekable();
         loop {
             let mut list = ListWriter::names(&mut bytes, 0, epoch, epoch);
             while let Some(region) = regions.peek() {
@@ -285,10 +279,7 @@ impl MemoryService {
             return;
         };
         for (name, region) in names {
-            let known = self
-                .regions
-                .get(region)
-                .map(|region| region.published_name());
+            let known = self.region(region).map(|region| region.published_name());
             if !matches!(known, Ok(Some(_))) {
                 self.request_until_removed(
                     member,
@@ -300,29 +291,44 @@ impl MemoryService {
 
     /// Leaves the cluster. Ends the mappings of this node, and frees its regions, loans and names.
     pub(crate) fn leave(self: &Arc<Self>) {
-        let _changing = self.view_change_lock.lock();
+        let _changing = self.lock_view_changes();
         drop(self.cluster.leave());
-        self.request_queue.flush();
+        self.request_queue().flush();
         self.fabric().atomic_engine.close_qp();
-        self.move_queue.flush();
-        self.mappings
-            .iter()
-            .for_each(|mapping| mapping.on_home_died());
+        self.move_queue().flush();
+        self.mappings().for_each(|mapping| mapping.on_home_died());
         self.cluster.names.retain(|_, _| false);
-        while let Some(region) = self.regions.at_or_after(0) {
-            if self.regions.remove(region.id).is_some() {
-                self.stats.regions.sub(1);
-            }
+        while let Some(region) = self.region_at_or_after(0) {
+            self.remove_region(region.id);
         }
-        self.loans.clear();
-        for workqueues in self.all_workqueues() {
-            workqueues.destroy_removed(|_| true);
-        }
+        self.loans().clear();
+        self.destroy_removed_queues(|_| true);
     }
 
     /// Waits until all requests received so far are served. After [`Self::leave`] the remaining ones have no
     /// effect.
     pub(crate) fn flush_requests(&self) {
-        self.request_queue.flush();
+        self.request_queue().flush();
+    }
+
+    /// Processes a peer's announcement of the view of `epoch` without names.
+    pub(crate) fn on_view_announced(self: &Arc<Self>, from: &Peer, epoch: u64) {
+        // If the local daemon has not set that view yet, the peer repeats the announcement.
+        let own_epoch = self.cluster.epoch();
+        if self.cluster.on_member_synced(from.instance(), epoch) {
+            let memory_service = self.clone();
+            self.request_queue()
+                .spawn(move || memory_service.on_view_synced());
+        }
+        from.ack_view(epoch, own_epoch);
+    }
+
+    /// Frees the quarantined loans and the waiters of dead nodes, if all members have synchronized the
+    /// current view.
+    pub(in crate::region) fn on_view_synced(self: &Arc<Self>) {
+        if let Some(epoch) = self.cluster.synced_epoch() {
+            self.loans().free_quarantined(epoch);
+            self.remove_dead_waiters();
+        }
     }
 }

@@ -4,6 +4,7 @@
 
 use crate::{
     fabric::peer::Peer,
+    region::serve::encode_reply,
     rpc::{ring::RingInfo, Rpc},
 };
 use kernel::{prelude::*, sync::Arc};
@@ -23,9 +24,9 @@ impl Rpc {
             header,
             bytes,
             move |node, header, request, out| match request {
-                ControlRequest::AttachRing { .. } | ControlRequest::DetachRing { .. } => rpc
-                    .memory_service
-                    .encode_reply(header, rpc.dispatch(node, request), out),
+                ControlRequest::AttachRing { .. } | ControlRequest::DetachRing { .. } => {
+                    encode_reply(header, rpc.dispatch(node, request), out)
+                }
                 _ => rpc.memory_service.serve(node, header, request, out),
             },
         );

@@ -90,11 +90,9 @@ impl<'a> BlockerResolver<'a> {
     /// Executes atomics in the peer's kernel, until the VQP is closed.
     fn execute_atomics(&self, atomics: &[KernelAtomic]) -> OldValues {
         let should_continue = || self.vqp.state.lock().closed_with.is_none();
-        let execute = |(word, atomic)| {
-            let owner = self.vqp.peer;
-            self.table
-                .memory_service
-                .atomic_via_owner(owner, word, atomic, self.deadline)
+        let execute = |(word, atomic): KernelAtomic| {
+            let memory_service = &self.table.memory_service;
+            word.request_atomic(memory_service, self.vqp.peer, atomic, self.deadline)
         };
         execute_atomics(atomics, should_continue, execute)
     }

@@ -40,7 +40,7 @@ use kernel::{
 };
 use kite_core::{
     view::NodeInstance,
-    wire::{ChunkLocation, ControlHeader, ControlRequest, WireList, MAX_CONTROL_BYTES},
+    wire::{ChunkLocation, ControlRequest, WireList, MAX_CONTROL_BYTES},
 };
 
 /// Maximum time in ms for all mapping nodes to quiesce. Meanwhile all accesses to the region are blocked.
@@ -226,24 +226,12 @@ impl MemoryService {
 
 /// Requests served by a node that maps the region.
 impl MemoryService {
-    /// Blocks accesses to a region of home `node` on this node.
+    /// Blocks accesses of this node to a region of `home`.
     ///
     /// # Errors
     ///
-    /// - `EINPROGRESS`: an access is in progress, or a sent packet may still arrive. Also returned while the
-    ///   home has an older view than this node: a lender that only this node has removed may still be written
-    ///   to.
-    pub(in crate::region) fn serve_quiesce(
-        &self,
-        node: u32,
-        header: &ControlHeader,
-        region: u64,
-    ) -> Result {
-        self.quiesce_local(node, region)?;
-        Ok(self.check_requester_view(header)?)
-    }
-
-    fn quiesce_local(&self, home: u32, region: u64) -> TryResult {
+    /// - [`TryError::InTransition`]: an access is in progress, or a sent packet may still arrive.
+    pub(in crate::region) fn quiesce_local(&self, home: u32, region: u64) -> TryResult {
         let all_quiesced = Atomic::new(1u32);
         self.for_each_mapping_of(home, region, |mapping| {
             if mapping.try_quiesce().is_err() || !self.is_drained(mapping) {
@@ -277,7 +265,7 @@ impl MemoryService {
 
     fn for_each_mapping_of(&self, home: u32, region: u64, f: impl Fn(&Mapping)) {
         let is_of = |mapping: &Arc<Mapping>| (mapping.home, mapping.region) == (home, region);
-        for mapping in self.mappings.iter().filter(is_of) {
+        for mapping in self.mappings().filter(is_of) {
             f(&mapping);
         }
     }

@@ -21,11 +21,7 @@ use crate::{
         reply_code::is_temporary,
         retry::{CONTROL_TIMEOUT_MS, DRAIN_POLL_MS, RETRY_MS},
     },
-    region::{
-        lend::loan::NodeScopedId,
-        map::{detached::DetachedMapping, Mapping},
-        MemoryService,
-    },
+    region::{lend::loan::NodeScopedId, map::detached::DetachedMapping, MemoryService},
     sys::deadline::Deadline,
 };
 use kernel::{
@@ -88,12 +84,6 @@ impl Drop for TeardownGuard {
 }
 
 impl MemoryService {
-    /// Returns `true` if nothing sent by a mapping that has ended can still arrive. Nodes outside the view do
-    /// not count. So a caller must read the epoch after this call.
-    pub(crate) fn is_drained(&self, mapping: &Mapping) -> bool {
-        mapping.is_drained(|instance| self.cluster.is_member(instance))
-    }
-
     /// Runs `f` on a workqueue of `node` once a closed mapping is drained. Requeues until then, so other
     /// items of the queue do not wait.
     pub(in crate::region) fn defer_until_drained(
@@ -195,7 +185,7 @@ impl MemoryService {
     /// synchronized the view: until then, members may still write to the loans on behalf of dead nodes.
     fn return_all_loans(self: &Arc<Self>, region: &Arc<Region>, priority: WorkPriority) {
         let (guard, local_node) = (
-            TeardownGuard::new(self, region, priority, Self::remove_region),
+            TeardownGuard::new(self, region, priority, Self::finish_teardown),
             self.cluster.local_node(),
         );
         if self.cluster.synced_epoch().is_none() {
@@ -256,9 +246,7 @@ impl MemoryService {
         );
     }
 
-    fn remove_region(self: &Arc<Self>, region: &Arc<Region>, _: WorkPriority) {
-        if self.regions.remove(region.id).is_some() {
-            self.stats.regions.sub(1);
-        }
+    fn finish_teardown(self: &Arc<Self>, region: &Arc<Region>, _: WorkPriority) {
+        self.remove_region(region.id);
     }
 }

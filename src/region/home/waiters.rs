@@ -139,7 +139,7 @@ impl MemoryService {
         enqueue_request: &EnqueueRequest,
         peer: Option<&Peer>,
     ) -> Result<AcquireReply> {
-        let found = self.regions.get(region);
+        let found = self.region(region);
         // Allocate before `execute_once`: other requests of the peer wait for its lock, and the allocation
         // may sleep at the limit of the owner's cgroup.
         let reservation = match &found {
@@ -188,7 +188,7 @@ impl MemoryService {
         waiter_id: WaiterId,
         reason: ReleaseReason,
     ) -> Result {
-        let region = self.regions.get(region)?;
+        let region = self.region(region)?;
         region.remove_waiter(queue_key, waiter_id, reason);
         self.notify_granted(&region, Some(queue_key));
         Ok(())
@@ -215,7 +215,7 @@ impl MemoryService {
     /// view.
     fn notify_reliably(self: &Arc<Self>, instance: NodeInstance, ticket: u64, reply: AcquireReply) {
         if self.cluster.local_node() == Ok(instance.node) {
-            return self.waiters.complete(instance, ticket, reply);
+            return self.waiters().complete(instance, ticket, reply);
         }
         let request = ControlRequest::NotifyGranted { ticket, reply };
         while let Ok(peer) = self.fabric().peer_by_instance(instance) {
@@ -241,7 +241,7 @@ impl MemoryService {
                 forgotten
             }
         };
-        for region in self.regions.iter() {
+        for region in self.regions() {
             region.remove_dead_waiters(is_forgotten);
             self.notify_granted(&region, None);
         }

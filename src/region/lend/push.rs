@@ -112,7 +112,7 @@ impl PushJob {
         home: NodeInstance,
         sequence: u64,
     ) -> Result<Self> {
-        let mut active = memory_service.active_pushes.active.lock();
+        let mut active = memory_service.active_pushes().active.lock();
         active.push((peer.instance(), home), GFP_KERNEL)?;
         Ok(Self {
             memory_service: memory_service.clone(),
@@ -131,7 +131,7 @@ impl PushJob {
 impl Drop for PushJob {
     fn drop(&mut self) {
         self.peer.complete_once(self.sequence, self.result);
-        let mut active = self.memory_service.active_pushes.active.lock();
+        let mut active = self.memory_service.active_pushes().active.lock();
         if let Some(index) = active.iter().position(|parties| *parties == self.parties()) {
             // Cannot fail: the index is that of an entry.
             let _ = active.remove(index);
@@ -185,7 +185,7 @@ impl MemoryService {
         (home, destination): (NodeInstance, ChunkLocation),
         len: u32,
     ) -> Result {
-        let chunk = self.find_lent_chunk(source.home, source.region, source.chunk_addr)?;
+        let chunk = self.find_lent_chunk((source.home, source.region), source.chunk_addr)?;
         if !self.cluster.is_member(home) || !self.cluster.is_member(destination.instance) {
             return Err(errno::hostdown());
         }

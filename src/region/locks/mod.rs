@@ -126,7 +126,7 @@ impl MemoryService {
             sync_id: sync_request.sync_id,
             kind: sync_request.kind,
         };
-        let waiter_guard = self.waiters.register(&ticket)?;
+        let waiter_guard = self.waiters().register(&ticket)?;
         let reply = match self.request_ticket(&ticket, mapping.id, sync_request, seq_guard)? {
             AcquireReply::Queued => self.wait_granted(
                 mapping,
@@ -202,7 +202,7 @@ impl MemoryService {
         self.stats.lock_waits.add(1);
         let _spin_sample = self
             .fabric()
-            .busy_poll(&self.waiters.spin, || waiter.reply().is_some());
+            .busy_poll(&self.waiters().spin, || waiter.reply().is_some());
         loop {
             if let Some(reply) = waiter.reply() {
                 return Ok(reply);
@@ -388,14 +388,5 @@ fn denied_error(errno: u16) -> Error {
         errno::stale()
     } else {
         error
-    }
-}
-
-impl MemoryService {
-    /// Processes the notification of a home that a ticket was granted or a barrier was passed.
-    pub(super) fn serve_granted(&self, home: u32, ticket: u64, reply: AcquireReply) -> Result {
-        let home = self.cluster.instance_of(home)?;
-        self.waiters.complete(home, ticket, reply);
-        Ok(())
     }
 }

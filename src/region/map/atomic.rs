@@ -107,28 +107,4 @@ impl MemoryService {
         )?;
         answer.old_value()
     }
-
-    /// Executes an atomic operation on lent memory for a peer. Returns the old value.
-    ///
-    /// # Errors
-    ///
-    /// - `ESTALE`, `EHOSTDOWN`: see [`Self::find_lent_chunk`].
-    /// - `ERANGE`: the word is not in the chunk.
-    /// - `EINVAL`: the offset is not aligned.
-    /// - `EINPROGRESS`, `ETIMEDOUT`, `ENOMEM`: see [`crate::fabric::peer::Peer::execute_once`].
-    pub(in crate::region) fn serve_atomic(
-        &self,
-        node: u32,
-        sequence: u64,
-        (home, region, chunk): (u32, u64, u64),
-        offset: u32,
-        op: AtomicOp,
-    ) -> Result<u64> {
-        let peer = self.fabric().peer(node)?;
-        let old_value = peer.execute_once(sequence, || {
-            let chunk = self.find_lent_chunk(home, region, chunk)?;
-            chunk.apply_atomic(offset as usize, op)
-        })?;
-        Ok(old_value)
-    }
 }

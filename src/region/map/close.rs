@@ -69,7 +69,7 @@ impl MemoryService {
     /// Closes the only mapping of an anonymous region of this node. The region is freed in the background.
     pub(crate) fn release_anonymous(self: &Arc<Self>, mapping: &Arc<Mapping>) {
         let detached = self.detach_mapping(mapping);
-        let freed = self.regions.get(mapping.region).and_then(|region| {
+        let freed = self.region(mapping.region).and_then(|region| {
             let is_first = region.start_free(mapping.home, mapping.id)?;
             if is_first {
                 self.reclaim_deferred(&region, WorkPriority::Background);

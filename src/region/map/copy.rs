@@ -17,12 +17,9 @@
 use super::{access::AccessRequest, chunk_map::PieceLocation, Mapping};
 use crate::{
     control::client::ControlClient,
-    errno::{self, TryError, TryResult},
+    errno::{TryError, TryResult},
     fabric::{qos::tenant::Tenant, send::inflight::Direction},
-    region::{
-        lend::loan::{LentChunk, NodeScopedId},
-        MemoryService,
-    },
+    region::MemoryService,
     stats::Stats,
     sys::{buffer::Buffer, deadline::Deadline},
     trace,
@@ -263,7 +260,12 @@ impl CopyRequest<'_> {
         );
         match (source_map.find(from_piece)?, target_map.find(to_piece)?) {
             (PieceLocation::Local(from), PieceLocation::Local(to)) => {
-                copy_lent_bytes((&from, from_piece.offset), (&to, to_piece.offset), step.len)?;
+                to.copy_from(
+                    to_piece.offset as usize,
+                    &from,
+                    from_piece.offset as usize,
+                    step.len as usize,
+                )?;
                 memory_service.stats.local_bytes.add(step.len.into());
                 Ok(true)
             }
@@ -353,77 +355,5 @@ impl CopyOperand<'_> {
         let layout = self.mapping.layout()?;
         let pieces = layout.pieces(self.offset + step.offset, step.len.into());
         pieces.map_err(|_| ERANGE)?.next().ok_or(EIO)
-    }
-}
-
-/// Copies between chunks of this node.
-fn copy_lent_bytes(
-    (from, from_offset): (&LentChunk, u32),
-    (to, to_offset): (&LentChunk, u32),
-    len: u32,
-) -> Result {
-    to.copy_from(to_offset as usize, from, from_offset as usize, len as usize)
-}
-
-/// Requests served by the lender of the memory.
-impl MemoryService {
-    /// Returns a chunk that this node lends.
-    ///
-    /// # Errors
-    ///
-    /// - `ESTALE`: the chunk is not lent to that region any longer.
-    /// - `EHOSTDOWN`: the home of the region died.
-    pub(in crate::region) fn find_lent_chunk(
-        &self,
-        home: u32,
-        region: u64,
-        chunk: u64,
-    ) -> Result<Arc<LentChunk>> {
-        // Check the view first: otherwise a chunk of a dead home would be reported as freed.
-        self.cluster.instance_of(home)?;
-        let key: NodeScopedId = (home, region);
-        self.loans.find_chunk(key, chunk).ok_or_else(errno::stale)
-    }
-
-    /// Fills bytes of lent memory for a peer.
-    pub(in crate::region) fn serve_fill(
-        &self,
-        node: u32,
-        sequence: u64,
-        destination: LentChunkAddr,
-        len: u32,
-        byte: u8,
-    ) -> Result {
-        self.fabric().peer(node)?.execute_once(sequence, || {
-            let chunk =
-                self.find_lent_chunk(destination.home, destination.region, destination.chunk_addr)?;
-            chunk.fill(destination.offset as usize, len as usize, byte)?;
-            Ok(0)
-        })?;
-        Ok(())
-    }
-
-    /// Copies between lent chunks for a peer.
-    pub(in crate::region) fn serve_copy(
-        &self,
-        node: u32,
-        sequence: u64,
-        source: LentChunkAddr,
-        destination: LentChunkAddr,
-        len: u32,
-    ) -> Result {
-        self.fabric().peer(node)?.execute_once(sequence, || {
-            let source_chunk =
-                self.find_lent_chunk(source.home, source.region, source.chunk_addr)?;
-            let target_chunk =
-                self.find_lent_chunk(destination.home, destination.region, destination.chunk_addr)?;
-            copy_lent_bytes(
-                (&source_chunk, source.offset),
-                (&target_chunk, destination.offset),
-                len,
-            )?;
-            Ok(0)
-        })?;
-        Ok(())
     }
 }

@@ -24,7 +24,7 @@ impl Deref for DetachedMapping {
 
 impl Drop for DetachedMapping {
     fn drop(&mut self) {
-        self.memory_service.mappings.remove(self.mapping.id);
+        self.memory_service.remove_mapping(self.mapping.id);
     }
 }
 

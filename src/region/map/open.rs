@@ -70,7 +70,7 @@ impl MemoryService {
     ) -> Result<Arc<Mapping>> {
         let instance = self.cluster.instance_of(home)?;
         let mapping = Mapping::new(self.new_id(), instance, region, event_counter)?;
-        self.mappings.insert(mapping.clone())?;
+        self.add_mapping(mapping.clone())?;
         self.stats.open_handles.add(1);
         let resolved = self.fetch_chunk_map(&mapping, uid, rights, deadline);
         // After a restart of the home, the id may belong to another region.
@@ -167,7 +167,7 @@ impl MemoryService {
         if !is_local || !self.cluster.is_member(location.instance) {
             return Ok(MappedChunk::Remote(location));
         }
-        let found = self.loans.find_chunk(region, location.addr);
+        let found = self.loans().find_chunk(region, location.addr);
         found.map(MappedChunk::Local).ok_or_else(errno::hostdown)
     }
 

@@ -13,36 +13,31 @@
 //! A request to free starts the work or reports its progress with `EINPROGRESS`, and succeeds if the region
 //! does not exist. Grants, migrations and waiters are executed once by sequence number or ticket.
 
-use super::{to_done, to_old_value};
+use super::{to_done, to_old_value, ControlServer};
 use crate::{
     control::{
         priority::WorkPriority,
         reply_code::{errno_of, result_from_errno},
     },
     errno::TryError,
-    region::{
-        home::{
-            lock_table::{EnqueueRequest, WaitQueueKey, WaiterId},
-            mappers::MapRequest,
-            Grantee, Region,
-        },
-        MemoryService,
+    region::home::{
+        lock_table::{EnqueueRequest, WaitQueueKey, WaiterId},
+        mappers::MapRequest,
+        Grantee, Region,
     },
     sys::deadline::Deadline,
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::prelude::*;
 use kite_core::{
     rights::Rights,
     view::NodeInstance,
-    wire::{ControlHeader, ControlReply, ControlRequest, ListWriter, RegionInfo, U32List},
+    wire::{ControlReply, ControlRequest, ListWriter, RegionInfo, U32List},
 };
 
-impl MemoryService {
+impl ControlServer<'_> {
     /// Serves a request to the home of a region. Returns `None` for any other request.
     pub(super) fn serve_as_home(
-        self: &Arc<Self>,
-        node: u32,
-        header: &ControlHeader,
+        &self,
         request: &ControlRequest<'_>,
     ) -> Option<Result<ControlReply<'static>>> {
         let done = match *request {
@@ -53,19 +48,15 @@ impl MemoryService {
                 rights,
             } => {
                 let map_request = MapRequest {
-                    node,
+                    node: self.node,
                     mapping,
                     rights,
                     uid,
                 };
                 return Some(self.serve_map(map_request, region));
             }
-            ControlRequest::UnmapRegion { region, mapping } => {
-                self.serve_unmap(node, header, region, mapping)
-            }
-            ControlRequest::FreeRegion { region, mapping } => {
-                self.serve_free(node, region, mapping)
-            }
+            ControlRequest::UnmapRegion { region, mapping } => self.serve_unmap(region, mapping),
+            ControlRequest::FreeRegion { region, mapping } => self.serve_free(region, mapping),
             ControlRequest::GrantRights {
                 sequence,
                 region,
@@ -74,9 +65,9 @@ impl MemoryService {
                 rights,
             } => {
                 let grantee = Grantee::from_wire(grantee);
-                self.serve_grant((node, mapping), sequence, region, grantee, rights)
+                self.serve_grant(mapping, sequence, region, grantee, rights)
             }
-            ControlRequest::RevokeStatus { region } => self.serve_revoke_status(region),
+            ControlRequest::RevokeStatus { region } => self.service.serve_revoke_status(region),
             ControlRequest::MigrateRegion {
                 sequence,
                 region,
@@ -84,9 +75,9 @@ impl MemoryService {
                 token,
                 timeout_ms,
                 ref nodes,
-            } => self.serve_migrate((node, mapping), sequence, region, token, timeout_ms, nodes),
+            } => self.serve_migrate(mapping, sequence, region, token, timeout_ms, nodes),
             ControlRequest::MigrationStatus { region, token } => {
-                self.serve_migration_status(node, region, token)
+                self.serve_migration_status(region, token)
             }
             ControlRequest::EnqueueWaiter {
                 ticket,
@@ -96,7 +87,7 @@ impl MemoryService {
                 kind,
                 is_blocking,
             } => {
-                let word = self.serve_enqueue(node, region, |instance| EnqueueRequest {
+                let word = self.serve_enqueue(region, |instance| EnqueueRequest {
                     waiter_id: WaiterId { instance, ticket },
                     mapping,
                     sync_id,
@@ -113,7 +104,8 @@ impl MemoryService {
                 reason,
             } => {
                 let queue_key = WaitQueueKey::new(kind, sync_id);
-                self.serve_remove_waiter(node, ticket, (region, queue_key), reason)
+                self.service
+                    .serve_remove_waiter(self.node, ticket, (region, queue_key), reason)
             }
             _ => return None,
         };
@@ -121,7 +113,7 @@ impl MemoryService {
     }
 
     fn serve_map(&self, request: MapRequest, region: u64) -> Result<ControlReply<'static>> {
-        let region = self.regions.get(region)?;
+        let region = self.service.region(region)?;
         region.map(request)?;
         let layout = region.spec.layout;
         Ok(ControlReply::Mapped {
@@ -130,17 +122,11 @@ impl MemoryService {
         })
     }
 
-    fn serve_unmap(
-        self: &Arc<Self>,
-        node: u32,
-        header: &ControlHeader,
-        region: u64,
-        mapping: u64,
-    ) -> Result {
-        self.check_own_view(header)?;
-        if let Ok(region) = self.regions.get(region) {
-            region.unmap(node, mapping);
-            self.notify_granted(&region, None);
+    fn serve_unmap(&self, region: u64, mapping: u64) -> Result {
+        self.check_own_view()?;
+        if let Ok(region) = self.service.region(region) {
+            region.unmap(self.node, mapping);
+            self.service.notify_granted(&region, None);
         }
         Ok(())
     }
@@ -151,90 +137,76 @@ impl MemoryService {
     ///
     /// - `EINPROGRESS`: the region's memory may still be accessed. The requester must repeat the request.
     /// - Other errors: see [`Region::start_free`].
-    fn serve_free(self: &Arc<Self>, node: u32, region: u64, mapping: u64) -> Result {
-        let Ok(region) = self.regions.get(region) else {
+    fn serve_free(&self, region: u64, mapping: u64) -> Result {
+        let Ok(region) = self.service.region(region) else {
             return Ok(());
         };
-        if region.start_free(node, mapping)? {
-            self.reclaim_deferred(&region, WorkPriority::Foreground);
+        if region.start_free(self.node, mapping)? {
+            self.service
+                .reclaim_deferred(&region, WorkPriority::Foreground);
         }
         Err(TryError::InTransition.into())
     }
 
     fn serve_grant(
-        self: &Arc<Self>,
-        mapper: (u32, u64),
+        &self,
+        mapping: u64,
         sequence: u64,
         region: u64,
         grantee: Grantee,
         rights: Rights,
     ) -> Result {
-        let peer = self.fabric().peer(mapper.0)?;
-        self.set_rights(mapper, region, grantee, rights, Some((&peer, sequence)))
+        let (peer, mapper) = (self.peer()?, (self.node, mapping));
+        let requester = Some((&*peer, sequence));
+        self.service
+            .set_rights(mapper, region, grantee, rights, requester)
     }
 
     fn serve_migrate(
-        self: &Arc<Self>,
-        mapper: (u32, u64),
+        &self,
+        mapping: u64,
         sequence: u64,
         region: u64,
         token: u64,
         timeout_ms: u32,
         nodes: &U32List<'_>,
     ) -> Result {
-        let deadline = Deadline::after_ms(timeout_ms);
-        let start = || self.start_move(mapper, region, token, nodes.clone(), deadline);
-        let start = || Ok(start().err().map_or(0, errno_of));
-        result_from_errno(
-            self.fabric()
-                .peer(mapper.0)?
-                .execute_once(sequence, start)?,
-        )
+        let (deadline, mapper) = (Deadline::after_ms(timeout_ms), (self.node, mapping));
+        let start = || {
+            let started = self
+                .service
+                .start_move(mapper, region, token, nodes.clone(), deadline);
+            Ok(started.err().map_or(0, errno_of))
+        };
+        result_from_errno(self.peer()?.execute_once(sequence, start)?)
     }
 
-    fn serve_migration_status(&self, node: u32, region: u64, token: u64) -> Result {
-        self.regions.get(region)?.move_result(node, token)
+    fn serve_migration_status(&self, region: u64, token: u64) -> Result {
+        self.service.region(region)?.move_result(self.node, token)
     }
 
     /// Adds a waiter of a peer. Returns the encoded reply.
     fn serve_enqueue(
-        self: &Arc<Self>,
-        node: u32,
+        &self,
         region: u64,
         enqueue_request: impl FnOnce(NodeInstance) -> EnqueueRequest,
     ) -> Result<u64> {
-        let peer = self.fabric().peer(node)?;
+        let peer = self.peer()?;
         let enqueue_request = enqueue_request(peer.instance());
-        let reply = self.serve_enqueue_waiter(region, &enqueue_request, Some(&peer))?;
+        let reply = self
+            .service
+            .serve_enqueue_waiter(region, &enqueue_request, Some(&peer))?;
         Ok(reply.to_word())
-    }
-
-    /// Checks that a node has mapped a region of this node with these rights.
-    ///
-    /// # Errors
-    ///
-    /// See [`Region::check_rights`].
-    pub(crate) fn check_mapper_rights(
-        &self,
-        region: u64,
-        node: u32,
-        mapping: u64,
-        rights: Rights,
-    ) -> Result {
-        self.regions
-            .get(region)?
-            .check_rights(node, mapping, rights)
     }
 
     /// Encodes the locations of the chunks of a region, starting at `first_chunk`.
     pub(super) fn write_locations(
         &self,
-        reply_header: &ControlHeader,
         region: u64,
         first_chunk: u32,
         out: &mut [u8],
     ) -> Result<usize> {
-        let region = self.regions.get(region)?;
+        let (region, reply_header) = (self.service.region(region)?, self.reply_header());
         let mut list =
             ListWriter::chunk_locations(out, reply_header.request_id, reply_header.epoch);
         region.with_placement(|placement| {
@@ -246,17 +218,12 @@ impl MemoryService {
     }
 
     /// Encodes up to `limit` named regions of this node, starting at number `cursor`.
-    pub(super) fn write_region_list(
-        &self,
-        reply_header: &ControlHeader,
-        cursor: u64,
-        limit: u32,
-        out: &mut [u8],
-    ) -> usize {
+    pub(super) fn write_region_list(&self, cursor: u64, limit: u32, out: &mut [u8]) -> usize {
+        let reply_header = self.reply_header();
         let mut list = ListWriter::regions(out, reply_header.request_id, reply_header.epoch);
         let (mut next, mut remaining) = (cursor, limit);
         while remaining != 0 {
-            let Some(region) = self.regions.at_or_after(next) else {
+            let Some(region) = self.service.region_at_or_after(next) else {
                 break;
             };
             if let Some(entry) = Self::list_entry(&region) {

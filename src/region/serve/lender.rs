@@ -13,35 +13,29 @@
 //! only after this node has applied the requester's view, and fails with `EAGAIN` before. Changes of memory
 //! are executed once by sequence number.
 
-use super::{to_done, to_old_value};
+use super::{to_done, to_old_value, ControlServer};
 use crate::{
     errno::{TryError, TryResult},
-    region::{lend::loan::NodeScopedId, MemoryService},
+    region::lend::loan::{LentChunk, NodeScopedId},
     sys::deadline::fatal_signal_pending,
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
+    atomic::AtomicOp,
     layout::{Layout, StripeShare},
     view::NodeInstance,
-    wire::{
-        ChunkLocation, ControlHeader, ControlReply, ControlRequest, LentChunkAddr, ListWriter,
-        U32List,
-    },
+    wire::{ChunkLocation, ControlReply, ControlRequest, LentChunkAddr, ListWriter, U32List},
 };
 
-impl MemoryService {
+impl ControlServer<'_> {
     /// Serves a request for memory that this node lends. Returns `None` for any other request.
     pub(super) fn serve_as_lender(
-        self: &Arc<Self>,
-        node: u32,
-        header: &ControlHeader,
+        &self,
         request: &ControlRequest<'_>,
     ) -> Option<Result<ControlReply<'static>>> {
         let done = match *request {
-            ControlRequest::ReleaseLoan { loan } => self.serve_release_loan(header, (node, loan)),
-            ControlRequest::ShrinkLoan { loan, ref chunks } => {
-                self.serve_shrink_loan(header, (node, loan), chunks)
-            }
+            ControlRequest::ReleaseLoan { loan } => self.serve_release_loan(loan),
+            ControlRequest::ShrinkLoan { loan, ref chunks } => self.serve_shrink_loan(loan, chunks),
             ControlRequest::RegionAtomic {
                 sequence,
                 home,
@@ -50,113 +44,171 @@ impl MemoryService {
                 offset,
                 op,
             } => {
-                let chunk_key = (home, region, chunk_addr);
-                let word = self.serve_atomic(node, sequence, chunk_key, offset, op);
-                return Some(word.map(to_old_value));
+                let word = LentChunkAddr {
+                    home,
+                    region,
+                    chunk_addr,
+                    offset,
+                };
+                return Some(self.serve_atomic(sequence, word, op).map(to_old_value));
             }
             ControlRequest::Fill {
                 sequence,
                 destination,
                 len,
                 byte,
-            } => self.serve_fill(node, sequence, destination, len, byte),
+            } => self.serve_fill(sequence, destination, len, byte),
             ControlRequest::Copy {
                 sequence,
                 source,
                 destination,
                 len,
-            } => self.serve_copy(node, sequence, source, destination, len),
+            } => self.serve_copy(sequence, source, destination, len),
             ControlRequest::PushCopy {
                 sequence,
                 source,
                 home,
                 destination,
                 len,
-            } => self.serve_push_copy(node, header, sequence, source, (home, destination), len),
+            } => self.serve_push_copy(sequence, source, (home, destination), len),
             _ => return None,
         };
         Some(done.map(to_done))
     }
 
-    fn serve_release_loan(&self, header: &ControlHeader, key: NodeScopedId) -> Result {
-        self.check_own_view(header)?;
-        self.loans.release(key)
+    /// Returns the key of a loan to the requesting home.
+    fn loan_key(&self, loan: u64) -> NodeScopedId {
+        (self.node, loan)
     }
 
-    fn serve_shrink_loan(
+    fn serve_release_loan(&self, loan: u64) -> Result {
+        self.check_own_view()?;
+        self.service.loans().release(self.loan_key(loan))
+    }
+
+    fn serve_shrink_loan(&self, loan: u64, chunks: &U32List<'_>) -> Result {
+        self.check_own_view()?;
+        let loans = self.service.loans();
+        loans.shrink(self.loan_key(loan), chunks.clone())
+    }
+
+    /// Executes an atomic operation on lent memory. Returns the old value.
+    ///
+    /// # Errors
+    ///
+    /// - `ESTALE`, `EHOSTDOWN`: see [`Self::find_chunk`].
+    /// - `ERANGE`: the word is not in the chunk.
+    /// - `EINVAL`: the offset is not aligned.
+    /// - `EINPROGRESS`, `ETIMEDOUT`, `ENOMEM`: see [`crate::fabric::peer::Peer::execute_once`].
+    fn serve_atomic(&self, sequence: u64, word: LentChunkAddr, op: AtomicOp) -> Result<u64> {
+        let old_value = self.peer()?.execute_once(sequence, || {
+            let chunk = self.find_chunk(word)?;
+            chunk.apply_atomic(word.offset as usize, op)
+        })?;
+        Ok(old_value)
+    }
+
+    /// Fills bytes of lent memory.
+    fn serve_fill(&self, sequence: u64, destination: LentChunkAddr, len: u32, byte: u8) -> Result {
+        self.peer()?.execute_once(sequence, || {
+            let chunk = self.find_chunk(destination)?;
+            chunk.fill(destination.offset as usize, len as usize, byte)?;
+            Ok(0)
+        })?;
+        Ok(())
+    }
+
+    /// Copies between lent chunks.
+    fn serve_copy(
         &self,
-        header: &ControlHeader,
-        key: NodeScopedId,
-        chunks: &U32List<'_>,
+        sequence: u64,
+        source: LentChunkAddr,
+        destination: LentChunkAddr,
+        len: u32,
     ) -> Result {
-        self.check_own_view(header)?;
-        self.loans.shrink(key, chunks.clone())
+        self.peer()?.execute_once(sequence, || {
+            let (from, to) = (self.find_chunk(source)?, self.find_chunk(destination)?);
+            to.copy_from(
+                destination.offset as usize,
+                &from,
+                source.offset as usize,
+                len as usize,
+            )?;
+            Ok(0)
+        })?;
+        Ok(())
+    }
+
+    /// Returns a chunk that this node lends. See [`crate::region::MemoryService::find_lent_chunk`].
+    fn find_chunk(&self, addr: LentChunkAddr) -> Result<Arc<LentChunk>> {
+        self.service
+            .find_lent_chunk((addr.home, addr.region), addr.chunk_addr)
     }
 
     /// Starts a push for a peer, or returns its progress.
     ///
     /// # Errors
     ///
-    /// See [`Self::serve_push`] and [`Self::check_requester_view`].
+    /// See [`crate::region::MemoryService::serve_push`] and [`Self::check_requester_view`].
     fn serve_push_copy(
-        self: &Arc<Self>,
-        node: u32,
-        header: &ControlHeader,
+        &self,
         sequence: u64,
         source: LentChunkAddr,
         target: (NodeInstance, ChunkLocation),
         len: u32,
     ) -> Result {
-        let views_match = header.epoch == self.cluster.epoch();
-        let pushed = self.serve_push(node, sequence, source, target, len, views_match);
-        self.check_requester_view(header)?;
+        let views_match = self.header.epoch == self.service.cluster.epoch();
+        let pushed = self
+            .service
+            .serve_push(self.node, sequence, source, target, len, views_match);
+        self.check_requester_view()?;
         pushed
     }
 
     /// Lends memory in chunks of `1 << shift` bytes, and encodes the addresses of the chunks.
     pub(super) fn serve_alloc_loan(
         &self,
-        reply_header: &ControlHeader,
-        key: NodeScopedId,
+        loan: u64,
         region: u64,
         (shift, stripe): (u8, StripeShare),
         out: &mut [u8],
     ) -> Result<usize> {
         let layout = stripe.layout(shift).ok_or(EINVAL)?;
-        self.serve_alloc(key, region, reply_header.request_id, &layout)?;
-        self.write_addresses(reply_header, key, 0, out)
+        self.lend(loan, region, &layout)?;
+        self.write_addresses(loan, 0, out)
     }
 
     /// Lends memory, unless the requester stops waiting before all chunks are allocated and zeroed.
-    fn serve_alloc(
-        &self,
-        key: NodeScopedId,
-        region: u64,
-        request_id: u64,
-        layout: &Layout,
-    ) -> Result {
-        let (node, _) = key;
-        let epoch = self.cluster.epoch();
-        let check_live = || self.check_call_live(node, request_id, epoch);
-        self.loans
-            .lend(key, region, layout, self.is_other_node(node), check_live)
+    fn lend(&self, loan: u64, region: u64, layout: &Layout) -> Result {
+        let epoch = self.service.cluster.epoch();
+        let is_remote_home = self.service.cluster.local_node() != Ok(self.node);
+        let check_live = || self.check_call_live(epoch);
+        let loans = self.service.loans();
+        loans.lend(
+            self.loan_key(loan),
+            region,
+            layout,
+            is_remote_home,
+            check_live,
+        )
     }
 
-    /// Checks that `node` still waits for its request, received in the view of `epoch`, and may get memory.
-    /// Loans to this node are freed when this node leaves the cluster, and none may be made after that.
+    /// Checks that the requester still waits for its request, received in the view of `epoch`, and may get
+    /// memory. Loans to this node are freed when this node leaves the cluster, and none may be made after
+    /// that.
     ///
     /// # Errors
     ///
-    /// - [`TryError::WouldBlock`]: the view has changed. The view change waits for this request, and `node` may repeat the
-    ///   request.
+    /// - [`TryError::WouldBlock`]: the view has changed. The view change waits for this request, and the
+    ///   requester may repeat the request.
     /// - `EINTR`: the requester does not wait for the reply any longer.
-    /// - `EHOSTDOWN`: this node, or `node`, is not in the view.
-    /// - `EHOSTUNREACH`: `node` cannot be reached.
-    fn check_call_live(&self, node: u32, request_id: u64, epoch: u64) -> TryResult {
-        let is_live = if self.cluster.local_node()? == node {
+    /// - `EHOSTDOWN`: this node, or the requester, is not in the view.
+    /// - `EHOSTUNREACH`: the requester cannot be reached.
+    fn check_call_live(&self, epoch: u64) -> TryResult {
+        let is_live = if self.service.cluster.local_node()? == self.node {
             !fatal_signal_pending()
-        } else if self.cluster.epoch() == epoch {
-            self.fabric().peer(node)?.is_request_live(request_id)
+        } else if self.service.cluster.epoch() == epoch {
+            self.peer()?.is_request_live(self.header.request_id)
         } else {
             return Err(TryError::WouldBlock);
         };
@@ -167,21 +219,17 @@ impl MemoryService {
         }
     }
 
-    fn is_other_node(&self, node: u32) -> bool {
-        self.cluster.local_node() != Ok(node)
-    }
-
     /// Encodes the addresses of the chunks of a loan, starting at `first_chunk`.
     pub(super) fn write_addresses(
         &self,
-        reply_header: &ControlHeader,
-        key: NodeScopedId,
+        loan: u64,
         first_chunk: u32,
         out: &mut [u8],
     ) -> Result<usize> {
+        let reply_header = self.reply_header();
         let mut list = ListWriter::addresses(out, reply_header.request_id, reply_header.epoch);
-        self.loans
-            .for_each_address(key, first_chunk, |addr| list.push(addr))?;
+        let loans = self.service.loans();
+        loans.for_each_address(self.loan_key(loan), first_chunk, |addr| list.push(addr))?;
         Ok(list.finish())
     }
 }

@@ -12,86 +12,85 @@
 //! An invalidation returns `EAGAIN` until no access and no request of this node can take effect, and the home
 //! repeats it. Quiesce and resume are executed once by sequence number.
 
-use super::to_done;
-use crate::region::MemoryService;
+use super::{to_done, ControlServer};
 use kernel::prelude::*;
-use kite_core::wire::{ControlHeader, ControlReply, ControlRequest, InvalidateReason, MovedChunks};
+use kite_core::{
+    sync::ticket::AcquireReply,
+    wire::{ControlReply, ControlRequest, InvalidateReason, MovedChunks},
+};
 
-impl MemoryService {
+impl ControlServer<'_> {
     /// Serves a request to a node that maps a region. Returns `None` for any other request.
     pub(super) fn serve_as_mapper(
         &self,
-        node: u32,
-        header: &ControlHeader,
         request: &ControlRequest<'_>,
     ) -> Option<Result<ControlReply<'static>>> {
         let done = match *request {
             ControlRequest::InvalidateMapping { mapping, reason } => {
-                self.serve_invalidate(node, header, mapping, reason)
+                self.serve_invalidate(mapping, reason)
             }
             ControlRequest::QuiesceRegion { sequence, region } => {
-                self.serve_quiesce_once(node, header, sequence, region)
+                self.serve_quiesce(sequence, region)
             }
             ControlRequest::ResumeRegion {
                 sequence,
                 region,
                 ref moved,
-            } => self.serve_resume_once(node, sequence, region, moved),
-            ControlRequest::NotifyGranted { ticket, reply } => {
-                self.serve_granted(node, ticket, reply)
-            }
+            } => self.serve_resume(sequence, region, moved),
+            ControlRequest::NotifyGranted { ticket, reply } => self.serve_granted(ticket, reply),
             _ => return None,
         };
         Some(done.map(to_done))
     }
 
-    /// Invalidates a mapping of a region of home `node`. On success, no access of this node reaches the
-    /// region's memory any longer, and no request to the lenders is outstanding.
+    /// Invalidates a mapping of a region of the requesting home. On success, no access of this node reaches
+    /// the region's memory any longer, and no request to the lenders is outstanding.
     ///
     /// # Errors
     ///
     /// - `EAGAIN`: not certain yet. Also returned while the home has an older view than this node: the home
     ///   must not request memory back from a lender that only this node has removed from its view.
-    fn serve_invalidate(
-        &self,
-        node: u32,
-        header: &ControlHeader,
-        mapping: u64,
-        reason: InvalidateReason,
-    ) -> Result {
-        let found = self.mappings.get(mapping);
-        let Some(found) = found.ok().filter(|found| found.home == node) else {
+    fn serve_invalidate(&self, mapping: u64, reason: InvalidateReason) -> Result {
+        let found = self.service.mapping(mapping);
+        let Some(found) = found.ok().filter(|found| found.home == self.node) else {
             return Ok(());
         };
         found.invalidate(reason);
-        let is_drained = self.is_drained(&found) && header.epoch >= self.cluster.epoch();
+        let is_drained = self.service.is_drained(&found) && self.check_requester_view().is_ok();
         is_drained.then_some(()).ok_or(EAGAIN)
     }
 
-    fn serve_quiesce_once(
-        &self,
-        node: u32,
-        header: &ControlHeader,
-        sequence: u64,
-        region: u64,
-    ) -> Result {
-        let quiesce = || self.serve_quiesce(node, header, region).map(|()| 0);
-        self.fabric().peer(node)?.execute_once(sequence, quiesce)?;
+    /// Blocks accesses of this node to a region of the requesting home.
+    ///
+    /// # Errors
+    ///
+    /// - `EINPROGRESS`: an access is in progress, or a sent packet may still arrive. Also returned while the
+    ///   home has an older view than this node: a lender that only this node has removed may still be written
+    ///   to.
+    fn serve_quiesce(&self, sequence: u64, region: u64) -> Result {
+        let quiesce = || {
+            self.service.quiesce_local(self.node, region)?;
+            self.check_requester_view()?;
+            Ok(0)
+        };
+        self.peer()?.execute_once(sequence, quiesce)?;
         Ok(())
     }
 
-    fn serve_resume_once(
-        &self,
-        node: u32,
-        sequence: u64,
-        region: u64,
-        moved: &MovedChunks<'_>,
-    ) -> Result {
+    /// Resumes accesses of this node to a region of the requesting home, with the new locations `moved`.
+    fn serve_resume(&self, sequence: u64, region: u64, moved: &MovedChunks<'_>) -> Result {
         let resume = || {
-            self.resume_local(node, region, moved.clone());
+            self.service.resume_local(self.node, region, moved.clone());
             Ok(0)
         };
-        self.fabric().peer(node)?.execute_once(sequence, resume)?;
+        self.peer()?.execute_once(sequence, resume)?;
+        Ok(())
+    }
+
+    /// Processes the notification of a home that a ticket was granted or a barrier was passed.
+    fn serve_granted(&self, ticket: u64, reply: AcquireReply) -> Result {
+        let home = self.service.cluster.instance_of(self.node)?;
+        self.service.waiters().complete(home, ticket, reply);
         Ok(())
     }
 }

@@ -4,9 +4,9 @@
 //!
 //! # Operation
 //!
-//! Requests of peers are copied and served on `request_queue`. [`MemoryService::serve`] selects the role in
-//! which this node serves the request: [`lender`], [`home`], [`mapper`] or [`name_owner`]. All requests are
-//! idempotent or executed exactly once by sequence number, since a requester repeats a request until the
+//! Requests of peers are copied and served on `request_queue`. [`ControlServer`] serves one request and
+//! selects the role in which this node serves the request: [`lender`], [`home`], [`mapper`] or
+//! [`name_owner`]. All requests are idempotent or executed exactly once by sequence number, since a requester repeats a request until the
 //! reply arrives. No request waits for another node.
 //!
 //! # Recovery
@@ -26,15 +26,15 @@ mod mapper;
 mod name_owner;
 
 use super::{kernel_atomic::MrWord, MemoryService};
-use crate::verbs::log::rnic_debug;
 use crate::{
     errno::{TryError, TryResult},
     fabric::peer::Peer,
+    verbs::log::rnic_debug,
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::{alloc::AllocError, prelude::*, sync::Arc};
 use kite_core::{
+    atomic::AtomicOp,
     layout::StripeShare,
-    view::NodeInstance,
     wire::{
         self, targets::DirectoryEntry, ControlBody, ControlHeader, ControlKind, ControlReply,
         ControlRequest, MAX_CONTROL_BYTES, PUSH_SEQUENCE_FLAG,
@@ -51,6 +51,25 @@ fn to_old_value(word: u64) -> ControlReply<'static> {
     ControlReply::OldValue { word }
 }
 
+/// Encodes the reply to the request with this header. Returns its length.
+pub(crate) fn encode_reply(
+    header: &ControlHeader,
+    answer: Result<ControlReply<'static>>,
+    out: &mut [u8],
+) -> usize {
+    let reply = answer.unwrap_or_else(|error| ControlReply::Failed {
+        errno: error.to_errno().unsigned_abs(),
+    });
+    wire::encode_reply(&reply_header(header), &reply, out).unwrap_or(0)
+}
+
+fn reply_header(header: &ControlHeader) -> ControlHeader {
+    ControlHeader {
+        kind: ControlKind::Reply,
+        ..*header
+    }
+}
+
 impl MemoryService {
     /// Queues a peer's request to `request_queue`. The caller has checked the format of the request. `serve`
     /// encodes the reply to a request of a node and returns its length.
@@ -63,12 +82,10 @@ impl MemoryService {
             + Send
             + 'static,
     ) {
-        let mut copy = KVec::new();
-        let (memory_service, peer) = (self.clone(), from.clone());
-        let queued = copy.extend_from_slice(bytes, GFP_KERNEL).and_then(|()| {
-            self.request_queue.try_spawn(GFP_KERNEL, move || {
-                memory_service.serve_message(&peer, &header, &copy, serve)
-            })
+        let received = ReceivedRequest::new(self, &from, header, bytes);
+        let queued = received.and_then(|received| {
+            self.request_queue()
+                .try_spawn(GFP_KERNEL, move || received.serve(serve))
         });
         // On failure, the peer repeats the request or times out.
         if queued.is_err() {
@@ -76,46 +93,84 @@ impl MemoryService {
         }
     }
 
-    /// Serves a request and sends the reply. A view change waits for requests being served
-    /// ([`Self::set_view`]). So nothing is done for a removed node after its state was cleared.
-    fn serve_message(
-        &self,
-        from: &Peer,
+    /// Serves a request of `node`. Encodes the reply into `out` and returns its length.
+    pub(crate) fn serve(
+        self: &Arc<Self>,
+        node: u32,
         header: &ControlHeader,
+        request: &ControlRequest<'_>,
+        out: &mut [u8],
+    ) -> usize {
+        let server = ControlServer {
+            service: self,
+            node,
+            header,
+        };
+        server.serve(request, out)
+    }
+}
+
+/// Copy of a peer's request, until a worker serves the request.
+struct ReceivedRequest {
+    service: Arc<MemoryService>,
+    from: Arc<Peer>,
+    header: ControlHeader,
+    bytes: KVec<u8>,
+}
+
+impl ReceivedRequest {
+    fn new(
+        service: &Arc<MemoryService>,
+        from: &Arc<Peer>,
+        header: ControlHeader,
         bytes: &[u8],
+    ) -> Result<Self, AllocError> {
+        let mut copy = KVec::new();
+        copy.extend_from_slice(bytes, GFP_KERNEL)?;
+        Ok(Self {
+            service: service.clone(),
+            from: from.clone(),
+            header,
+            bytes: copy,
+        })
+    }
+
+    /// Serves the request and sends the reply. A view change waits for requests being served
+    /// ([`MemoryService::set_view`]). So nothing is done for a removed node after its state was cleared.
+    fn serve(
+        self,
         serve: impl FnOnce(u32, &ControlHeader, &ControlRequest<'_>, &mut [u8]) -> usize,
     ) {
-        let reply = self.build_reply(from.instance(), bytes, serve);
-        let channel = from.complete_request(header);
+        let (reply, fabric) = (self.build_reply(serve), self.service.fabric());
+        let channel = self.from.complete_request(&self.header);
         let answer = reply.zip(channel).ok_or(ENOMEM);
-        let sent = answer.and_then(|(reply, channel)| from.send_reply(channel, &reply));
+        let sent = answer.and_then(|(reply, channel)| self.from.send_reply(channel, &reply));
         if let Err(error) = sent {
             rnic_debug!(
-                self.fabric().device(),
+                fabric.device(),
                 "node {}: request without reply: {error:?}\n",
-                from.node()
+                self.from.node()
             );
         }
     }
 
-    /// Serves a request of one incarnation of a node. Returns the reply, or `None` if out of memory, or if
-    /// the node is not a member any longer.
+    /// Returns the reply, or `None` if out of memory, or if the incarnation of the sender is not a member any
+    /// longer.
     fn build_reply(
         &self,
-        from: NodeInstance,
-        bytes: &[u8],
         serve: impl FnOnce(u32, &ControlHeader, &ControlRequest<'_>, &mut [u8]) -> usize,
     ) -> Option<KVec<u8>> {
-        let Ok((header, ControlBody::Request(request))) = wire::decode_control(bytes) else {
+        let Ok((header, ControlBody::Request(request))) = wire::decode_control(&self.bytes) else {
             return None;
         };
         let mut reply = KVec::from_elem(0u8, MAX_CONTROL_BYTES, GFP_KERNEL).ok()?;
-        if !self.cluster.is_member(from) {
+        let from = self.from.instance();
+        if !self.service.cluster.is_member(from) {
             return None;
         }
         let len = serve(from.node, &header, &request, &mut reply);
         reply.truncate(len);
-        self.stats.ctrl_requests_served.add(1);
+        self.service.stats.ctrl_requests_served.add(1);
         Some(reply)
     }
 }
@@ -132,7 +187,7 @@ enum Role {
     NameOwner,
     /// State that belongs to no region.
     Peer,
-    /// Requests with a list as reply, by [`MemoryService::serve_list`].
+    /// Requests with a list as reply, by [`ControlServer::serve_list`].
     List,
     /// Rings, by [`crate::rpc`].
     RpcServer,
@@ -175,31 +230,27 @@ fn role_of(request: &ControlRequest<'_>) -> Role {
     }
 }
 
-impl MemoryService {
-    /// Serves a request of `node`. Encodes the reply into `out` and returns its length.
-    pub(crate) fn serve(
-        self: &Arc<Self>,
-        node: u32,
-        header: &ControlHeader,
-        request: &ControlRequest<'_>,
-        out: &mut [u8],
-    ) -> usize {
-        match self.serve_list(node, &Self::reply_header(header), request, out) {
-            None => self.encode_reply(header, self.dispatch(node, header, request), out),
+/// Server of one request of a node.
+struct ControlServer<'a> {
+    service: &'a Arc<MemoryService>,
+    /// Node that sent the request. May be this node.
+    node: u32,
+    header: &'a ControlHeader,
+}
+
+impl ControlServer<'_> {
+    /// Serves the request. Encodes the reply into `out` and returns its length.
+    fn serve(&self, request: &ControlRequest<'_>, out: &mut [u8]) -> usize {
+        match self.serve_list(request, out) {
+            None => encode_reply(self.header, self.dispatch(request), out),
             Some(Ok(len)) => len,
-            Some(Err(error)) => self.encode_reply(header, Err(error), out),
+            Some(Err(error)) => encode_reply(self.header, Err(error), out),
         }
     }
 
     /// Serves a request for a list. Encodes the list into `out` and returns its length. Returns `None` for
     /// any other request.
-    fn serve_list(
-        &self,
-        node: u32,
-        reply_header: &ControlHeader,
-        request: &ControlRequest<'_>,
-        out: &mut [u8],
-    ) -> Option<Result<usize>> {
+    fn serve_list(&self, request: &ControlRequest<'_>, out: &mut [u8]) -> Option<Result<usize>> {
         Some(match *request {
             ControlRequest::AllocLoan {
                 loan,
@@ -212,62 +263,51 @@ impl MemoryService {
                     chunk_count,
                     last_chunk_len,
                 };
-                self.serve_alloc_loan(reply_header, (node, loan), region, (shift, stripe), out)
+                self.serve_alloc_loan(loan, region, (shift, stripe), out)
             }
             ControlRequest::GetLoanChunks { loan, first_chunk } => {
-                self.write_addresses(reply_header, (node, loan), first_chunk, out)
+                self.write_addresses(loan, first_chunk, out)
             }
             ControlRequest::LocateChunks {
                 region,
                 first_chunk,
-            } => self.write_locations(reply_header, region, first_chunk, out),
+            } => self.write_locations(region, first_chunk, out),
             ControlRequest::ListRegions {
                 cursor,
                 max_entries,
-            } => Ok(self.write_region_list(reply_header, cursor, max_entries, out)),
+            } => Ok(self.write_region_list(cursor, max_entries, out)),
             _ => return None,
         })
     }
 
     /// Serves a request that has no list as reply.
-    fn dispatch(
-        self: &Arc<Self>,
-        node: u32,
-        header: &ControlHeader,
-        request: &ControlRequest<'_>,
-    ) -> Result<ControlReply<'static>> {
+    fn dispatch(&self, request: &ControlRequest<'_>) -> Result<ControlReply<'static>> {
         let served = match role_of(request) {
-            Role::Lender => self.serve_as_lender(node, header, request),
-            Role::Home => self.serve_as_home(node, header, request),
-            Role::Mapper => self.serve_as_mapper(node, header, request),
-            Role::NameOwner => self.serve_as_name_owner(node, request),
-            Role::Peer => self.serve_as_peer(node, header, request),
+            Role::Lender => self.serve_as_lender(request),
+            Role::Home => self.serve_as_home(request),
+            Role::Mapper => self.serve_as_mapper(request),
+            Role::NameOwner => self.serve_as_name_owner(request),
+            Role::Peer => self.serve_as_peer(request),
             Role::List | Role::RpcServer => None,
         };
         served.unwrap_or(Err(EINVAL))
     }
 
     /// Serves a request that concerns no region. Returns `None` for any other request.
-    fn serve_as_peer(
-        &self,
-        node: u32,
-        header: &ControlHeader,
-        request: &ControlRequest<'_>,
-    ) -> Option<Result<ControlReply<'static>>> {
+    fn serve_as_peer(&self, request: &ControlRequest<'_>) -> Option<Result<ControlReply<'static>>> {
         Some(match *request {
-            ControlRequest::CancelRequest { sequence } => {
-                self.serve_cancel(node, header, sequence).map(to_done)
-            }
-            ControlRequest::PublishAddress { ref entry } => self.serve_publish_address(node, entry),
+            ControlRequest::CancelRequest { sequence } => self.serve_cancel(sequence).map(to_done),
+            ControlRequest::PublishAddress { ref entry } => self.serve_publish_address(entry),
             ControlRequest::MrAtomic {
                 sequence,
                 mr_key,
                 uid,
                 addr,
                 op,
-            } => self
-                .serve_mr_atomic(node, sequence, MrWord { mr_key, uid, addr }, op)
-                .map(to_old_value),
+            } => {
+                let word = MrWord { mr_key, uid, addr };
+                self.serve_mr_atomic(sequence, word, op).map(to_old_value)
+            }
             _ => return None,
         })
     }
@@ -277,59 +317,51 @@ impl MemoryService {
     /// # Errors
     ///
     /// - `EINPROGRESS`: the request is in execution, or see [`Self::check_requester_view`].
-    fn serve_cancel(&self, node: u32, header: &ControlHeader, sequence: u64) -> Result {
-        let canceled = self.fabric().peer(node)?.execute_once(sequence, || Ok(0));
+    fn serve_cancel(&self, sequence: u64) -> Result {
+        let canceled = self.peer()?.execute_once(sequence, || Ok(0));
         // Any other result means that the request is completed and will not be executed later.
         if canceled == Err(TryError::InTransition) {
             return Err(TryError::InTransition.into());
         }
         if sequence & PUSH_SEQUENCE_FLAG != 0 {
-            self.check_requester_view(header)?;
+            self.check_requester_view()?;
         }
         Ok(())
     }
 
     /// Stores the directory entry of a peer in the replica of this node.
-    fn serve_publish_address(
-        &self,
-        node: u32,
-        entry: &DirectoryEntry,
-    ) -> Result<ControlReply<'static>> {
-        let (addr, bucket_count) = self.cluster.publish_entry(node, entry)?;
+    fn serve_publish_address(&self, entry: &DirectoryEntry) -> Result<ControlReply<'static>> {
+        let (addr, bucket_count) = self.service.cluster.publish_entry(self.node, entry)?;
         Ok(ControlReply::DirectoryAddr { addr, bucket_count })
     }
 
-    fn reply_header(header: &ControlHeader) -> ControlHeader {
-        ControlHeader {
-            kind: ControlKind::Reply,
-            ..*header
-        }
+    /// Executes an atomic operation on an MR of a local process. Returns the old value.
+    ///
+    /// # Errors
+    ///
+    /// See [`MrWord::request_atomic`].
+    fn serve_mr_atomic(&self, sequence: u64, word: MrWord, op: AtomicOp) -> Result<u64> {
+        let update = || word.update(self.service.fabric(), op);
+        Ok(self.peer()?.execute_once_unordered(sequence, update)?)
     }
 
-    /// Encodes the reply to the request with this header. Returns its length.
-    pub(crate) fn encode_reply(
-        &self,
-        header: &ControlHeader,
-        answer: Result<ControlReply<'static>>,
-        out: &mut [u8],
-    ) -> usize {
-        let reply = answer.unwrap_or_else(Self::failure_reply);
-        wire::encode_reply(&Self::reply_header(header), &reply, out).unwrap_or(0)
+    /// Returns the peer that sent the request.
+    fn peer(&self) -> Result<Arc<Peer>> {
+        self.service.fabric().peer(self.node)
     }
 
-    fn failure_reply(error: Error) -> ControlReply<'static> {
-        ControlReply::Failed {
-            errno: error.to_errno().unsigned_abs(),
-        }
+    fn reply_header(&self) -> ControlHeader {
+        reply_header(self.header)
     }
 
     /// Checks that this node has applied all views that the requester has applied.
     ///
     /// # Errors
     ///
-    /// - [`TryError::WouldBlock`]: the requester may have removed a node that can still access memory through this node.
-    fn check_own_view(&self, header: &ControlHeader) -> TryResult {
-        let is_reached = header.epoch <= self.cluster.epoch();
+    /// - [`TryError::WouldBlock`]: the requester may have removed a node that can still access memory through
+    ///   this node.
+    fn check_own_view(&self) -> TryResult {
+        let is_reached = self.header.epoch <= self.service.cluster.epoch();
         is_reached.then_some(()).ok_or(TryError::WouldBlock)
     }
 
@@ -337,10 +369,11 @@ impl MemoryService {
     ///
     /// # Errors
     ///
-    /// - [`TryError::InTransition`]: this node has removed a node that the requester may still count as member. Packets
-    ///   sent to the removed node may arrive late, and the removed node may not have been notified either.
-    pub(in crate::region) fn check_requester_view(&self, header: &ControlHeader) -> TryResult {
-        let is_reached = header.epoch >= self.cluster.epoch();
+    /// - [`TryError::InTransition`]: this node has removed a node that the requester may still count as
+    ///   member. Packets sent to the removed node may arrive late, and the removed node may not have been
+    ///   notified either.
+    fn check_requester_view(&self) -> TryResult {
+        let is_reached = self.header.epoch >= self.service.cluster.epoch();
         is_reached.then_some(()).ok_or(TryError::InTransition)
     }
 }

@@ -12,34 +12,29 @@
 //! Until this node has received the names of all members, it registers no name, and a lookup of an absent
 //! name fails with `EAGAIN`. A name that two members register is logged, and the first registration stays.
 
-use super::to_done;
-use crate::verbs::log::rnic_warn;
+use super::{to_done, ControlServer};
 use crate::{
     cluster::NameEntry,
     errno::{TryError, TryResult},
-    fabric::peer::Peer,
-    region::MemoryService,
+    verbs::log::rnic_warn,
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::prelude::*;
 use kite_core::{
     name::Name,
     wire::{ControlReply, ControlRequest, RegionNames},
 };
 
-impl MemoryService {
+impl ControlServer<'_> {
     /// Serves a request to the owner of a name. Returns `None` for any other request.
     pub(super) fn serve_as_name_owner(
-        self: &Arc<Self>,
-        node: u32,
+        &self,
         request: &ControlRequest<'_>,
     ) -> Option<Result<ControlReply<'static>>> {
         let done = match *request {
-            ControlRequest::RegisterName { name, region } => {
-                self.serve_register_name(name, NameEntry { home: node, region })
-            }
+            ControlRequest::RegisterName { name, region } => self.serve_register_name(name, region),
             ControlRequest::UnregisterName { name, region } => {
-                let entry = NameEntry { home: node, region };
-                self.cluster.names.unregister(&name, entry);
+                let entry = self.name_entry(region);
+                self.service.cluster.names.unregister(&name, entry);
                 Ok(())
             }
             ControlRequest::LookupName { name } => return Some(self.serve_lookup(&name)),
@@ -47,19 +42,28 @@ impl MemoryService {
                 epoch,
                 is_last,
                 ref names,
-            } => self.serve_sync_names(node, epoch, is_last, names),
+            } => self.serve_sync_names(epoch, is_last, names),
             _ => return None,
         };
         Some(done.map(to_done))
     }
 
-    fn serve_register_name(&self, name: Name, entry: NameEntry) -> Result {
+    /// Returns the entry of a region of the requesting home.
+    fn name_entry(&self, region: u64) -> NameEntry {
+        NameEntry {
+            home: self.node,
+            region,
+        }
+    }
+
+    fn serve_register_name(&self, name: Name, region: u64) -> Result {
         self.check_name_owner(&name)?;
-        self.cluster.names.register(name, entry)
+        let names = &self.service.cluster.names;
+        names.register(name, self.name_entry(region))
     }
 
     fn serve_lookup(&self, name: &Name) -> Result<ControlReply<'static>> {
-        if let Some(NameEntry { home, region }) = self.cluster.names.lookup(name) {
+        if let Some(NameEntry { home, region }) = self.service.cluster.names.lookup(name) {
             return Ok(ControlReply::NameFound { home, region });
         }
         self.check_name_owner(name)?;
@@ -72,44 +76,45 @@ impl MemoryService {
     ///
     /// - `EAGAIN`: not yet, or another node is the owner.
     fn check_name_owner(&self, name: &Name) -> Result {
-        let is_owner = self.cluster.name_owner(name)? == self.cluster.local_node()?;
-        if is_owner && self.cluster.synced_epoch().is_some() {
+        let cluster = &self.service.cluster;
+        let is_owner = cluster.name_owner(name)? == cluster.local_node()?;
+        if is_owner && cluster.synced_epoch().is_some() {
             Ok(())
         } else {
             Err(EAGAIN)
         }
     }
 
-    /// Registers names of regions of home `node`. As of `epoch`, this node owns the names.
-    fn serve_sync_names(
-        self: &Arc<Self>,
-        node: u32,
-        epoch: u64,
-        is_last: bool,
-        names: &RegionNames<'_>,
-    ) -> Result {
+    /// Registers names of regions of the requesting home. As of `epoch`, this node owns the names.
+    fn serve_sync_names(&self, epoch: u64, is_last: bool, names: &RegionNames<'_>) -> Result {
         if !self.is_current_epoch(epoch)? {
             return Ok(());
         }
         for (name, region) in names.clone() {
-            let registered = self
-                .cluster
-                .names
-                .register(name, NameEntry { home: node, region });
-            if registered == Err(EEXIST) {
-                rnic_warn!(
-                    self.fabric().device(),
-                    "name {name:?} of node {node} is registered by another node\n"
-                );
-            } else {
-                registered?;
-            }
+            self.register_synced_name(name, region)?;
         }
-        let instance = self.cluster.instance_of(node)?;
-        if is_last && self.cluster.on_member_synced(instance, epoch) {
-            self.on_view_synced();
+        let cluster = &self.service.cluster;
+        let instance = cluster.instance_of(self.node)?;
+        if is_last && cluster.on_member_synced(instance, epoch) {
+            self.service.on_view_synced();
         }
         Ok(())
+    }
+
+    /// Registers a name, unless another region has it.
+    fn register_synced_name(&self, name: Name, region: u64) -> Result {
+        let names = &self.service.cluster.names;
+        match names.register(name, self.name_entry(region)) {
+            Err(error) if error == EEXIST => {
+                rnic_warn!(
+                    self.service.fabric().device(),
+                    "name {name:?} of node {} is registered by another node\n",
+                    self.node
+                );
+                Ok(())
+            }
+            registered => registered,
+        }
     }
 
     /// Returns `true` if `epoch` is the epoch of the current view.
@@ -118,33 +123,13 @@ impl MemoryService {
     ///
     /// - [`TryError::WouldBlock`]: `epoch` belongs to a later view.
     fn is_current_epoch(&self, epoch: u64) -> TryResult<bool> {
-        if epoch > self.cluster.epoch() {
+        let own_epoch = self.service.cluster.epoch();
+        if epoch > own_epoch {
             // The local daemon has not set that view yet.
             return Err(TryError::WouldBlock);
         }
         // An older epoch means a delayed repetition. The sender sends its names for the current view
         // separately.
-        Ok(epoch == self.cluster.epoch())
-    }
-
-    /// Processes a peer's announcement of the view of `epoch` without names.
-    pub(crate) fn on_view_announced(self: &Arc<Self>, from: &Peer, epoch: u64) {
-        // If the local daemon has not set that view yet, the peer repeats the announcement.
-        let own_epoch = self.cluster.epoch();
-        if self.cluster.on_member_synced(from.instance(), epoch) {
-            let memory_service = self.clone();
-            self.request_queue
-                .spawn(move || memory_service.on_view_synced());
-        }
-        from.ack_view(epoch, own_epoch);
-    }
-
-    /// Frees the quarantined loans and the waiters of dead nodes, if all members have synchronized the
-    /// current view.
-    pub(in crate::region) fn on_view_synced(self: &Arc<Self>) {
-        if let Some(epoch) = self.cluster.synced_epoch() {
-            self.loans.free_quarantined(epoch);
-            self.remove_dead_waiters();
-        }
+        Ok(epoch == own_epoch)
     }
 }

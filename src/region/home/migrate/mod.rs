@@ -127,7 +127,7 @@ impl MemoryService {
         nodes: impl Iterator<Item = u32>,
         deadline: Deadline,
     ) -> Result {
-        let region = self.regions.get(region)?;
+        let region = self.region(region)?;
         let mut target_nodes = KVec::new();
         for target_node in nodes {
             self.cluster.instance_of(target_node)?;
@@ -135,7 +135,7 @@ impl MemoryService {
         }
         region.start_move(node, mapping, token)?;
         let memory_service = self.clone();
-        self.move_queue.spawn(move || {
+        self.move_queue().spawn(move || {
             let result = memory_service.migrate(&region, &target_nodes, deadline);
             if region.finish_move(result) {
                 memory_service.reclaim_deferred(&region, WorkPriority::Foreground);

@@ -177,7 +177,7 @@ impl MemoryService {
     ) -> Result {
         let (local_node, latch_guard) = (self.cluster.local_node()?, pushes.add());
         if source.instance.node == local_node {
-            let chunk = self.find_lent_chunk(local_node, region.id, source.addr)?;
+            let chunk = self.find_lent_chunk((local_node, region.id), source.addr)?;
             return self.push_local_chunk(chunk, destination, len, latch_guard, deadline);
         }
         let from_instance = source.instance;
