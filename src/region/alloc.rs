@@ -13,7 +13,10 @@
 //! Chunks borrowed for an allocation that fails are returned.
 
 use super::{
-    home::{placement::Placement, Region, RegionReservation, RegionSpec},
+    home::{
+        borrowed_loan::BorrowedLoan, placement::Placement, reclaim::Teardown, Region,
+        RegionReservation, RegionSpec,
+    },
     lend::loan::NodeScopedId,
     map::Mapping,
     MemoryService,
@@ -29,10 +32,10 @@ use crate::{
 };
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::{
-    layout::{initial_shift, stripe_share, Layout, StripeShare, PAGE_SHIFT},
+    layout::{initial_shift, stripe_share, Layout, PAGE_SHIFT},
     name::Name,
     rights::Rights,
-    wire::{ChunkLocation, ControlReply, ControlRequest},
+    wire::{ChunkLocation, ControlRequest},
 };
 
 /// Maximum size of the chunk table of a region: enough for 46 TiB in chunks of 4 MiB.
@@ -108,7 +111,7 @@ impl MemoryService {
         event_counter: Arc<EventCounter>,
     ) -> Result<Arc<Mapping>> {
         self.add_region(region.clone())
-            .inspect_err(|_| self.reclaim_deferred(region, WorkPriority::Background))?;
+            .inspect_err(|_| Teardown::start_deferred(self, region, WorkPriority::Background))?;
         let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
         let mapped = self.register_name(region, deadline).and_then(|()| {
             self.map_region(
@@ -122,7 +125,7 @@ impl MemoryService {
         });
         if mapped.is_err() {
             if region.mark_freeing() {
-                self.reclaim_deferred(region, WorkPriority::Background);
+                Teardown::start_deferred(self, region, WorkPriority::Background);
             }
         }
         mapped
@@ -232,11 +235,16 @@ impl MemoryService {
             let recorded = loans.push((node, loan), GFP_KERNEL);
             let borrowed = recorded.map_err(Error::from).and_then(|()| {
                 let shape = (layout.shift(), stripe);
-                self.borrow(shape, (node, loan), region, deadline, |i, location| {
-                    let chunk = position + i as usize * nodes.len();
-                    *chunks.get_mut(chunk).ok_or(EIO)? = location;
-                    Ok(())
-                })
+                BorrowedLoan::new(self, (node, loan)).borrow(
+                    shape,
+                    region,
+                    deadline,
+                    |i, location| {
+                        let chunk = position + i as usize * nodes.len();
+                        *chunks.get_mut(chunk).ok_or(EIO)? = location;
+                        Ok(())
+                    },
+                )
             });
             if let Err(error) = borrowed {
                 return Err(self.return_loans(loans, error, deadline));
@@ -252,11 +260,7 @@ impl MemoryService {
         error: Error,
         deadline: Deadline,
     ) -> Error {
-        let release = |&(node, loan): &NodeScopedId| {
-            let request = ControlRequest::ReleaseLoan { loan };
-            self.request_with_retry(node, &request, deadline)?
-                .expect_done()
-        };
+        let release = |&loan: &NodeScopedId| BorrowedLoan::new(self, loan).release(deadline);
         let returned = if error == ENOMEM {
             // Wait for the release: the next attempt, with smaller chunks, needs the same memory.
             loans.iter().try_for_each(release)
@@ -265,7 +269,7 @@ impl MemoryService {
         };
         if returned.is_err() {
             for loan in loans {
-                self.return_loan_deferred(loan, WorkPriority::Background, || ());
+                BorrowedLoan::new(self, loan).release_deferred(WorkPriority::Background, ());
             }
         }
         returned.err().unwrap_or(error)
@@ -282,65 +286,6 @@ impl MemoryService {
             count,
             GFP_KERNEL_ACCOUNT,
         )?)
-    }
-
-    /// Borrows chunks of size `1 << shift` for a region. `on_chunk` receives the index and the location of
-    /// each chunk.
-    ///
-    /// # Errors
-    ///
-    /// Those of `on_chunk` and of [`Self::request_with_retry`].
-    ///
-    /// - `EHOSTDOWN`: the lender restarted or left the view meanwhile.
-    /// - `EIO`: the reply is malformed.
-    pub(super) fn borrow(
-        self: &Arc<Self>,
-        (shift, stripe): (u8, StripeShare),
-        (node, loan): NodeScopedId,
-        region: u64,
-        deadline: Deadline,
-        mut on_chunk: impl FnMut(u32, ChunkLocation) -> Result,
-    ) -> Result {
-        let instance = self.cluster.instance_of(node)?;
-        let alloc = ControlRequest::AllocLoan {
-            loan,
-            region,
-            shift,
-            chunk_count: stripe.chunk_count,
-            last_chunk_len: stripe.last_chunk_len,
-        };
-        let mut answer = self.request_with_retry(node, &alloc, deadline)?;
-        let mut received = 0;
-        loop {
-            let ControlReply::Addresses(addresses) = answer.decode()? else {
-                return Err(EIO);
-            };
-            let received_before = received;
-            for addr in addresses {
-                on_chunk(received, ChunkLocation { instance, addr })?;
-                received += 1;
-            }
-            if received >= stripe.chunk_count {
-                break;
-            }
-            if received == received_before {
-                return Err(EIO);
-            }
-            answer = self.request_with_retry(
-                node,
-                &ControlRequest::GetLoanChunks {
-                    loan,
-                    first_chunk: received,
-                },
-                deadline,
-            )?;
-        }
-        // Incarnations are never reused: the lender has not restarted since the first request.
-        if self.cluster.is_member(instance) {
-            Ok(())
-        } else {
-            Err(errno::hostdown())
-        }
     }
 
     /// Registers the region's name, if any, at the name owner.

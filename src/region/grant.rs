@@ -14,7 +14,7 @@
 //! node.
 
 use super::{
-    home::{Grantee, Region},
+    home::{reclaim::request_invalidate, Grantee, Region},
     map::Mapping,
     MemoryService,
 };
@@ -148,7 +148,8 @@ impl MemoryService {
             move |memory_service, instance| {
                 let mut next = 0;
                 while let Some(mapping) = region.next_revoked_of(instance.node, next) {
-                    let invalidated = memory_service.request_invalidate(
+                    let invalidated = request_invalidate(
+                        memory_service,
                         instance,
                         mapping,
                         InvalidateReason::Revoked,

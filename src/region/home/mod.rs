@@ -25,6 +25,7 @@
 //! Callers of methods that may grant locks must then call [`super::MemoryService::notify_granted`].
 
 pub(crate) mod acl;
+pub(super) mod borrowed_loan;
 mod latch;
 pub(crate) mod lock_table;
 pub(super) mod mappers;

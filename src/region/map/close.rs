@@ -15,7 +15,7 @@
 use super::{detached::DetachedMapping, Mapping};
 use crate::{
     control::{client::ControlClient, priority::WorkPriority, retry::CONTROL_TIMEOUT_MS},
-    region::MemoryService,
+    region::{home::reclaim::Teardown, MemoryService},
     sys::deadline::Deadline,
     verbs::log::rnic_debug,
 };
@@ -25,54 +25,32 @@ use kite_core::wire::ControlRequest;
 impl MemoryService {
     /// Closes a mapping. Waits for accesses in progress. The home is notified in the background.
     pub(crate) fn unmap(self: &Arc<Self>, mapping: &Arc<Mapping>) {
-        let detached = self.detach_mapping(mapping);
-        self.unmap_deferred(mapping, detached);
+        unmap_deferred(DetachedMapping::new(self, mapping));
     }
 
     /// Closes a mapping as [`Self::unmap`] does, but notifies the home synchronously if the mapping is
     /// drained and the home replies before the deadline.
     pub(crate) fn unmap_within(self: &Arc<Self>, mapping: &Arc<Mapping>, deadline: Deadline) {
-        let detached = self.detach_mapping(mapping);
+        let detached = DetachedMapping::new(self, mapping);
         let request = ControlRequest::UnmapRegion {
             region: mapping.region,
             mapping: mapping.id,
         };
         let send = || self.request(mapping.home, &request, deadline);
         let unmapped =
-            self.is_drained(&detached) && send().is_ok_and(|answer| answer.expect_done().is_ok());
+            detached.is_drained() && send().is_ok_and(|answer| answer.expect_done().is_ok());
         if !unmapped {
-            self.unmap_deferred(mapping, detached);
+            unmap_deferred(detached);
         }
-    }
-
-    fn unmap_deferred(self: &Arc<Self>, mapping: &Mapping, detached: DetachedMapping) {
-        let (home, region, id) = (mapping.home, mapping.region, mapping.id);
-        let priority = if detached.had_waiters() {
-            WorkPriority::Lock
-        } else {
-            WorkPriority::Background
-        };
-        self.defer_until_drained(
-            home,
-            priority,
-            detached,
-            move |memory_service, instance, _detached| {
-                let request = ControlRequest::UnmapRegion {
-                    region,
-                    mapping: id,
-                };
-                memory_service.request_until_removed(instance, &request);
-            },
-        );
     }
 
     /// Closes the only mapping of an anonymous region of this node. The region is freed in the background.
     pub(crate) fn release_anonymous(self: &Arc<Self>, mapping: &Arc<Mapping>) {
-        let detached = self.detach_mapping(mapping);
+        let detached = DetachedMapping::new(self, mapping);
         let freed = self.region(mapping.region).and_then(|region| {
             let is_first = region.start_free(mapping.home, mapping.id)?;
             if is_first {
-                self.reclaim_deferred(&region, WorkPriority::Background);
+                Teardown::start_deferred(self, &region, WorkPriority::Background);
             }
             Ok(())
         });
@@ -83,14 +61,7 @@ impl MemoryService {
             );
         }
         // Until the mapping is drained, freeing the region queries it.
-        self.defer_until_drained(
-            mapping.home,
-            WorkPriority::Background,
-            detached,
-            |_, _, detached| {
-                drop(detached);
-            },
-        );
+        detached.defer_until_drained(WorkPriority::Background, |_, _, detached| drop(detached));
     }
 
     /// Frees the region of a mapping and closes the mapping.
@@ -122,7 +93,23 @@ impl MemoryService {
                     error
                 }
             })?;
-        drop(self.detach_mapping(mapping));
+        drop(DetachedMapping::new(self, mapping));
         Ok(())
     }
+}
+
+/// Removes the mapper at the home in the background, once the mapping is drained.
+fn unmap_deferred(detached: DetachedMapping) {
+    let request = ControlRequest::UnmapRegion {
+        region: detached.region,
+        mapping: detached.id,
+    };
+    let priority = if detached.had_waiters() {
+        WorkPriority::Lock
+    } else {
+        WorkPriority::Background
+    };
+    detached.defer_until_drained(priority, move |service, instance, _detached| {
+        service.request_until_removed(instance, &request);
+    });
 }

@@ -23,6 +23,7 @@ use crate::{
     region::home::{
         lock_table::{EnqueueRequest, WaitQueueKey, WaiterId},
         mappers::MapRequest,
+        reclaim::Teardown,
         Grantee, Region,
     },
     sys::deadline::Deadline,
@@ -142,8 +143,7 @@ impl ControlServer<'_> {
             return Ok(());
         };
         if region.start_free(self.node, mapping)? {
-            self.service
-                .reclaim_deferred(&region, WorkPriority::Foreground);
+            Teardown::start_deferred(self.service, &region, WorkPriority::Foreground);
         }
         Err(TryError::InTransition.into())
     }

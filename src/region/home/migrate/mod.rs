@@ -16,8 +16,10 @@
 mod window;
 
 use super::{
+    borrowed_loan::BorrowedLoan,
     latch::Latch,
     placement::{ChunkSource, Placement},
+    reclaim::Teardown,
     Region,
 };
 use crate::{
@@ -138,7 +140,7 @@ impl MemoryService {
         self.move_queue().spawn(move || {
             let result = memory_service.migrate(&region, &target_nodes, deadline);
             if region.finish_move(result) {
-                memory_service.reclaim_deferred(&region, WorkPriority::Foreground);
+                Teardown::start_deferred(&memory_service, &region, WorkPriority::Foreground);
             }
         });
         Ok(())
@@ -170,9 +172,8 @@ impl MemoryService {
         );
         while let Some(unused_loan) = region.with_placement(Placement::remove_unused_loan) {
             let latch_guard = step_latch.add();
-            self.return_loan_deferred(unused_loan, WorkPriority::Foreground, move || {
-                drop(latch_guard)
-            });
+            BorrowedLoan::new(self, unused_loan)
+                .release_deferred(WorkPriority::Foreground, latch_guard);
         }
         step_latch.wait();
         if result.is_ok() {
@@ -217,19 +218,20 @@ impl MemoryService {
                 last_chunk_len: layout.chunk_len(last),
             };
             let shape = (layout.shift(), stripe);
-            let borrowed = self.borrow(shape, key, region.id, deadline, |i, location| {
-                let chunk = *chunks.get(i as usize).ok_or(EIO)?;
-                let source = ChunkSource {
-                    loan_index: loan,
-                    chunk: i,
-                };
-                let target = MoveTarget {
-                    chunk,
-                    location,
-                    source,
-                };
-                Ok(targets.push(target, GFP_KERNEL)?)
-            });
+            let borrowed =
+                BorrowedLoan::new(self, key).borrow(shape, region.id, deadline, |i, location| {
+                    let chunk = *chunks.get(i as usize).ok_or(EIO)?;
+                    let source = ChunkSource {
+                        loan_index: loan,
+                        chunk: i,
+                    };
+                    let target = MoveTarget {
+                        chunk,
+                        location,
+                        source,
+                    };
+                    Ok(targets.push(target, GFP_KERNEL)?)
+                });
             // The chunk size of the region is fixed, so smaller chunks do not help.
             borrowed.map_err(|error| if error == ENOSPC { ENOMEM } else { error })?;
         }
@@ -286,7 +288,7 @@ impl MemoryService {
                 Ok(chunks)
             });
             if !chunks.is_empty() {
-                self.shrink_loan_deferred(key, chunks, latch.add());
+                BorrowedLoan::new(self, key).shrink_deferred(chunks, latch.add());
             }
         }
     }
