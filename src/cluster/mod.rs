@@ -32,7 +32,8 @@ mod names;
 use self::directory::AddressDirectory;
 pub(crate) use self::directory::DIRECTORY_REPLICAS;
 use crate::{
-    bindings, errno,
+    bindings,
+    errno::{self, TryError},
     fabric::{
         peer::{
             identity::{LocalIdentity, PeerIdentity},
@@ -40,6 +41,7 @@ use crate::{
         },
         Fabric,
     },
+    sys::deadline::{retry_until, Deadline},
     verbs::address::PortAddress,
 };
 use kernel::{
@@ -362,6 +364,19 @@ impl Cluster {
             .members
             .iter()
             .all(|member| member.synced_epoch == epoch)
+    }
+
+    /// Waits until all members have synchronized the view. After that, nothing sent by removed nodes arrives.
+    ///
+    /// # Errors
+    ///
+    /// See [`retry_until`] and [`Self::local_node`].
+    pub(crate) fn wait_view_synced(&self, deadline: Deadline) -> Result {
+        retry_until(deadline, || {
+            self.local_node()?;
+            let is_synced = self.synced_epoch().is_some();
+            is_synced.then_some(()).ok_or(TryError::WouldBlock)
+        })
     }
 
     /// Returns the epoch of the view if all members, this node included, have sent their names.

@@ -21,6 +21,7 @@ use crate::{
     region::{
         alloc::AllocRequest,
         grant::GrantRequest,
+        home::migrate::MoveRequest,
         map::{
             access::{AccessRequest, SubmitContext},
             atomic::AtomicRequest,
@@ -145,8 +146,13 @@ impl Session {
             return Err(EACCES);
         }
         let nodes = if nodes.is_empty() { &[0] } else { nodes };
-        self.enter_memory_service()?
-            .move_region(&handle.mapping, nodes, deadline)
+        let request = MoveRequest {
+            mapping: &handle.mapping,
+            nodes,
+            deadline,
+        };
+        let memory_service = self.enter_memory_service()?;
+        request.run(&memory_service)
     }
 
     /// Reads or writes a range of a region.

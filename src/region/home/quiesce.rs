@@ -4,9 +4,9 @@
 //!
 //! # Operation
 //!
-//! The home sends `QuiesceRegion` to every node with a mapping. When a node has replied, it does not access
-//! the region, and no packet it has sent can arrive late. After the move the home sends `ResumeRegion` with
-//! the new locations.
+//! [`Quiesce`] sends `QuiesceRegion` to every node with a mapping. When a node has replied, it does not access
+//! the region, and no packet it has sent can arrive late. After the move [`Quiesce::resume`] sends
+//! `ResumeRegion` with the new locations.
 //!
 //! # Recovery
 //!
@@ -14,7 +14,10 @@
 //! users forever, and a delayed resume would resume them too early. An unacknowledged quiesce is cancelled
 //! before the resume is sent.
 
-use super::{latch::LatchGuard, Region};
+use super::{
+    latch::{Latch, LatchGuard},
+    Region,
+};
 use crate::{
     control::{
         client::ControlClient,
@@ -24,18 +27,12 @@ use crate::{
     },
     errno::{TryError, TryResult},
     fabric::peer::{session::SequenceGuard, Peer},
-    region::{
-        map::{chunk_map::MappedChunk, Mapping},
-        MemoryService,
-    },
+    region::{map::local_mappings::LocalMappings, MemoryService},
     sys::deadline::{retry_until, Deadline},
 };
 use kernel::{
     prelude::*,
-    sync::{
-        atomic::{Acquire, Atomic, Release},
-        Arc,
-    },
+    sync::Arc,
     time::{delay::fsleep, Delta},
 };
 use kite_core::{
@@ -46,8 +43,11 @@ use kite_core::{
 /// Maximum time in ms for all mapping nodes to quiesce. Meanwhile all accesses to the region are blocked.
 pub(in crate::region) const QUIESCE_TIMEOUT_MS: u32 = 2_000;
 
+/// Chunks of a region that have moved, with their new locations.
+pub(in crate::region) type MovedLocations = Arc<KVec<(u32, ChunkLocation)>>;
+
 /// Node to which a quiesce request was sent.
-pub(in crate::region) struct QuiescedNode {
+struct QuiescedNode {
     instance: NodeInstance,
     /// `None` if the node is this node.
     peer: Option<Arc<Peer>>,
@@ -55,218 +55,171 @@ pub(in crate::region) struct QuiescedNode {
     unacked: Option<SequenceGuard>,
 }
 
-/// Node to resume.
+/// Quiesce of all nodes that map a region.
+pub(in crate::region) struct Quiesce<'a> {
+    service: &'a Arc<MemoryService>,
+    region: &'a Region,
+    deadline: Deadline,
+    /// Nodes to resume.
+    nodes: KVec<QuiescedNode>,
+}
+
+impl<'a> Quiesce<'a> {
+    /// Prepares a quiesce of at most [`QUIESCE_TIMEOUT_MS`], and not beyond `deadline`. The caller must call
+    /// [`Self::resume`] after [`Self::quiesce_all`], also on error.
+    pub(in crate::region) fn new(
+        service: &'a Arc<MemoryService>,
+        region: &'a Region,
+        deadline: Deadline,
+    ) -> Self {
+        Self {
+            service,
+            region,
+            deadline: Deadline::after_ms(QUIESCE_TIMEOUT_MS.min(deadline.remaining_ms())),
+            nodes: KVec::new(),
+        }
+    }
+
+    /// Quiesces all nodes that map the region, and waits until nothing sent by removed nodes can arrive late.
+    ///
+    /// # Errors
+    ///
+    /// - [`TryError::WouldBlock`]: not all nodes quiesced in time, or not all members synchronized the view
+    ///   in time.
+    /// - Other errors: this node has left the cluster, or out of memory.
+    pub(in crate::region) fn quiesce_all(&mut self) -> TryResult {
+        let (region, cluster) = (self.region, &self.service.cluster);
+        for node in region.mapper_nodes() {
+            // A node outside the view has no mapping any longer.
+            if let Ok(instance) = cluster.instance_of(node) {
+                self.nodes.reserve(1, GFP_KERNEL)?;
+                if cluster.local_node()? == instance.node {
+                    self.quiesce_local(instance)?;
+                } else {
+                    self.quiesce_peer(instance)?;
+                }
+            }
+        }
+        cluster
+            .wait_view_synced(self.deadline)
+            .map_err(|_| TryError::WouldBlock)
+    }
+
+    fn quiesce_local(&mut self, instance: NodeInstance) -> TryResult {
+        self.add_node(instance, None, None);
+        let mappings = LocalMappings::new(self.service, instance.node, self.region.id);
+        let quiesced = retry_until(self.deadline, || mappings.try_quiesce());
+        quiesced.map_err(|_| TryError::WouldBlock)
+    }
+
+    fn quiesce_peer(&mut self, instance: NodeInstance) -> TryResult {
+        let found = self.service.fabric().peer_by_instance(instance);
+        let peer = found.map_err(|_| TryError::WouldBlock)?;
+        let seq_guard = retry_until(self.deadline, || peer.assign_sequence(0))
+            .map_err(|_| TryError::WouldBlock)?;
+        let request = ControlRequest::QuiesceRegion {
+            sequence: seq_guard.sequence,
+            region: self.region.id,
+        };
+        let send = || {
+            let answer = self.service.request_peer(&peer, &request, self.deadline)?;
+            Ok(answer.expect_done()?)
+        };
+        let answered = retry_until(self.deadline, send).map_err(|_| TryError::WouldBlock);
+        // Keep the sequence number for the cancellation: otherwise the request could arrive late.
+        let unacked = answered.is_err().then_some(seq_guard);
+        self.add_node(instance, Some(peer), unacked);
+        answered
+    }
+
+    /// Adds a node to resume. Cannot fail: the caller has reserved the capacity.
+    fn add_node(
+        &mut self,
+        instance: NodeInstance,
+        peer: Option<Arc<Peer>>,
+        unacked: Option<SequenceGuard>,
+    ) {
+        let node = QuiescedNode {
+            instance,
+            peer,
+            unacked,
+        };
+        let _ = self.nodes.push(node, GFP_KERNEL);
+    }
+
+    /// Resumes all nodes: this node at once, other nodes in the background. `latch` counts the latter.
+    pub(in crate::region) fn resume(self, moved: &MovedLocations, latch: &Latch) {
+        for node in self.nodes {
+            let Some(peer) = node.peer else {
+                let home = node.instance.node;
+                let mappings = LocalMappings::new(self.service, home, self.region.id);
+                mappings.resume(moved.iter().copied());
+                continue;
+            };
+            let pending = PendingResume {
+                peer,
+                unacked: node.unacked,
+                region: self.region.id,
+                moved: moved.clone(),
+                _latch_guard: latch.add(),
+            };
+            pending.send_deferred(self.service);
+        }
+    }
+}
+
+/// Node to resume in the background.
 struct PendingResume {
     peer: Arc<Peer>,
     /// Sequence number of the quiesce request, if no reply was received. See [`QuiescedNode`].
     unacked: Option<SequenceGuard>,
     region: u64,
-    moved: Arc<KVec<(u32, ChunkLocation)>>,
+    moved: MovedLocations,
     _latch_guard: LatchGuard,
 }
 
-/// Requests sent by the home.
-impl MemoryService {
-    /// Quiesces all nodes that map a region, and waits until nothing sent by removed nodes can arrive late.
-    /// `quiesced` receives all nodes to which a request was sent, also on error.
-    ///
-    /// # Errors
-    ///
-    /// - [`TryError::WouldBlock`]: not all nodes quiesced in time, or not all members synchronized the view in time.
-    /// - Other errors: this node has left the cluster, or out of memory.
-    pub(in crate::region) fn quiesce_all(
-        self: &Arc<Self>,
-        region: &Region,
-        quiesced: &mut KVec<QuiescedNode>,
-        deadline: Deadline,
-    ) -> TryResult {
-        let quiesce_deadline = Deadline::after_ms(QUIESCE_TIMEOUT_MS.min(deadline.remaining_ms()));
-        for node in region.mapper_nodes() {
-            // A node outside the view has no mapping any longer.
-            if let Ok(instance) = self.cluster.instance_of(node) {
-                self.quiesce_node(region, instance, quiesced, quiesce_deadline)?;
-            }
-        }
-        self.wait_view_synced(quiesce_deadline)
-            .map_err(|_| TryError::WouldBlock)
-    }
-
-    /// Waits until all members have synchronized the view. After that, nothing sent by removed nodes arrives.
-    pub(in crate::region) fn wait_view_synced(&self, deadline: Deadline) -> Result {
-        retry_until(deadline, || {
-            self.cluster.local_node()?;
-            self.cluster
-                .synced_epoch()
-                .map(drop)
-                .ok_or(TryError::WouldBlock)
-        })
-    }
-
-    fn quiesce_node(
-        self: &Arc<Self>,
-        region: &Region,
-        instance: NodeInstance,
-        quiesced: &mut KVec<QuiescedNode>,
-        deadline: Deadline,
-    ) -> TryResult {
-        quiesced.reserve(1, GFP_KERNEL)?;
-        let mut quiesced_node = QuiescedNode {
-            instance,
-            peer: None,
-            unacked: None,
-        };
-        if self.cluster.local_node()? == instance.node {
-            // Cannot fail: the capacity was reserved.
-            let _ = quiesced.push(quiesced_node, GFP_KERNEL);
-            return retry_until(deadline, || self.quiesce_local(instance.node, region.id))
-                .map_err(|_| TryError::WouldBlock);
-        }
-        let peer = self
-            .fabric()
-            .peer_by_instance(instance)
-            .map_err(|_| TryError::WouldBlock)?;
-        let seq_guard =
-            retry_until(deadline, || peer.assign_sequence(0)).map_err(|_| TryError::WouldBlock)?;
-        let request = ControlRequest::QuiesceRegion {
-            sequence: seq_guard.sequence,
-            region: region.id,
-        };
-        let send = || {
-            Ok(self
-                .request_peer(&peer, &request, deadline)?
-                .expect_done()?)
-        };
-        let answered = retry_until(deadline, send).map_err(|_| TryError::WouldBlock);
-        quiesced_node.peer = Some(peer.clone());
-        // Keep the sequence number for the cancellation: otherwise the request could arrive late.
-        quiesced_node.unacked = answered.is_err().then_some(seq_guard);
-        // Cannot fail: the capacity was reserved.
-        let _ = quiesced.push(quiesced_node, GFP_KERNEL);
-        answered
-    }
-
-    /// Resumes a quiesced node: this node at once, another node in the background.
-    pub(in crate::region) fn resume_node(
-        self: &Arc<Self>,
-        region: &Region,
-        quiesced_node: QuiescedNode,
-        moved: Arc<KVec<(u32, ChunkLocation)>>,
-        latch_guard: LatchGuard,
-    ) {
-        let id = region.id;
-        let Some(peer) = quiesced_node.peer else {
-            return self.resume_local(quiesced_node.instance.node, id, moved.iter().copied());
-        };
-        let unacked = quiesced_node.unacked;
-        self.resume_deferred(PendingResume {
-            peer,
-            unacked,
-            region: id,
-            moved,
-            _latch_guard: latch_guard,
-        });
-    }
-
-    /// Resumes another node in the background. Requeues if no sequence number is free: the numbers may become
+impl PendingResume {
+    /// Resumes the node in the background. Requeues if no sequence number is free: the numbers may become
     /// free by items of the same queue.
-    fn resume_deferred(self: &Arc<Self>, mut pending_resume: PendingResume) {
-        self.defer(
-            pending_resume.peer.node(),
-            WorkPriority::Lock,
-            move |memory_service, _| {
-                if memory_service.request_resume(&mut pending_resume)
-                    || !memory_service
-                        .cluster
-                        .is_member(pending_resume.peer.instance())
-                {
-                    return;
-                }
-                fsleep(Delta::from_millis(DRAIN_POLL_MS));
-                memory_service.resume_deferred(pending_resume);
-            },
-        );
+    fn send_deferred(mut self, service: &Arc<MemoryService>) {
+        let node = self.peer.node();
+        let send = move |service: &Arc<MemoryService>, _| {
+            if self.try_send(service) || !service.cluster.is_member(self.peer.instance()) {
+                return;
+            }
+            fsleep(Delta::from_millis(DRAIN_POLL_MS));
+            self.send_deferred(service);
+        };
+        service.defer(node, WorkPriority::Lock, send);
     }
 
-    /// Sends the resume request to a node. Returns `true` if the node has resumed or is gone.
-    fn request_resume(&self, pending_resume: &mut PendingResume) -> bool {
+    /// Sends the resume request. Returns `true` if the node has resumed or is gone.
+    fn try_send(&mut self, service: &Arc<MemoryService>) -> bool {
         // Cancel the quiesce request first: otherwise it could arrive late.
-        if pending_resume
-            .unacked
-            .as_ref()
-            .is_some_and(|unacked| !self.request_cancel(unacked))
-        {
+        let mut unacked = self.unacked.iter();
+        if unacked.any(|unacked| !service.request_cancel(unacked)) {
             return false;
         }
-        pending_resume.unacked = None;
-        let Ok(seq_guard) = pending_resume.peer.assign_sequence(0) else {
+        self.unacked = None;
+        let Ok(seq_guard) = self.peer.assign_sequence(0) else {
             return false;
         };
         let mut list_buffer = [0; MAX_CONTROL_BYTES];
         let request = ControlRequest::ResumeRegion {
             sequence: seq_guard.sequence,
-            region: pending_resume.region,
-            moved: WireList::from_items(pending_resume.moved.iter().copied(), &mut list_buffer),
+            region: self.region,
+            moved: WireList::from_items(self.moved.iter().copied(), &mut list_buffer),
         };
         let send = || {
-            self.request_peer(
-                &pending_resume.peer,
-                &request,
-                Deadline::after_ms(CONTROL_TIMEOUT_MS),
-            )
+            let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+            service.request_peer(&self.peer, &request, deadline)
         };
         // Repeat with the same sequence number: another number would be another request.
         while send().is_err_and(|error| !is_gone_error(error))
-            && self.cluster.is_member(pending_resume.peer.instance())
+            && service.cluster.is_member(self.peer.instance())
         {
             fsleep(Delta::from_millis(RETRY_MS));
         }
         true
-    }
-}
-
-/// Requests served by a node that maps the region.
-impl MemoryService {
-    /// Blocks accesses of this node to a region of `home`.
-    ///
-    /// # Errors
-    ///
-    /// - [`TryError::InTransition`]: an access is in progress, or a sent packet may still arrive.
-    pub(in crate::region) fn quiesce_local(&self, home: u32, region: u64) -> TryResult {
-        let all_quiesced = Atomic::new(1u32);
-        self.for_each_mapping_of(home, region, |mapping| {
-            if mapping.try_quiesce().is_err() || !self.is_drained(mapping) {
-                all_quiesced.store(0, Release);
-            }
-        });
-        let all_quiesced = all_quiesced.load(Acquire) != 0;
-        all_quiesced.then_some(()).ok_or(TryError::InTransition)
-    }
-
-    /// Resumes accesses to a region of this home on this node, with the new locations `moved`.
-    pub(in crate::region) fn resume_local(
-        &self,
-        home: u32,
-        region: u64,
-        moved: impl Iterator<Item = (u32, ChunkLocation)> + Clone,
-    ) {
-        self.for_each_mapping_of(home, region, |mapping| {
-            let shift = mapping.layout().map_or(0, |layout| layout.shift());
-            mapping.resume(|chunks| {
-                for (i, location) in moved.clone() {
-                    if let Some(chunk) = chunks.get_mut(i as usize) {
-                        let found = self.resolve_chunk((home, region), location, 1 << shift);
-                        // If the location cannot be resolved, accesses to the chunk fail with an error.
-                        *chunk = found.unwrap_or(MappedChunk::Remote(location));
-                    }
-                }
-            });
-        });
-    }
-
-    fn for_each_mapping_of(&self, home: u32, region: u64, f: impl Fn(&Mapping)) {
-        let is_of = |mapping: &Arc<Mapping>| (mapping.home, mapping.region) == (home, region);
-        for mapping in self.mappings().filter(is_of) {
-            f(&mapping);
-        }
     }
 }

@@ -60,6 +60,13 @@ struct PushFailures {
     qp_failures: Mutex<KVec<StaleQp>>,
 }
 
+impl PushFailures {
+    /// Returns `true` if no packet of a failed QP can arrive any longer.
+    fn is_fenced(&self) -> bool {
+        self.qp_failures.lock().iter().all(StaleQp::is_fenced)
+    }
+}
+
 impl InflightGuard for &PushFailures {
     fn add_stale_qp(&self, failure: StaleQp) {
         retry_alloc(|| Ok(self.qp_failures.lock().push(failure.clone(), GFP_KERNEL)?));
@@ -82,6 +89,17 @@ impl ActivePushes {
         pin_init!(Self { active <- new_mutex!(KVec::new(), "ActivePushes::active") })
     }
 
+    fn add(&self, parties: PushParties) -> Result {
+        Ok(self.active.lock().push(parties, GFP_KERNEL)?)
+    }
+
+    fn remove(&self, removed: PushParties) {
+        let mut active = self.active.lock();
+        if let Some(index) = active.iter().position(|parties| *parties == removed) {
+            let _ = active.remove(index);
+        }
+    }
+
     /// Returns `true` if a push involves a node for which `is_member` returns `false`.
     pub(in crate::region) fn involves_removed(
         &self,
@@ -97,7 +115,7 @@ impl ActivePushes {
 /// Push for a peer. Dropping it records the result. If the push has not run, the request is recorded as not
 /// executed.
 struct PushJob {
-    memory_service: Arc<MemoryService>,
+    service: Arc<MemoryService>,
     peer: Arc<Peer>,
     home: NodeInstance,
     sequence: u64,
@@ -107,20 +125,31 @@ struct PushJob {
 
 impl PushJob {
     fn new(
-        memory_service: &Arc<MemoryService>,
+        service: &Arc<MemoryService>,
         peer: Arc<Peer>,
         home: NodeInstance,
         sequence: u64,
     ) -> Result<Self> {
-        let mut active = memory_service.active_pushes().active.lock();
-        active.push((peer.instance(), home), GFP_KERNEL)?;
+        service.active_pushes().add((peer.instance(), home))?;
         Ok(Self {
-            memory_service: memory_service.clone(),
+            service: service.clone(),
             peer,
             home,
             sequence,
             result: None,
         })
+    }
+
+    /// Runs the push, unless the requester or the home of the target region has left the view.
+    fn run(&mut self, push: &ChunkPush) {
+        let (requester, home) = self.parties();
+        let cluster = &self.service.cluster;
+        let pushed = if cluster.is_member(requester) && cluster.is_member(home) {
+            push.run(&self.service)
+        } else {
+            Err(errno::hostdown())
+        };
+        self.result = Some(pushed.err().map_or(0, errno_of));
     }
 
     fn parties(&self) -> PushParties {
@@ -131,36 +160,38 @@ impl PushJob {
 impl Drop for PushJob {
     fn drop(&mut self) {
         self.peer.complete_once(self.sequence, self.result);
-        let mut active = self.memory_service.active_pushes().active.lock();
-        if let Some(index) = active.iter().position(|parties| *parties == self.parties()) {
-            // Cannot fail: the index is that of an entry.
-            let _ = active.remove(index);
-        }
+        self.service.active_pushes().remove(self.parties());
     }
 }
 
-impl MemoryService {
-    /// Starts a push of lent memory for a peer, or returns its progress. A push starts only if the peer has
-    /// applied the same view as this node: otherwise either may count a dead node as member.
+/// Push that a peer requests.
+pub(in crate::region) struct PushRequest {
+    pub(in crate::region) source: LentChunkAddr,
+    /// Home of the target region.
+    pub(in crate::region) home: NodeInstance,
+    pub(in crate::region) destination: ChunkLocation,
+    pub(in crate::region) len: u32,
+}
+
+impl PushRequest {
+    /// Starts the push, or returns its progress. A push starts only if the peer has applied the same view as
+    /// this node (`views_match`): otherwise either may count a dead node as member.
     ///
     /// # Errors
     ///
     /// - `EINPROGRESS`: the push is not complete, or the views differ.
-    /// - `ESTALE`, `EHOSTDOWN`: see [`Self::find_lent_chunk`].
+    /// - `ESTALE`, `EHOSTDOWN`: see [`MemoryService::find_lent_chunk`].
     /// - `EHOSTDOWN`: the target node or the home of the target region is not in the view.
     /// - `ERANGE`: the bytes are not all in the chunk.
     /// - `ETIMEDOUT`: the push timed out, or the peer does not wait for the result any longer.
     /// - `EIO`: the RNIC or the target node failed the write.
-    pub(in crate::region) fn serve_push(
-        self: &Arc<Self>,
-        node: u32,
+    pub(in crate::region) fn serve(
+        &self,
+        service: &Arc<MemoryService>,
+        peer: Arc<Peer>,
         sequence: u64,
-        source: LentChunkAddr,
-        (home, destination): (NodeInstance, ChunkLocation),
-        len: u32,
         views_match: bool,
     ) -> Result {
-        let peer = self.fabric().peer(node)?;
         match peer.admit_once(sequence)? {
             RequestState::New if views_match => {}
             RequestState::New => {
@@ -171,48 +202,43 @@ impl MemoryService {
             RequestState::Indeterminate => return Err(ETIMEDOUT),
             RequestState::Done(answer) => return result_from_errno(answer),
         }
-        let started = self.start_push(&peer, sequence, source, (home, destination), len);
+        let started = self.start(service, &peer, sequence);
         // Record the error, so that a delayed copy of the request fails, too.
         started.inspect_err(|error| peer.complete_once(sequence, Some(errno_of(*error))))?;
         Err(TryError::InTransition.into())
     }
 
-    fn start_push(
-        self: &Arc<Self>,
-        peer: &Arc<Peer>,
-        sequence: u64,
-        source: LentChunkAddr,
-        (home, destination): (NodeInstance, ChunkLocation),
-        len: u32,
-    ) -> Result {
-        let chunk = self.find_lent_chunk((source.home, source.region), source.chunk_addr)?;
-        if !self.cluster.is_member(home) || !self.cluster.is_member(destination.instance) {
+    fn start(&self, service: &Arc<MemoryService>, peer: &Arc<Peer>, sequence: u64) -> Result {
+        let region = (self.source.home, self.source.region);
+        let push = ChunkPush {
+            chunk: service.find_lent_chunk(region, self.source.chunk_addr)?,
+            offset: self.source.offset,
+            destination: self.destination,
+            len: self.len,
+        };
+        let (cluster, target) = (&service.cluster, self.destination.instance);
+        if !cluster.is_member(self.home) || !cluster.is_member(target) {
             return Err(errno::hostdown());
         }
-        let mut job = PushJob::new(self, peer.clone(), home, sequence)?;
-        self.defer(
-            destination.instance.node,
-            WorkPriority::Foreground,
-            move |memory_service, _| {
-                let (requester, home) = job.parties();
-                job.result = Some(
-                    if memory_service.cluster.is_member(requester)
-                        && memory_service.cluster.is_member(home)
-                    {
-                        let pushed =
-                            memory_service.push_chunk(&chunk, source.offset, destination, len);
-                        pushed.err().map_or(0, errno_of)
-                    } else {
-                        errno_of(errno::hostdown())
-                    },
-                );
-            },
-        );
+        let mut job = PushJob::new(service, peer.clone(), self.home, sequence)?;
+        service.defer(target.node, WorkPriority::Foreground, move |_, _| {
+            job.run(&push)
+        });
         Ok(())
     }
+}
 
-    /// Writes `len` bytes of a lent chunk to another node. On return, no packet of the push can arrive any
-    /// longer.
+/// Write of bytes of a lent chunk to another node.
+pub(in crate::region) struct ChunkPush {
+    pub(in crate::region) chunk: Arc<LentChunk>,
+    /// First byte in the chunk.
+    pub(in crate::region) offset: u32,
+    pub(in crate::region) destination: ChunkLocation,
+    pub(in crate::region) len: u32,
+}
+
+impl ChunkPush {
+    /// Writes the bytes. On return, no packet of the push can arrive any longer.
     ///
     /// # Errors
     ///
@@ -221,14 +247,8 @@ impl MemoryService {
     /// - `ETIMEDOUT`: the write did not complete within [`CONTROL_TIMEOUT_MS`].
     /// - `EIO`: the RNIC or the target node failed the write.
     /// - `ENOMEM`: out of memory.
-    pub(in crate::region) fn push_chunk(
-        &self,
-        chunk: &Arc<LentChunk>,
-        offset: u32,
-        destination: ChunkLocation,
-        len: u32,
-    ) -> Result {
-        let (offset, len) = (offset as usize, len as usize);
+    pub(in crate::region) fn run(&self, service: &MemoryService) -> Result {
+        let (chunk, offset, len) = (&self.chunk, self.offset as usize, self.len as usize);
         if offset > chunk.len() || len > chunk.len() - offset {
             return Err(ERANGE);
         }
@@ -239,29 +259,15 @@ impl MemoryService {
             pin_init!(PushFailures { qp_failures <- new_mutex!(KVec::new(), "PushFailures::qp_failures") }),
             GFP_KERNEL,
         )?;
-        let tenant = KBox::pin_init(Tenant::new(self.fabric().qos.clone(), None), GFP_KERNEL)?;
-        let segment = Segment {
-            instance: destination.instance,
-            addr: destination.addr,
-            len,
-            buffer_offset: 0,
-        };
+        let tenant = KBox::pin_init(Tenant::new(service.fabric().qos.clone(), None), GFP_KERNEL)?;
         let poster = SegmentPoster {
-            fabric: self.fabric(),
+            fabric: service.fabric(),
             direction: Direction::Write,
             buffer: &memory,
             tenant: &tenant,
         };
-        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
-        let mut resume_state = ResumeState::default();
-        let mut transfer = Transfer::new(poster, deadline, || Ok(&*failures), &mut resume_state);
-        let pushed = transfer
-            .add_segment(segment)
-            .and_then(|()| transfer.drain());
-        drop(transfer);
-        while !failures.qp_failures.lock().iter().all(StaleQp::is_fenced)
-            && self.cluster.is_member(destination.instance)
-        {
+        let pushed = self.transfer(poster, &failures);
+        while !failures.is_fenced() && service.cluster.is_member(self.destination.instance) {
             fsleep(Delta::from_millis(DRAIN_POLL_MS));
         }
         pushed.map_err(|stop| match stop {
@@ -273,5 +279,24 @@ impl MemoryService {
                 EIO
             }
         })
+    }
+
+    fn transfer(
+        &self,
+        poster: SegmentPoster<'_>,
+        failures: &PushFailures,
+    ) -> Result<(), TransferStop> {
+        let segment = Segment {
+            instance: self.destination.instance,
+            addr: self.destination.addr,
+            len: self.len as usize,
+            buffer_offset: 0,
+        };
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        let mut resume_state = ResumeState::default();
+        let mut transfer = Transfer::new(poster, deadline, || Ok(failures), &mut resume_state);
+        transfer
+            .add_segment(segment)
+            .and_then(|()| transfer.drain())
     }
 }

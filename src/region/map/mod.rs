@@ -32,6 +32,7 @@ mod close;
 pub(crate) mod copy;
 pub(super) mod detached;
 pub(crate) mod io;
+pub(super) mod local_mappings;
 mod open;
 pub(crate) mod remote;
 pub(crate) mod submit;
@@ -273,6 +274,17 @@ impl Mapping {
             FREED => errno::stale(),
             REVOKED => EACCES,
             _ => EBADF,
+        }
+    }
+
+    /// Converts an error of the home to the error of the caller. `ENOENT` means that the region or the
+    /// mapping does not exist at the home any longer.
+    pub(super) fn convert_home_error(&self, error: Error) -> Error {
+        if error == ENOENT {
+            // If the handle was closed meanwhile, report that cause.
+            self.access().err().unwrap_or_else(errno::stale)
+        } else {
+            error
         }
     }
 

@@ -23,6 +23,7 @@ use crate::{
     region::home::{
         lock_table::{EnqueueRequest, WaitQueueKey, WaiterId},
         mappers::MapRequest,
+        migrate::RequestedMove,
         reclaim::Teardown,
         Grantee, Region,
     },
@@ -171,11 +172,14 @@ impl ControlServer<'_> {
         timeout_ms: u32,
         nodes: &U32List<'_>,
     ) -> Result {
-        let (deadline, mapper) = (Deadline::after_ms(timeout_ms), (self.node, mapping));
+        let requested = RequestedMove {
+            mapper: (self.node, mapping),
+            region,
+            token,
+            deadline: Deadline::after_ms(timeout_ms),
+        };
         let start = || {
-            let started = self
-                .service
-                .start_move(mapper, region, token, nodes.clone(), deadline);
+            let started = requested.start(self.service, nodes.clone());
             Ok(started.err().map_or(0, errno_of))
         };
         result_from_errno(self.peer()?.execute_once(sequence, start)?)

@@ -16,15 +16,17 @@
 use super::{to_done, to_old_value, ControlServer};
 use crate::{
     errno::{TryError, TryResult},
-    region::lend::loan::{LentChunk, NodeScopedId},
+    region::lend::{
+        loan::{LentChunk, NodeScopedId},
+        push::PushRequest,
+    },
     sys::deadline::fatal_signal_pending,
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     atomic::AtomicOp,
     layout::{Layout, StripeShare},
-    view::NodeInstance,
-    wire::{ChunkLocation, ControlReply, ControlRequest, LentChunkAddr, ListWriter, U32List},
+    wire::{ControlReply, ControlRequest, LentChunkAddr, ListWriter, U32List},
 };
 
 impl ControlServer<'_> {
@@ -70,7 +72,15 @@ impl ControlServer<'_> {
                 home,
                 destination,
                 len,
-            } => self.serve_push_copy(sequence, source, (home, destination), len),
+            } => {
+                let push = PushRequest {
+                    source,
+                    home,
+                    destination,
+                    len,
+                };
+                self.serve_push_copy(sequence, &push)
+            }
             _ => return None,
         };
         Some(done.map(to_done))
@@ -145,22 +155,15 @@ impl ControlServer<'_> {
             .find_lent_chunk((addr.home, addr.region), addr.chunk_addr)
     }
 
-    /// Starts a push for a peer, or returns its progress.
+    /// Starts a push, or returns its progress.
     ///
     /// # Errors
     ///
-    /// See [`crate::region::MemoryService::serve_push`] and [`Self::check_requester_view`].
-    fn serve_push_copy(
-        &self,
-        sequence: u64,
-        source: LentChunkAddr,
-        target: (NodeInstance, ChunkLocation),
-        len: u32,
-    ) -> Result {
+    /// See [`PushRequest::serve`] and [`Self::check_requester_view`].
+    fn serve_push_copy(&self, sequence: u64, push: &PushRequest) -> Result {
         let views_match = self.header.epoch == self.service.cluster.epoch();
-        let pushed = self
-            .service
-            .serve_push(self.node, sequence, source, target, len, views_match);
+        let serve = |peer| push.serve(self.service, peer, sequence, views_match);
+        let pushed = self.peer().and_then(serve);
         self.check_requester_view()?;
         pushed
     }

@@ -13,6 +13,7 @@
 //! repeats it. Quiesce and resume are executed once by sequence number.
 
 use super::{to_done, ControlServer};
+use crate::region::map::local_mappings::LocalMappings;
 use kernel::prelude::*;
 use kite_core::{
     sync::ticket::AcquireReply,
@@ -69,7 +70,7 @@ impl ControlServer<'_> {
     ///   to.
     fn serve_quiesce(&self, sequence: u64, region: u64) -> Result {
         let quiesce = || {
-            self.service.quiesce_local(self.node, region)?;
+            self.local_mappings(region).try_quiesce()?;
             self.check_requester_view()?;
             Ok(0)
         };
@@ -80,11 +81,16 @@ impl ControlServer<'_> {
     /// Resumes accesses of this node to a region of the requesting home, with the new locations `moved`.
     fn serve_resume(&self, sequence: u64, region: u64, moved: &MovedChunks<'_>) -> Result {
         let resume = || {
-            self.service.resume_local(self.node, region, moved.clone());
+            self.local_mappings(region).resume(moved.clone());
             Ok(0)
         };
         self.peer()?.execute_once(sequence, resume)?;
         Ok(())
+    }
+
+    /// Returns the mappings of a region of the requesting home.
+    fn local_mappings(&self, region: u64) -> LocalMappings<'_> {
+        LocalMappings::new(self.service, self.node, region)
     }
 
     /// Processes the notification of a home that a ticket was granted or a barrier was passed.

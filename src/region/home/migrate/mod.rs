@@ -4,7 +4,7 @@
 //!
 //! # Operation
 //!
-//! The home borrows the destination memory of all chunks and then moves the region window by window
+//! [`RequestedMove`] starts a [`Migration`] on `move_queue`. The migration borrows the destination memory of all chunks and then moves the region window by window
 //! ([`window`]). Afterwards it returns the memory that the region does not use any longer.
 //!
 //! # Recovery
@@ -39,6 +39,109 @@ use kite_core::{
     wire::{ChunkLocation, ControlRequest, U32List, WireList, MAX_CONTROL_BYTES},
 };
 
+/// Request of this node to move a mapped region.
+pub(crate) struct MoveRequest<'a> {
+    pub(crate) mapping: &'a Mapping,
+    /// Nodes to which the chunks move, round robin; 0 is this node.
+    pub(crate) nodes: &'a [u32],
+    pub(crate) deadline: Deadline,
+}
+
+impl MoveRequest<'_> {
+    /// Moves the region, and waits for the end of the move.
+    ///
+    /// # Errors
+    ///
+    /// See `struct kite_migrate` in `include/uapi/kite.h`.
+    pub(crate) fn run(&self, service: &Arc<MemoryService>) -> Result {
+        let (region, token) = (self.mapping.region, service.new_id());
+        // The home ends the move at `deadline`. Allow extra time to receive the result.
+        let remaining_ms = self.deadline.remaining_ms();
+        let reply_deadline = Deadline::after_ms(remaining_ms.saturating_add(CONTROL_TIMEOUT_MS));
+        let started = self.start(service, token, reply_deadline);
+        let result = started.and_then(|()| {
+            let request = ControlRequest::MigrationStatus { region, token };
+            service
+                .request_with_retry(self.mapping.home, &request, reply_deadline)?
+                .expect_done()
+        });
+        result.map_err(|error| self.mapping.convert_home_error(error))
+    }
+
+    /// Starts the move at the home.
+    fn start(&self, service: &Arc<MemoryService>, token: u64, reply_deadline: Deadline) -> Result {
+        let (mapping, cluster) = (self.mapping, &service.cluster);
+        let (local_node, home) = (cluster.local_node()?, cluster.instance_of(mapping.home)?);
+        drop(mapping.access()?);
+        let nodes = self.nodes.iter();
+        let nodes = nodes.map(|&node| if node == 0 { local_node } else { node });
+        if home.node == local_node {
+            let requested = RequestedMove {
+                mapper: (local_node, mapping.id),
+                region: mapping.region,
+                token,
+                deadline: self.deadline,
+            };
+            return requested.start(service, nodes);
+        }
+        let mut list_buffer = [0; MAX_CONTROL_BYTES / 2];
+        let nodes: U32List<'_> = WireList::from_items(nodes, &mut list_buffer);
+        let request = |sequence| ControlRequest::MigrateRegion {
+            sequence,
+            region: mapping.region,
+            mapping: mapping.id,
+            token,
+            timeout_ms: self.deadline.remaining_ms(),
+            nodes,
+        };
+        let answer = service.request_exactly_once((), (home, 0), reply_deadline, request);
+        answer.and_then(|answer| answer.expect_done())
+    }
+}
+
+/// Move of a region of this home, as requested by a mapper.
+pub(in crate::region) struct RequestedMove {
+    /// Node and number of the mapping.
+    pub(in crate::region) mapper: (u32, u64),
+    pub(in crate::region) region: u64,
+    /// Number of the move, chosen by the requesting node.
+    pub(in crate::region) token: u64,
+    pub(in crate::region) deadline: Deadline,
+}
+
+impl RequestedMove {
+    /// Starts the move to `nodes`, round robin.
+    ///
+    /// # Errors
+    ///
+    /// - `EHOSTDOWN`: one of the nodes is not in the view.
+    /// - `ENOMEM`: out of memory.
+    /// - Other errors: see [`Region::start_move`].
+    pub(in crate::region) fn start(
+        &self,
+        service: &Arc<MemoryService>,
+        nodes: impl Iterator<Item = u32>,
+    ) -> Result {
+        let region = service.region(self.region)?;
+        let mut target_nodes = KVec::new();
+        for target_node in nodes {
+            service.cluster.instance_of(target_node)?;
+            target_nodes.push(target_node, GFP_KERNEL)?;
+        }
+        let (node, mapping) = self.mapper;
+        region.start_move(node, mapping, self.token)?;
+        let (worker_service, deadline) = (service.clone(), self.deadline);
+        service.move_queue().spawn(move || {
+            let migration = Migration::new(&worker_service, &region, deadline);
+            let result = migration.and_then(|migration| migration.run(&target_nodes));
+            if region.finish_move(result) {
+                Teardown::start_deferred(&worker_service, &region, WorkPriority::Foreground);
+            }
+        });
+        Ok(())
+    }
+}
+
 /// Destination of a chunk.
 #[derive(Clone, Copy)]
 struct MoveTarget {
@@ -47,137 +150,42 @@ struct MoveTarget {
     source: ChunkSource,
 }
 
-/// Background operations of a move.
-struct MoveLatches {
-    /// Pushes with unknown outcome.
+/// Move in progress of a region of this home.
+struct Migration<'a> {
+    service: &'a Arc<MemoryService>,
+    region: &'a Region,
+    deadline: Deadline,
+    /// Counts the pushes with unknown outcome.
     push_latch: Latch,
-    /// Operations that must complete before the next step.
+    /// Counts the background operations that must complete before the next step.
     step_latch: Latch,
 }
 
-/// Requests of a node that maps the region.
-impl MemoryService {
-    /// Moves a mapped region to `nodes`, round robin; 0 is this node.
-    ///
-    /// # Errors
-    ///
-    /// See `struct kite_migrate` in `include/uapi/kite.h`.
-    pub(crate) fn move_region(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        nodes: &[u32],
+impl<'a> Migration<'a> {
+    fn new(
+        service: &'a Arc<MemoryService>,
+        region: &'a Region,
         deadline: Deadline,
-    ) -> Result {
-        let (local_node, home) = (
-            self.cluster.local_node()?,
-            self.cluster.instance_of(mapping.home)?,
-        );
-        drop(mapping.access()?);
-        let (region, token) = (mapping.region, self.new_id());
-        // The home ends the move at `deadline`. Allow extra time to receive the result.
-        let reply_deadline =
-            Deadline::after_ms(deadline.remaining_ms().saturating_add(CONTROL_TIMEOUT_MS));
-        let nodes = nodes
-            .iter()
-            .map(|&node| if node == 0 { local_node } else { node });
-        let started = if home.node == local_node {
-            self.start_move((local_node, mapping.id), region, token, nodes, deadline)
-        } else {
-            let mut list_buffer = [0; MAX_CONTROL_BYTES / 2];
-            let nodes: U32List<'_> = WireList::from_items(nodes, &mut list_buffer);
-            let request = |sequence| ControlRequest::MigrateRegion {
-                sequence,
-                region,
-                mapping: mapping.id,
-                token,
-                timeout_ms: deadline.remaining_ms(),
-                nodes,
-            };
-            let answer = self.request_exactly_once((), (home, 0), reply_deadline, request);
-            answer.and_then(|answer| answer.expect_done())
-        };
-        let result = started.and_then(|()| {
-            let request = ControlRequest::MigrationStatus { region, token };
-            self.request_with_retry(home.node, &request, reply_deadline)?
-                .expect_done()
-        });
-        result.map_err(|error| {
-            if error == ENOENT {
-                // If the handle was closed meanwhile, report that cause.
-                mapping.access().err().unwrap_or_else(errno::stale)
-            } else {
-                error
-            }
-        })
-    }
-}
-
-/// Requests served by the home.
-impl MemoryService {
-    /// Starts a move of a region of this node on behalf of a mapper, which chose `token`.
-    ///
-    /// # Errors
-    ///
-    /// - `EHOSTDOWN`: one of the nodes is not in the view.
-    /// - `ENOMEM`: out of memory.
-    /// - Other errors: see [`Region::start_move`].
-    pub(in crate::region) fn start_move(
-        self: &Arc<Self>,
-        (node, mapping): (u32, u64),
-        region: u64,
-        token: u64,
-        nodes: impl Iterator<Item = u32>,
-        deadline: Deadline,
-    ) -> Result {
-        let region = self.region(region)?;
-        let mut target_nodes = KVec::new();
-        for target_node in nodes {
-            self.cluster.instance_of(target_node)?;
-            target_nodes.push(target_node, GFP_KERNEL)?;
-        }
-        region.start_move(node, mapping, token)?;
-        let memory_service = self.clone();
-        self.move_queue().spawn(move || {
-            let result = memory_service.migrate(&region, &target_nodes, deadline);
-            if region.finish_move(result) {
-                Teardown::start_deferred(&memory_service, &region, WorkPriority::Foreground);
-            }
-        });
-        Ok(())
-    }
-
-    fn migrate(
-        self: &Arc<Self>,
-        region: &Arc<Region>,
-        nodes: &[u32],
-        deadline: Deadline,
-    ) -> Result {
-        let mut targets = KVVec::new();
-        let background = MoveLatches {
+    ) -> Result<Self> {
+        Ok(Self {
+            service,
+            region,
+            deadline,
             push_latch: Latch::new()?,
             step_latch: Latch::new()?,
-        };
-        let reserved = region
-            .with_owner_memcg(|| self.reserve_destination(region, nodes, deadline, &mut targets));
+        })
+    }
+
+    /// Moves the region to `nodes`, and returns the memory that the region does not use any longer.
+    fn run(&self, nodes: &[u32]) -> Result {
+        let mut targets = KVVec::new();
+        let reserve = || self.reserve_destination(nodes, &mut targets);
+        let reserved = self.region.with_owner_memcg(reserve);
         let mut remaining = &targets[..];
-        let result =
-            reserved.and_then(|()| self.move_chunks(region, &mut remaining, &background, deadline));
-        // Wait for pushes with unknown outcome before returning their destination memory.
-        background.push_latch.wait();
-        let step_latch = &background.step_latch;
-        self.return_chunks(
-            region,
-            remaining.iter().map(|target| target.source),
-            step_latch,
-        );
-        while let Some(unused_loan) = region.with_placement(Placement::remove_unused_loan) {
-            let latch_guard = step_latch.add();
-            BorrowedLoan::new(self, unused_loan)
-                .release_deferred(WorkPriority::Foreground, latch_guard);
-        }
-        step_latch.wait();
+        let result = reserved.and_then(|()| self.move_chunks(&mut remaining));
+        self.return_unused(remaining);
         if result.is_ok() {
-            self.stats.migrations.add(1);
+            self.service.stats.migrations.add(1);
         }
         // `ENOENT` means that a lender has restarted and lost its loans.
         let result = result.map_err(|error| {
@@ -188,54 +196,52 @@ impl MemoryService {
             }
         });
         let errno = result.err().map_or(0, Error::to_errno);
-        trace::migrate(region.id, targets.len() as u32, errno);
+        trace::migrate(self.region.id, targets.len() as u32, errno);
         result
     }
 
     /// Borrows memory for all chunks that are not on their destination node.
-    fn reserve_destination(
-        self: &Arc<Self>,
-        region: &Region,
-        nodes: &[u32],
-        deadline: Deadline,
-        targets: &mut KVVec<MoveTarget>,
-    ) -> Result {
-        let layout = region.spec.layout;
+    fn reserve_destination(&self, nodes: &[u32], targets: &mut KVVec<MoveTarget>) -> Result {
         for (position, &node) in nodes.iter().enumerate() {
-            Self::check_move_live(region, deadline)?;
-            let chunks = Self::misplaced_chunks(
-                region,
-                |chunk| stripe_index(chunk, nodes.len()) == position,
-                node,
-            )?;
-            let Some(&last) = chunks.last() else {
-                continue;
-            };
-            let key = (node, self.new_id());
-            let loan = region.with_placement(|placement| placement.add_loan(key))?;
-            let stripe = StripeShare {
-                chunk_count: chunks.len() as u32,
-                last_chunk_len: layout.chunk_len(last),
-            };
-            let shape = (layout.shift(), stripe);
-            let borrowed =
-                BorrowedLoan::new(self, key).borrow(shape, region.id, deadline, |i, location| {
-                    let chunk = *chunks.get(i as usize).ok_or(EIO)?;
-                    let source = ChunkSource {
-                        loan_index: loan,
-                        chunk: i,
-                    };
-                    let target = MoveTarget {
-                        chunk,
-                        location,
-                        source,
-                    };
-                    Ok(targets.push(target, GFP_KERNEL)?)
-                });
-            // The chunk size of the region is fixed, so smaller chunks do not help.
-            borrowed.map_err(|error| if error == ENOSPC { ENOMEM } else { error })?;
+            self.check_live()?;
+            let is_for_node = |chunk| stripe_index(chunk, nodes.len()) == position;
+            let chunks = self.misplaced_chunks(is_for_node, node)?;
+            self.borrow_for(node, &chunks, targets)?;
         }
         Ok(())
+    }
+
+    /// Borrows memory from `node` for `chunks`.
+    fn borrow_for(&self, node: u32, chunks: &[u32], targets: &mut KVVec<MoveTarget>) -> Result {
+        let Some(&last) = chunks.last() else {
+            return Ok(());
+        };
+        let (key, layout) = ((node, self.service.new_id()), self.region.spec.layout);
+        let loan_index = self
+            .region
+            .with_placement(|placement| placement.add_loan(key))?;
+        let stripe = StripeShare {
+            chunk_count: chunks.len() as u32,
+            last_chunk_len: layout.chunk_len(last),
+        };
+        let add_target = |i, location| {
+            let target = MoveTarget {
+                chunk: *chunks.get(i as usize).ok_or(EIO)?,
+                location,
+                source: ChunkSource {
+                    loan_index,
+                    chunk: i,
+                },
+            };
+            Ok(targets.push(target, GFP_KERNEL)?)
+        };
+        let (loan, shape) = (
+            BorrowedLoan::new(self.service, key),
+            (layout.shift(), stripe),
+        );
+        let borrowed = loan.borrow(shape, self.region.id, self.deadline, add_target);
+        // The chunk size of the region is fixed, so smaller chunks do not help.
+        borrowed.map_err(|error| if error == ENOSPC { ENOMEM } else { error })
     }
 
     /// Checks that the deadline has not expired and that the region is not being freed.
@@ -244,20 +250,20 @@ impl MemoryService {
     ///
     /// - `ETIMEDOUT`, `EINTR`: see [`Deadline::check`].
     /// - `ESTALE`: the region is being freed.
-    fn check_move_live(region: &Region, deadline: Deadline) -> Result {
-        deadline.check()?;
-        let freeing = region.is_freeing();
+    fn check_live(&self) -> Result {
+        self.deadline.check()?;
+        let freeing = self.region.is_freeing();
         (!freeing).then_some(()).ok_or_else(errno::stale)
     }
 
     /// Returns the chunks that belong on `node` and are not there.
     fn misplaced_chunks(
-        region: &Region,
+        &self,
         belongs_to_node: impl Fn(u32) -> bool,
         node: u32,
     ) -> Result<KVVec<u32>> {
         let mut chunks = KVVec::new();
-        region.with_placement(|placement| {
+        self.region.with_placement(|placement| {
             for (chunk, location) in (0..).zip(placement.locations()) {
                 if belongs_to_node(chunk) && location.instance.node != node {
                     chunks.push(chunk, GFP_KERNEL)?;
@@ -267,14 +273,24 @@ impl MemoryService {
         })
     }
 
+    /// Returns the destination memory of the chunks that have not moved, and the loans that are not used any
+    /// longer.
+    fn return_unused(&self, remaining: &[MoveTarget]) {
+        // Wait for pushes with unknown outcome before returning their destination memory.
+        self.push_latch.wait();
+        self.return_chunks(remaining.iter().map(|target| target.source));
+        while let Some(unused_loan) = self.region.with_placement(Placement::remove_unused_loan) {
+            let latch_guard = self.step_latch.add();
+            BorrowedLoan::new(self.service, unused_loan)
+                .release_deferred(WorkPriority::Foreground, latch_guard);
+        }
+        self.step_latch.wait();
+    }
+
     /// Returns chunks that do not belong to the region any longer, if other chunks of their loan still do.
     /// Loans without any chunk in use are returned as a whole.
-    fn return_chunks(
-        self: &Arc<Self>,
-        region: &Region,
-        sources: impl Iterator<Item = ChunkSource> + Clone,
-        latch: &Latch,
-    ) {
+    fn return_chunks(&self, sources: impl Iterator<Item = ChunkSource> + Clone) {
+        let region = self.region;
         let loans = region.with_placement(|placement| placement.loans().len());
         for loan in 0..loans as u16 {
             let Some(key) = region.with_placement(|placement| placement.loan_in_use(loan)) else {
@@ -288,7 +304,7 @@ impl MemoryService {
                 Ok(chunks)
             });
             if !chunks.is_empty() {
-                BorrowedLoan::new(self, key).shrink_deferred(chunks, latch.add());
+                BorrowedLoan::new(self.service, key).shrink_deferred(chunks, self.step_latch.add());
             }
         }
     }

@@ -18,17 +18,17 @@
 //!
 //! No lock is held while a request is sent. The region is marked as frozen instead, which blocks new mappers.
 
-use super::{MoveLatches, MoveTarget};
+use super::{Migration, MoveTarget};
 use crate::{
     control::{client::ControlClient, priority::WorkPriority, retry::retry_alloc},
     errno::{self, TryError, TryResult},
     region::{
         home::{
-            latch::{Latch, LatchGuard},
-            quiesce::QUIESCE_TIMEOUT_MS,
-            Region,
+            latch::LatchGuard,
+            placement::{ChunkSource, Placement},
+            quiesce::{MovedLocations, Quiesce, QUIESCE_TIMEOUT_MS},
         },
-        lend::loan::LentChunk,
+        lend::push::ChunkPush,
         MemoryService,
     },
     sys::deadline::{retry_until, Deadline},
@@ -54,26 +54,21 @@ const COPY_TIMEOUT_MS: u32 = 5_000;
 /// Maximum number of successive retries of one window, after which the move fails with `ETIMEDOUT`.
 const MAX_MOVE_RETRIES: u32 = 5;
 
-impl MemoryService {
+impl Migration<'_> {
     /// Moves the remaining chunks window by window, until an error.
-    pub(super) fn move_chunks(
-        self: &Arc<Self>,
-        region: &Arc<Region>,
-        remaining: &mut &[MoveTarget],
-        background: &MoveLatches,
-        deadline: Deadline,
-    ) -> Result {
-        let window = (MOVE_WINDOW_BYTES >> region.spec.layout.shift()).clamp(1, MAX_MOVED_CHUNKS);
+    pub(super) fn move_chunks(&self, remaining: &mut &[MoveTarget]) -> Result {
+        let shift = self.region.spec.layout.shift();
+        let window = (MOVE_WINDOW_BYTES >> shift).clamp(1, MAX_MOVED_CHUNKS);
         let mut retries = 0;
         while !remaining.is_empty() {
             let (batch, tail) = remaining.split_at(window.min(remaining.len()));
-            match self.move_window(region, batch, background, deadline) {
+            match self.move_window(batch) {
                 Ok(()) => (*remaining, retries) = (tail, 0),
                 Err(TryError::WouldBlock) if retries < MAX_MOVE_RETRIES => {
                     retries += 1;
                     // Users have waited for the quiesce timeout. Let them run for as long before the next
                     // attempt.
-                    let backoff_ms = QUIESCE_TIMEOUT_MS.min(deadline.remaining_ms());
+                    let backoff_ms = QUIESCE_TIMEOUT_MS.min(self.deadline.remaining_ms());
                     fsleep(Delta::from_millis(backoff_ms.into()));
                 }
                 Err(TryError::WouldBlock) => return Err(ETIMEDOUT),
@@ -89,118 +84,100 @@ impl MemoryService {
     ///
     /// - [`TryError::WouldBlock`]: not all nodes quiesced in time, or the copy timed out.
     /// - Other errors: the move cannot continue.
-    fn move_window(
-        self: &Arc<Self>,
-        region: &Arc<Region>,
-        targets: &[MoveTarget],
-        background: &MoveLatches,
-        deadline: Deadline,
-    ) -> TryResult {
-        self.cluster.local_node()?;
+    fn move_window(&self, targets: &[MoveTarget]) -> TryResult {
+        self.service.cluster.local_node()?;
         // No push of an earlier attempt may arrive late.
-        background.push_latch.wait();
-        self.wait_view_synced(deadline)?;
-        Self::check_move_live(region, deadline)?;
+        self.push_latch.wait();
+        self.service.cluster.wait_view_synced(self.deadline)?;
+        self.check_live()?;
         let mut moved_chunks = KVec::with_capacity(targets.len(), GFP_KERNEL)?;
         let mut old_sources = KVec::with_capacity(targets.len(), GFP_KERNEL)?;
-        let mut quiesced = KVec::new();
-        region.set_frozen(true);
-        let ready = self.quiesce_all(region, &mut quiesced, deadline);
-        let copied = ready
-            .and_then(|()| self.copy_chunks(region, targets, &background.push_latch, deadline));
+        let mut quiesce = Quiesce::new(self.service, self.region, self.deadline);
+        self.region.set_frozen(true);
+        let ready = quiesce.quiesce_all();
+        let copied = ready.and_then(|()| self.copy_chunks(targets));
         if copied.is_ok() {
-            for &MoveTarget {
-                chunk,
-                location,
-                source,
-            } in targets
-            {
-                let old_source =
-                    region.with_placement(|placement| placement.set_chunk(chunk, location, source));
-                // Cannot fail: the capacity was reserved.
-                let _ = old_sources.push(old_source, GFP_KERNEL);
-                let _ = moved_chunks.push((chunk, location), GFP_KERNEL);
-            }
+            self.record_moved(targets, &mut moved_chunks, &mut old_sources);
         }
-        region.set_frozen(false);
-        let moved_chunks = retry_alloc(|| {
-            let mut copy = KVec::new();
-            copy.extend_from_slice(&moved_chunks, GFP_KERNEL)?;
-            Ok(Arc::new(copy, GFP_KERNEL)?)
-        });
-        for node in quiesced {
-            self.resume_node(
-                region,
-                node,
-                moved_chunks.clone(),
-                background.step_latch.add(),
-            );
-        }
-        background.step_latch.wait();
-        self.return_chunks(region, old_sources.iter().copied(), &background.step_latch);
-        background.step_latch.wait();
+        self.region.set_frozen(false);
+        quiesce.resume(&share_locations(&moved_chunks), &self.step_latch);
+        self.step_latch.wait();
+        self.return_chunks(old_sources.iter().copied());
+        self.step_latch.wait();
         copied
     }
 
-    /// Lets the lenders push the chunks to their destinations.
-    fn copy_chunks(
-        self: &Arc<Self>,
-        region: &Region,
+    /// Records the new locations of `targets`. `moved_chunks` and `old_sources` have capacity for one item
+    /// per target.
+    fn record_moved(
+        &self,
         targets: &[MoveTarget],
-        pushes: &Latch,
-        deadline: Deadline,
-    ) -> TryResult {
-        let layout = region.spec.layout;
-        let copy_deadline = Deadline::after_ms(COPY_TIMEOUT_MS.min(deadline.remaining_ms()));
+        moved_chunks: &mut KVec<(u32, ChunkLocation)>,
+        old_sources: &mut KVec<ChunkSource>,
+    ) {
+        for &MoveTarget {
+            chunk,
+            location,
+            source,
+        } in targets
+        {
+            let set_chunk =
+                |placement: &mut Placement| placement.set_chunk(chunk, location, source);
+            let old_source = self.region.with_placement(set_chunk);
+            // Cannot fail: the capacity was reserved.
+            let _ = old_sources.push(old_source, GFP_KERNEL);
+            let _ = moved_chunks.push((chunk, location), GFP_KERNEL);
+        }
+    }
+
+    /// Lets the lenders push the chunks to their destinations.
+    fn copy_chunks(&self, targets: &[MoveTarget]) -> TryResult {
+        let deadline = Deadline::after_ms(COPY_TIMEOUT_MS.min(self.deadline.remaining_ms()));
         for target in targets {
-            let len = layout.chunk_len(target.chunk);
-            let from =
-                region.with_placement(|placement| placement.locations()[target.chunk as usize]);
-            let copied = self.copy_chunk(region, from, target.location, len, pushes, copy_deadline);
+            let len = self.region.spec.layout.chunk_len(target.chunk);
+            let copied = self.copy_chunk(target, len, deadline);
             copied.map_err(|error| match error {
                 error if error == ETIMEDOUT => TryError::WouldBlock,
                 error => error.into(),
             })?;
-            self.stats.migrated_bytes.add(len.into());
+            self.service.stats.migrated_bytes.add(len.into());
         }
         Ok(())
     }
 
-    fn copy_chunk(
-        self: &Arc<Self>,
-        region: &Region,
-        source: ChunkLocation,
-        destination: ChunkLocation,
-        len: u32,
-        pushes: &Latch,
-        deadline: Deadline,
-    ) -> Result {
-        let (local_node, latch_guard) = (self.cluster.local_node()?, pushes.add());
+    fn copy_chunk(&self, target: &MoveTarget, len: u32, deadline: Deadline) -> Result {
+        let index = target.chunk as usize;
+        let source = self
+            .region
+            .with_placement(|placement| placement.locations()[index]);
+        let (local_node, destination) = (self.service.cluster.local_node()?, target.location);
+        let latch_guard = self.push_latch.add();
         if source.instance.node == local_node {
-            let chunk = self.find_lent_chunk((local_node, region.id), source.addr)?;
-            return self.push_local_chunk(chunk, destination, len, latch_guard, deadline);
+            let region = (local_node, self.region.id);
+            let push = ChunkPush {
+                chunk: self.service.find_lent_chunk(region, source.addr)?,
+                offset: 0,
+                destination,
+                len,
+            };
+            return self.push_local_chunk(push, latch_guard, deadline);
         }
-        let from_instance = source.instance;
-        let source = LentChunkAddr {
-            home: local_node,
-            region: region.id,
-            chunk_addr: source.addr,
-            offset: 0,
-        };
-        let home = self.cluster.instance_of(local_node)?;
+        let home = self.service.cluster.instance_of(local_node)?;
         let request = |sequence| ControlRequest::PushCopy {
             sequence,
-            source,
+            source: LentChunkAddr {
+                home: local_node,
+                region: self.region.id,
+                chunk_addr: source.addr,
+                offset: 0,
+            },
             home,
             destination,
             len,
         };
-        let answer = self.request_exactly_once(
-            latch_guard,
-            (from_instance, PUSH_SEQUENCE_FLAG),
-            deadline,
-            request,
-        );
+        let lender = (source.instance, PUSH_SEQUENCE_FLAG);
+        let service = self.service;
+        let answer = service.request_exactly_once(latch_guard, lender, deadline, request);
         match answer.and_then(|answer| answer.expect_done()) {
             // The region exists, so a missing chunk means that the lender has restarted.
             Err(error) if error == ENOENT || error == errno::stale() => Err(errno::hostdown()),
@@ -210,31 +187,36 @@ impl MemoryService {
 
     /// Pushes a chunk that this node lends.
     fn push_local_chunk(
-        self: &Arc<Self>,
-        chunk: Arc<LentChunk>,
-        destination: ChunkLocation,
-        len: u32,
+        &self,
+        push: ChunkPush,
         latch_guard: LatchGuard,
         deadline: Deadline,
     ) -> Result {
         const RUNNING: u32 = u32::MAX;
         let state = Arc::new(Atomic::new(RUNNING), GFP_KERNEL)?;
-        let result = state.clone();
-        self.defer(
-            destination.instance.node,
-            WorkPriority::Foreground,
-            move |memory_service, _| {
-                let pushed = memory_service.push_chunk(&chunk, 0, destination, len);
-                let errno = pushed.err().map_or(0, Error::to_errno).unsigned_abs();
-                result.store(errno, Release);
-                drop(latch_guard);
-            },
-        );
+        let (result, instance) = (state.clone(), push.destination.instance);
+        let run = move |service: &Arc<MemoryService>, _| {
+            let errno = push.run(service).err().map_or(0, Error::to_errno);
+            result.store(errno.unsigned_abs(), Release);
+            drop(latch_guard);
+        };
+        self.service
+            .defer(instance.node, WorkPriority::Foreground, run);
+        let is_member = || self.service.cluster.is_member(instance);
         retry_until(deadline, || match state.load(Acquire) {
             0 => Ok(()),
-            RUNNING if self.cluster.is_member(destination.instance) => Err(TryError::WouldBlock),
+            RUNNING if is_member() => Err(TryError::WouldBlock),
             RUNNING => Err(errno::hostdown().into()),
             errno => Err(Error::from_errno(-(errno as c_int)).into()),
         })
     }
+}
+
+/// Returns a copy of the new locations that several workers can share.
+fn share_locations(moved_chunks: &[(u32, ChunkLocation)]) -> MovedLocations {
+    retry_alloc(|| {
+        let mut copy = KVec::new();
+        copy.extend_from_slice(moved_chunks, GFP_KERNEL)?;
+        Ok(Arc::new(copy, GFP_KERNEL)?)
+    })
 }
