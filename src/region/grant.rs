@@ -14,13 +14,12 @@
 //! node.
 
 use super::{
-    home::{reclaim::request_invalidate, Grantee, Region},
+    home::{reclaim::request_invalidate, waiters::WaiterNotifier, Grantee, Region},
     map::Mapping,
     MemoryService,
 };
 use crate::{
     control::{client::ControlClient, priority::WorkPriority, retry::RETRY_MS},
-    errno,
     fabric::peer::Peer,
     sys::deadline::Deadline,
 };
@@ -31,6 +30,7 @@ use kernel::{
 };
 use kite_core::{
     rights::Rights,
+    view::NodeInstance,
     wire::{ControlRequest, InvalidateReason},
 };
 
@@ -42,71 +42,83 @@ pub(crate) struct GrantRequest {
     pub(crate) deadline: Deadline,
 }
 
-impl MemoryService {
-    /// Sets the rights of a grantee to a mapped region, and waits until revoked mappings have ended.
+impl GrantRequest {
+    /// Sets the rights of the grantee to a mapped region, and waits until revoked mappings have ended.
     ///
     /// # Errors
     ///
     /// See `struct kite_grant` in `include/uapi/kite.h`.
-    pub(crate) fn grant_rights(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        grant: &GrantRequest,
-    ) -> Result {
-        let home = self.cluster.instance_of(mapping.home)?;
+    pub(crate) fn run(&self, service: &Arc<MemoryService>, mapping: &Arc<Mapping>) -> Result {
+        let home = service.cluster.instance_of(mapping.home)?;
         drop(mapping.access()?);
-        let region = mapping.region;
-        let done = if self.cluster.local_node()? == home.node {
-            self.set_rights(
-                (home.node, mapping.id),
-                region,
-                grant.grantee,
-                grant.rights,
-                None,
-            )
-        } else {
-            let request = |sequence| ControlRequest::GrantRights {
-                sequence,
-                region,
-                mapping: mapping.id,
-                grantee: grant.grantee.to_wire(),
-                rights: grant.rights,
+        let result = self.set_at_home(service, mapping, home).and_then(|()| {
+            let request = ControlRequest::RevokeStatus {
+                region: mapping.region,
             };
-            let request_guard = mapping.start_remote_request()?;
-            let answer =
-                self.request_exactly_once(request_guard, (home, 0), grant.deadline, request);
-            answer.and_then(|answer| answer.expect_done())
-        };
-        let result = done.and_then(|()| {
-            let request = ControlRequest::RevokeStatus { region };
-            self.request_with_retry(home.node, &request, grant.deadline)?
+            service
+                .request_with_retry(home.node, &request, self.deadline)?
                 .expect_done()
         });
-        result.map_err(|error| {
-            if error == ENOENT {
-                // If the handle was closed meanwhile, report that cause.
-                mapping.access().err().unwrap_or_else(errno::stale)
-            } else {
-                error
-            }
-        })
+        result.map_err(|error| mapping.convert_home_error(error))
     }
 
-    /// Sets rights at the home on behalf of a mapper. A request of a peer is executed exactly once by its
-    /// sequence number.
-    pub(super) fn set_rights(
-        self: &Arc<Self>,
-        mapper: (u32, u64),
-        region: u64,
-        grantee: Grantee,
-        rights: Rights,
+    fn set_at_home(
+        &self,
+        service: &Arc<MemoryService>,
+        mapping: &Arc<Mapping>,
+        home: NodeInstance,
+    ) -> Result {
+        let (region, rights) = (mapping.region, self.rights);
+        if service.cluster.local_node()? == home.node {
+            let change = RightsChange {
+                mapper: (home.node, mapping.id),
+                region,
+                grantee: self.grantee,
+                rights,
+            };
+            return change.apply(service, None);
+        }
+        let request = |sequence| ControlRequest::GrantRights {
+            sequence,
+            region,
+            mapping: mapping.id,
+            grantee: self.grantee.to_wire(),
+            rights,
+        };
+        let guard = mapping.start_remote_request()?;
+        let answer = service.request_exactly_once(guard, (home, 0), self.deadline, request);
+        answer.and_then(|answer| answer.expect_done())
+    }
+}
+
+/// Change of the rights to a region of this home on behalf of a mapper.
+pub(super) struct RightsChange {
+    /// Node and number of the mapping.
+    pub(super) mapper: (u32, u64),
+    pub(super) region: u64,
+    pub(super) grantee: Grantee,
+    pub(super) rights: Rights,
+}
+
+impl RightsChange {
+    /// Sets the rights, and invalidates the mappings whose users have lost a right. A request of a peer is
+    /// executed exactly once by its sequence number.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOENT`: the region does not exist.
+    /// - Other errors: see [`Region::grant`] and [`Peer::execute_once`].
+    pub(super) fn apply(
+        &self,
+        service: &Arc<MemoryService>,
         requester: Option<(&Peer, u64)>,
     ) -> Result {
-        let region = self.region(region)?;
+        let region = service.region(self.region)?;
         // Allocate before `execute_once`: other requests of the peer wait for its lock.
         let reservation = region.reserve_acl_entry()?;
         let sequence = requester.map(|(peer, sequence)| (peer.instance(), sequence));
-        let apply = || region.grant(mapper, sequence, (grantee, rights), reservation);
+        let grant = (self.grantee, self.rights);
+        let apply = || region.grant(self.mapper, sequence, grant, reservation);
         match requester {
             None => apply()?,
             Some((peer, sequence)) => peer
@@ -114,61 +126,56 @@ impl MemoryService {
                 .map(drop)?,
         }
         if region.mark_revoked() {
-            self.notify_granted(&region, None);
+            WaiterNotifier::new(service, &region).notify_all();
             for node in region.mapper_nodes() {
-                self.invalidate_revoked_deferred(node, region.clone());
+                let region = region.clone();
+                RevokedMappings { region, node }.invalidate_deferred(service);
             }
         }
         Ok(())
     }
+}
 
-    /// Checks that all revoked mappings have ended, including those of dead nodes.
-    ///
-    /// # Errors
-    ///
-    /// - `EINPROGRESS`: a revoked mapping remains, or not all members have synchronized the current view.
-    /// - `ENOENT`: the region does not exist.
-    pub(super) fn serve_revoke_status(&self, region: u64) -> Result {
-        let has_revoked = self.region(region)?.has_revoked_mappers();
-        // Mappings of removed nodes are not counted, but members that have not synchronized the view may
-        // still serve such a node.
-        let is_complete = !has_revoked && self.cluster.synced_epoch().is_some();
-        is_complete.then_some(()).ok_or_else(errno::inprogress)
+/// Revoked mappings of a region of this home on one node.
+struct RevokedMappings {
+    region: Arc<Region>,
+    node: u32,
+}
+
+impl RevokedMappings {
+    fn is_empty(&self) -> bool {
+        self.region.next_revoked_of(self.node, 0).is_none()
     }
 
-    /// Invalidates the revoked mappings of a node on its workqueue. If some cannot end yet, the work requeues
+    /// Invalidates the mappings on the workqueue of the node. If some cannot end yet, the work requeues
     /// itself, so other work of the queue is not delayed.
-    fn invalidate_revoked_deferred(self: &Arc<Self>, node: u32, region: Arc<Region>) {
-        if region.next_revoked_of(node, 0).is_none() {
+    fn invalidate_deferred(self, service: &Arc<MemoryService>) {
+        if self.is_empty() {
             return;
         }
-        self.defer(
-            node,
-            WorkPriority::Foreground,
-            move |memory_service, instance| {
-                let mut next = 0;
-                while let Some(mapping) = region.next_revoked_of(instance.node, next) {
-                    let invalidated = request_invalidate(
-                        memory_service,
-                        instance,
-                        mapping,
-                        InvalidateReason::Revoked,
-                    );
-                    // Mappings of a dead node end when all members have synchronized the view.
-                    if invalidated && memory_service.cluster.is_member(instance) {
-                        region.unmap(instance.node, mapping);
-                    }
-                    next = mapping + 1;
-                }
-                memory_service.notify_granted(&region, None);
-                if !memory_service.cluster.is_member(instance) {
-                    return;
-                }
-                if region.next_revoked_of(instance.node, 0).is_some() {
-                    fsleep(Delta::from_millis(RETRY_MS));
-                    memory_service.invalidate_revoked_deferred(instance.node, region);
-                }
-            },
-        );
+        let node = self.node;
+        let invalidate = move |service: &Arc<MemoryService>, instance| {
+            self.invalidate(service, instance);
+            WaiterNotifier::new(service, &self.region).notify_all();
+            if service.cluster.is_member(instance) && !self.is_empty() {
+                fsleep(Delta::from_millis(RETRY_MS));
+                self.invalidate_deferred(service);
+            }
+        };
+        service.defer(node, WorkPriority::Foreground, invalidate);
+    }
+
+    /// Requests once that the node invalidate each mapping.
+    fn invalidate(&self, service: &Arc<MemoryService>, instance: NodeInstance) {
+        let mut next = 0;
+        while let Some(mapping) = self.region.next_revoked_of(self.node, next) {
+            let reason = InvalidateReason::Revoked;
+            let invalidated = request_invalidate(service, instance, mapping, reason);
+            // Mappings of a dead node end when all members have synchronized the view.
+            if invalidated && service.cluster.is_member(instance) {
+                self.region.unmap(self.node, mapping);
+            }
+            next = mapping + 1;
+        }
     }
 }

@@ -19,7 +19,7 @@
 //! `view_change_lock` (mutex) is held by [`MemoryService::set_view`] and [`MemoryService::leave`]. The holder
 //! sleeps: it flushes workqueues and waits for accesses.
 
-use super::MemoryService;
+use super::{home::waiters::remove_dead_waiters, MemoryService};
 use crate::{
     bindings,
     cluster::{member_instance, NameEntry, DIRECTORY_REPLICAS},
@@ -328,7 +328,7 @@ impl MemoryService {
     pub(in crate::region) fn on_view_synced(self: &Arc<Self>) {
         if let Some(epoch) = self.cluster.synced_epoch() {
             self.loans().free_quarantined(epoch);
-            self.remove_dead_waiters();
+            remove_dead_waiters(self);
         }
     }
 }

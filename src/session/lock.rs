@@ -150,9 +150,9 @@ impl Session {
         } else if !self.tenant()?.try_admit_now(0)? {
             return Err(EAGAIN);
         }
-        let result = self
-            .enter_memory_service()?
-            .acquire_sync(&handle.mapping, request);
+        let memory_service = self.enter_memory_service()?;
+        let result = request.run(&memory_service, &handle.mapping);
+        drop(memory_service);
         result.map_err(|error| self.or_device_gone(error))
     }
 
@@ -165,7 +165,8 @@ impl Session {
         let memory_service = self.enter_memory_service()?;
         let held = self.held_locks.lock().remove(&lock_id).ok_or(EBADF)?;
         let handle = self.get(held.handle_id)?;
-        memory_service.unlock(&held.ticket, reason, &handle.mapping, deadline)
+        held.ticket
+            .unlock(&memory_service, reason, &handle.mapping, deadline)
     }
 
     /// Releases a lock whose number was never returned to the caller.
@@ -177,7 +178,7 @@ impl Session {
         let memory_service = self.enter_memory_service()?;
         let held = self.held_locks.lock().remove(&lock_id);
         if let Some(held) = held {
-            memory_service.cancel_ticket(&held.ticket, None);
+            held.ticket.cancel(&memory_service);
         }
         Ok(())
     }

@@ -135,8 +135,8 @@ impl Session {
         if !handle.rights.contains(Rights::MASTER) {
             return Err(EACCES);
         }
-        self.enter_memory_service()?
-            .grant_rights(&handle.mapping, grant)
+        let memory_service = self.enter_memory_service()?;
+        grant.run(&memory_service, &handle.mapping)
     }
 
     /// Migrates a region to `nodes`. An empty list stands for this node.

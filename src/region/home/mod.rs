@@ -22,7 +22,7 @@
 //! - `Region::placement` (mutex) protects the chunk locations and loans, and nests inside `state`.
 //! - `teardown_refs` is atomic: the thread that drops the last reference starts the next teardown step.
 //!
-//! Callers of methods that may grant locks must then call [`super::MemoryService::notify_granted`].
+//! Callers of methods that may grant locks must then call [`waiters::WaiterNotifier`].
 
 pub(crate) mod acl;
 pub(super) mod borrowed_loan;
@@ -33,7 +33,7 @@ pub(crate) mod migrate;
 pub(crate) mod placement;
 pub(crate) mod quiesce;
 pub(crate) mod reclaim;
-mod waiters;
+pub(super) mod waiters;
 
 use self::{lock_table::LockTable, placement::Placement};
 use super::{lend::loan::NodeScopedId, table::Numbered};

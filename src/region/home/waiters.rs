@@ -5,7 +5,7 @@
 //! # Operation
 //!
 //! The lock table ([`super::lock_table`]) grants locks and releases barriers. A method that may grant locks
-//! leaves pending notifications, which [`MemoryService::notify_granted`] sends in the background.
+//! leaves pending notifications, which [`WaiterNotifier`] sends in the background.
 //!
 //! # Recovery
 //!
@@ -131,15 +131,16 @@ impl Region {
     }
 }
 
-impl MemoryService {
-    /// Adds a waiter and returns its reply. A request of a peer is executed exactly once.
-    pub(in crate::region) fn serve_enqueue_waiter(
-        self: &Arc<Self>,
+impl EnqueueRequest {
+    /// Adds a waiter to a region of this home and returns its reply. A request of a peer is executed exactly
+    /// once.
+    pub(in crate::region) fn execute(
+        &self,
+        service: &Arc<MemoryService>,
         region: u64,
-        enqueue_request: &EnqueueRequest,
         peer: Option<&Peer>,
     ) -> Result<AcquireReply> {
-        let found = self.region(region);
+        let found = service.region(region);
         // Allocate before `execute_once`: other requests of the peer wait for its lock, and the allocation
         // may sleep at the limit of the owner's cgroup.
         let reservation = match &found {
@@ -149,101 +150,116 @@ impl MemoryService {
             Err(error) => Err(*error),
         };
         let enqueue = || match reservation {
-            Ok((region, reservation)) => region.enqueue_waiter(enqueue_request, reservation),
+            Ok((region, reservation)) => region.enqueue_waiter(self, reservation),
             Err(error) => denied(error),
         };
         let reply = match peer {
             None => enqueue(),
             Some(peer) => {
-                let word = peer
-                    .execute_once(enqueue_request.waiter_id.ticket, || Ok(enqueue().to_word()))?;
+                let word = peer.execute_once(self.waiter_id.ticket, || Ok(enqueue().to_word()))?;
                 AcquireReply::from_word(word).ok_or(EIO)?
             }
         };
         if let Ok(region) = found {
-            self.notify_granted(&region, Some(enqueue_request.queue_key()));
+            WaiterNotifier::new(service, &region).notify_queue(self.queue_key());
         }
         Ok(reply)
     }
+}
 
-    /// Removes the waiter of a peer's ticket, and rejects a delayed request for the same ticket.
-    pub(in crate::region) fn serve_remove_waiter(
-        self: &Arc<Self>,
-        node: u32,
-        ticket: u64,
-        (region, queue_key): (u64, WaitQueueKey),
-        reason: ReleaseReason,
-    ) -> Result {
-        let peer = self.fabric().peer(node)?;
-        // If the request was executed before, this has no effect, and the waiter is removed below.
-        let _ = peer.execute_once(ticket, || Ok(AcquireReply::Cancelled.to_word()));
-        let instance = peer.instance();
-        self.remove_waiter_at_home(region, queue_key, WaiterId { instance, ticket }, reason)
-    }
+/// Removal of a waiter of a region of this home.
+pub(in crate::region) struct WaiterRemoval {
+    pub(in crate::region) region: u64,
+    pub(in crate::region) queue_key: WaitQueueKey,
+    pub(in crate::region) waiter_id: WaiterId,
+    pub(in crate::region) reason: ReleaseReason,
+}
 
-    pub(in crate::region) fn remove_waiter_at_home(
-        self: &Arc<Self>,
-        region: u64,
-        queue_key: WaitQueueKey,
-        waiter_id: WaiterId,
-        reason: ReleaseReason,
-    ) -> Result {
-        let region = self.region(region)?;
-        region.remove_waiter(queue_key, waiter_id, reason);
-        self.notify_granted(&region, Some(queue_key));
+impl WaiterRemoval {
+    /// Removes the waiter, and notifies the next ones of its queue.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOENT`: the region does not exist.
+    pub(in crate::region) fn execute(&self, service: &Arc<MemoryService>) -> Result {
+        let region = service.region(self.region)?;
+        region.remove_waiter(self.queue_key, self.waiter_id, self.reason);
+        WaiterNotifier::new(service, &region).notify_queue(self.queue_key);
         Ok(())
     }
+}
 
-    /// Notifies in the background all nodes with newly granted tickets, of one wait queue or of all.
-    pub(in crate::region) fn notify_granted(
-        self: &Arc<Self>,
-        region: &Arc<Region>,
-        queue_key: Option<WaitQueueKey>,
-    ) {
-        while let Some((queue_key, node)) = region.claim_notification(queue_key) {
-            let region = region.clone();
-            self.defer(node, WorkPriority::Lock, move |memory_service, instance| {
-                while let Some((ticket, reply)) = region.notification_for(queue_key, instance) {
-                    memory_service.notify_reliably(instance, ticket, reply);
-                    region.ack_notification(queue_key, WaiterId { instance, ticket });
-                }
-            });
+/// Sender of the notifications for newly granted tickets of a region of this home.
+pub(in crate::region) struct WaiterNotifier<'a> {
+    service: &'a Arc<MemoryService>,
+    region: &'a Arc<Region>,
+}
+
+impl<'a> WaiterNotifier<'a> {
+    /// Creates the sender.
+    pub(in crate::region) fn new(service: &'a Arc<MemoryService>, region: &'a Arc<Region>) -> Self {
+        Self { service, region }
+    }
+
+    /// Notifies in the background all nodes with newly granted tickets.
+    pub(in crate::region) fn notify_all(&self) {
+        while let Some(claimed) = self.region.claim_notification(None) {
+            self.send_deferred(claimed);
         }
     }
 
-    /// Sends a notification to a node, which may be this node, until the node acknowledges or leaves the
-    /// view.
-    fn notify_reliably(self: &Arc<Self>, instance: NodeInstance, ticket: u64, reply: AcquireReply) {
-        if self.cluster.local_node() == Ok(instance.node) {
-            return self.waiters().complete(instance, ticket, reply);
-        }
-        let request = ControlRequest::NotifyGranted { ticket, reply };
-        while let Ok(peer) = self.fabric().peer_by_instance(instance) {
-            let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
-            let ack = self.request_peer(&peer, &request, deadline);
-            if ack.is_ok_and(|answer| answer.expect_done().is_ok()) {
-                return;
-            }
-            fsleep(Delta::from_millis(RETRY_MS));
+    /// Notifies in the background all nodes with newly granted tickets of one wait queue.
+    fn notify_queue(&self, queue_key: WaitQueueKey) {
+        while let Some(claimed) = self.region.claim_notification(Some(queue_key)) {
+            self.send_deferred(claimed);
         }
     }
 
-    /// Removes the waiters of nodes that left the view, once all members have synchronized that view.
-    pub(in crate::region) fn remove_dead_waiters(self: &Arc<Self>) {
-        // Cache the last result: successive waiters often belong to one node, and a fully removed instance
-        // stays removed.
-        let last = Cell::new(None);
-        let is_forgotten = |instance| match last.get() {
-            Some((cached_instance, forgotten)) if cached_instance == instance => forgotten,
-            _ => {
-                let forgotten = self.cluster.is_fully_removed(instance);
-                last.set(Some((instance, forgotten)));
-                forgotten
+    /// Sends the notifications of one wait queue to one node.
+    fn send_deferred(&self, (queue_key, node): (WaitQueueKey, u32)) {
+        let region = self.region.clone();
+        let send = move |service: &Arc<MemoryService>, instance| {
+            while let Some((ticket, reply)) = region.notification_for(queue_key, instance) {
+                notify_waiter(service, WaiterId { instance, ticket }, reply);
+                region.ack_notification(queue_key, WaiterId { instance, ticket });
             }
         };
-        for region in self.regions() {
-            region.remove_dead_waiters(is_forgotten);
-            self.notify_granted(&region, None);
+        self.service.defer(node, WorkPriority::Lock, send);
+    }
+}
+
+/// Sends a notification to a node, which may be this node, until the node acknowledges or leaves the view.
+fn notify_waiter(service: &Arc<MemoryService>, waiter_id: WaiterId, reply: AcquireReply) {
+    let WaiterId { instance, ticket } = waiter_id;
+    if service.cluster.local_node() == Ok(instance.node) {
+        return service.waiters().complete(instance, ticket, reply);
+    }
+    let request = ControlRequest::NotifyGranted { ticket, reply };
+    while let Ok(peer) = service.fabric().peer_by_instance(instance) {
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        let ack = service.request_peer(&peer, &request, deadline);
+        if ack.is_ok_and(|answer| answer.expect_done().is_ok()) {
+            return;
         }
+        fsleep(Delta::from_millis(RETRY_MS));
+    }
+}
+
+/// Removes the waiters of nodes that left the view, once all members have synchronized that view.
+pub(in crate::region) fn remove_dead_waiters(service: &Arc<MemoryService>) {
+    // Cache the last result: successive waiters often belong to one node, and a fully removed instance stays
+    // removed.
+    let last = Cell::new(None);
+    let is_forgotten = |instance| match last.get() {
+        Some((cached_instance, forgotten)) if cached_instance == instance => forgotten,
+        _ => {
+            let forgotten = service.cluster.is_fully_removed(instance);
+            last.set(Some((instance, forgotten)));
+            forgotten
+        }
+    };
+    for region in service.regions() {
+        region.remove_dead_waiters(is_forgotten);
+        WaiterNotifier::new(service, &region).notify_all();
     }
 }

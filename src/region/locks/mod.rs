@@ -10,48 +10,34 @@
 //!
 //! # Recovery
 //!
-//! - A lock request with unknown outcome is cancelled, in the background if need be. So no node owns a lock
-//!   without having received the grant. The tests of `kite_core::sync::lock` cover the interleavings.
+//! - A lock request with unknown outcome is cancelled, in the background if need be ([`release`]). So no node
+//!   owns a lock without having received the grant. The tests of `kite_core::sync::lock` cover the
+//!   interleavings.
 //! - Waiters of a dead node are removed only after all members have synchronized the view without that node.
 //!   Until then, the dead node may still act as owner.
 
 pub(super) mod local_waiters;
+mod release;
 
-use self::local_waiters::LocalWaiter;
+use self::{local_waiters::LocalWaiter, release::TicketRelease};
 use super::{
     home::lock_table::{EnqueueRequest, WaitQueueKey, WaiterId},
     map::Mapping,
     MemoryService,
 };
 use crate::{
-    control::{
-        client::ControlClient,
-        priority::WorkPriority,
-        reply_code::is_gone_error,
-        retry::{CONTROL_TIMEOUT_MS, DRAIN_POLL_MS, RETRY_MS},
-    },
-    errno::{self, TryError, TryResult},
-    fabric::peer::{session::SequenceGuard, Peer},
+    control::client::ControlClient,
+    errno,
+    fabric::peer::session::SequenceGuard,
     sys::deadline::{retry_until, Deadline},
     trace,
 };
-use kernel::{
-    prelude::*,
-    sync::Arc,
-    time::{delay::fsleep, Delta},
-};
+use kernel::{prelude::*, sync::Arc};
 use kite_core::{
-    sync::{
-        lock::ReleaseReason,
-        ticket::{AcquireKind, AcquireReply},
-    },
+    sync::ticket::{AcquireKind, AcquireReply},
     view::NodeInstance,
     wire::{ControlReply, ControlRequest},
 };
-
-/// Maximum time in ms that a cancelling caller waits for the home. Otherwise the next request of the caller
-/// could queue behind the cancelled one.
-const RELEASE_INLINE_MS: u32 = 500;
 
 /// Acquisition of a lock or arrival at a barrier of a region.
 pub(crate) struct SyncRequest {
@@ -74,66 +60,55 @@ pub(crate) struct Ticket {
     kind: AcquireKind,
 }
 
-impl MemoryService {
+impl SyncRequest {
     /// Acquires a lock of a mapped region, or passes a barrier. Returns the ticket and the reply.
     ///
     /// # Errors
     ///
     /// See `struct kite_lock` and `struct kite_barrier` in `include/uapi/kite.h`.
-    pub(crate) fn acquire_sync(
-        self: &Arc<Self>,
+    pub(crate) fn run(
+        &self,
+        service: &Arc<MemoryService>,
         mapping: &Mapping,
-        sync_request: &SyncRequest,
     ) -> Result<(Ticket, AcquireReply)> {
-        let result = self.do_acquire_sync(mapping, sync_request);
-        match (&result, sync_request.kind) {
-            (Err(_), _) => self.stats.errors.add(1),
-            (Ok(_), AcquireKind::Lock { .. }) => self.stats.locks.add(1),
-            (Ok(_), AcquireKind::Barrier { .. }) => self.stats.barriers.add(1),
+        let acquisition = Acquisition {
+            service,
+            mapping,
+            request: self,
+        };
+        let result = acquisition.run();
+        let stats = &service.stats;
+        match (&result, self.kind) {
+            (Err(_), _) => stats.errors.add(1),
+            (Ok(_), AcquireKind::Lock { .. }) => stats.locks.add(1),
+            (Ok(_), AcquireKind::Barrier { .. }) => stats.barriers.add(1),
         }
         let errno = result.as_ref().err().map_or(0, |error| error.to_errno());
-        let is_barrier = matches!(sync_request.kind, AcquireKind::Barrier { .. });
+        let is_barrier = matches!(self.kind, AcquireKind::Barrier { .. });
         trace::sync(
             is_barrier,
             mapping.home,
             mapping.region,
-            sync_request.sync_id,
+            self.sync_id,
             errno,
         );
         result
     }
+}
 
-    fn do_acquire_sync(
-        self: &Arc<Self>,
-        mapping: &Mapping,
-        sync_request: &SyncRequest,
-    ) -> Result<(Ticket, AcquireReply)> {
-        let home = self.cluster.instance_of(mapping.home)?;
-        // Check after reading the incarnation: if the mapping is valid, the region is at this incarnation of
-        // the home.
-        drop(mapping.access()?);
-        mapping.note_waiter();
-        let seq_guard = self.reserve_seq(home, sync_request.deadline)?;
-        let (local_instance, number) = match &seq_guard {
-            Some(seq_guard) => (seq_guard.peer.identity.local.instance, seq_guard.sequence),
-            None => (home, self.new_id()),
-        };
-        let ticket = Ticket {
-            local_instance,
-            home_instance: home,
-            region: mapping.region,
-            number,
-            sync_id: sync_request.sync_id,
-            kind: sync_request.kind,
-        };
-        let waiter_guard = self.waiters().register(&ticket)?;
-        let reply = match self.request_ticket(&ticket, mapping.id, sync_request, seq_guard)? {
-            AcquireReply::Queued => self.wait_granted(
-                mapping,
-                &ticket,
-                &waiter_guard.waiter,
-                sync_request.deadline,
-            )?,
+/// Acquisition in progress.
+struct Acquisition<'a> {
+    service: &'a Arc<MemoryService>,
+    mapping: &'a Mapping,
+    request: &'a SyncRequest,
+}
+
+impl Acquisition<'_> {
+    fn run(&self) -> Result<(Ticket, AcquireReply)> {
+        let (ticket, seq_guard) = self.new_ticket()?;
+        let waiter_guard = self.service.waiters().register(&ticket)?;
+        let reply = match self.request_ticket(&ticket, seq_guard)? {
+            AcquireReply::Queued => self.wait_granted(&ticket, &waiter_guard.waiter)?,
             reply => reply,
         };
         match (ticket.kind, reply) {
@@ -141,38 +116,60 @@ impl MemoryService {
             (AcquireKind::Lock { .. }, AcquireReply::Granted { .. }) => Ok((ticket, reply)),
             (AcquireKind::Barrier { .. }, AcquireReply::BarrierPassed(_)) => Ok((ticket, reply)),
             _ => {
-                self.cancel_ticket(&ticket, None);
+                ticket.cancel(self.service);
                 Err(EIO)
             }
         }
     }
 
+    /// Creates a ticket. The sequence number of its request is reserved, unless this node is the home.
+    fn new_ticket(&self) -> Result<(Ticket, Option<SequenceGuard>)> {
+        let home = self.service.cluster.instance_of(self.mapping.home)?;
+        // Check after reading the incarnation: if the mapping is valid, the region is at this incarnation of
+        // the home.
+        drop(self.mapping.access()?);
+        self.mapping.note_waiter();
+        let seq_guard = self.reserve_seq(home)?;
+        let (local_instance, number) = match &seq_guard {
+            Some(seq_guard) => (seq_guard.peer.identity.local.instance, seq_guard.sequence),
+            None => (home, self.service.new_id()),
+        };
+        let ticket = Ticket {
+            local_instance,
+            home_instance: home,
+            region: self.mapping.region,
+            number,
+            sync_id: self.request.sync_id,
+            kind: self.request.kind,
+        };
+        Ok((ticket, seq_guard))
+    }
+
     /// Reserves a sequence number for an exactly-once request. Returns `None` if this node is the home.
-    fn reserve_seq(&self, home: NodeInstance, deadline: Deadline) -> Result<Option<SequenceGuard>> {
-        if self.cluster.local_node()? == home.node {
+    fn reserve_seq(&self, home: NodeInstance) -> Result<Option<SequenceGuard>> {
+        if self.service.cluster.local_node()? == home.node {
             return Ok(None);
         }
-        let peer = self.fabric().peer_by_instance(home)?;
-        retry_until(deadline, || peer.assign_sequence(0)).map(Some)
+        let peer = self.service.fabric().peer_by_instance(home)?;
+        retry_until(self.request.deadline, || peer.assign_sequence(0)).map(Some)
     }
 
     /// Requests a ticket from the home. Cancels the ticket if the outcome is unknown.
     fn request_ticket(
-        self: &Arc<Self>,
+        &self,
         ticket: &Ticket,
-        mapping: u64,
-        sync_request: &SyncRequest,
         seq_guard: Option<SequenceGuard>,
     ) -> Result<AcquireReply> {
+        let (mapping, is_blocking) = (self.mapping.id, self.request.is_blocking);
         let Some(seq_guard) = seq_guard else {
             let enqueue_request = EnqueueRequest {
                 waiter_id: ticket.waiter_id(),
                 mapping,
                 sync_id: ticket.sync_id,
                 kind: ticket.kind,
-                is_blocking: sync_request.is_blocking,
+                is_blocking,
             };
-            return self.serve_enqueue_waiter(ticket.region, &enqueue_request, None);
+            return enqueue_request.execute(self.service, ticket.region, None);
         };
         let request = ControlRequest::EnqueueWaiter {
             ticket: ticket.number,
@@ -180,29 +177,27 @@ impl MemoryService {
             mapping,
             sync_id: ticket.sync_id,
             kind: ticket.kind,
-            is_blocking: sync_request.is_blocking,
+            is_blocking,
         };
-        let answer = self.request_peer(&seq_guard.peer, &request, sync_request.deadline);
+        let (peer, deadline) = (&seq_guard.peer, self.request.deadline);
+        let answer = self.service.request_peer(peer, &request, deadline);
         let reply = answer.and_then(|answer| match answer.decode()? {
             ControlReply::OldValue { word } => AcquireReply::from_word(word).ok_or(EIO),
             _ => Err(EIO),
         });
         // Keep the sequence number reserved until the ticket is certainly cancelled.
-        reply.inspect_err(|_| self.cancel_ticket(ticket, Some(seq_guard)))
+        reply.inspect_err(|_| {
+            TicketRelease::cancellation(*ticket, Some(seq_guard)).cancel(self.service)
+        })
     }
 
     /// Waits until the ticket is granted. Cancels the ticket on error.
-    fn wait_granted(
-        self: &Arc<Self>,
-        mapping: &Mapping,
-        ticket: &Ticket,
-        waiter: &LocalWaiter,
-        deadline: Deadline,
-    ) -> Result<AcquireReply> {
-        self.stats.lock_waits.add(1);
-        let _spin_sample = self
+    fn wait_granted(&self, ticket: &Ticket, waiter: &LocalWaiter) -> Result<AcquireReply> {
+        let (service, deadline) = (self.service, self.request.deadline);
+        service.stats.lock_waits.add(1);
+        let _spin_sample = service
             .fabric()
-            .busy_poll(&self.waiters().spin, || waiter.reply().is_some());
+            .busy_poll(&service.waiters().spin, || waiter.reply().is_some());
         loop {
             if let Some(reply) = waiter.reply() {
                 return Ok(reply);
@@ -211,150 +206,14 @@ impl MemoryService {
                 .completion
                 .wait_interruptible_timeout_ms(deadline.slice_ms());
             let signal = woken.map(drop).or_else(|_| deadline.handle_signal());
-            let valid = mapping.access().map(drop).and(signal);
+            let valid = self.mapping.access().map(drop).and(signal);
             let in_time = valid.and_then(|()| deadline.check());
             // The reply may have arrived meanwhile, in which case the ticket is granted.
             if let (Err(error), None) = (in_time, waiter.reply()) {
-                self.cancel_ticket(ticket, None);
+                ticket.cancel(service);
                 return Err(error);
             }
         }
-    }
-
-    /// Cancels a ticket that may or may not exist at the home. Falls back to the background if the home does
-    /// not reply.
-    pub(crate) fn cancel_ticket(
-        self: &Arc<Self>,
-        ticket: &Ticket,
-        seq_guard: Option<SequenceGuard>,
-    ) {
-        let released = self.release_ticket(
-            ticket,
-            ReleaseReason::Cancelled,
-            Deadline::after_ms(RELEASE_INLINE_MS),
-        );
-        if released.is_err_and(|error| !is_gone_error(error)) {
-            self.release_ticket_deferred(*ticket, ReleaseReason::Cancelled, seq_guard, None);
-        }
-    }
-
-    /// Releases a lock that was acquired through `mapping`, after all earlier writes of the mapping have
-    /// taken effect. If the home does not reply before the deadline, the release continues in the background.
-    ///
-    /// # Errors
-    ///
-    /// - `ESTALE`: the region was freed.
-    /// - `EACCES`: the rights were revoked.
-    /// - `EHOSTDOWN`: the home died, or this node left the cluster.
-    /// - `EBADF`: the handle was closed.
-    pub(crate) fn unlock(
-        self: &Arc<Self>,
-        ticket: &Ticket,
-        reason: ReleaseReason,
-        mapping: &Arc<Mapping>,
-        deadline: Deadline,
-    ) -> Result {
-        // A mapping that has ended owns no locks any longer.
-        drop(mapping.access()?);
-        let drained = retry_until(deadline, || self.check_drained(mapping));
-        match drained.and_then(|()| self.release_ticket(ticket, reason, deadline)) {
-            Ok(()) => Ok(()),
-            Err(error) if error == ENOENT => Err(errno::stale()),
-            Err(error) if is_gone_error(error) => Err(errno::hostdown()),
-            Err(_) => {
-                self.release_ticket_deferred(*ticket, reason, None, Some(mapping.clone()));
-                Ok(())
-            }
-        }
-    }
-
-    fn check_drained(&self, mapping: &Mapping) -> TryResult {
-        let drained = self.is_drained(mapping);
-        drained.then_some(()).ok_or(TryError::WouldBlock)
-    }
-
-    /// Removes a ticket at the home.
-    ///
-    /// # Errors
-    ///
-    /// Errors for which [`is_gone_error`] returns `true` mean that the ticket does not exist any longer.
-    /// After any other error the outcome is unknown.
-    fn release_ticket(
-        self: &Arc<Self>,
-        ticket: &Ticket,
-        reason: ReleaseReason,
-        deadline: Deadline,
-    ) -> Result {
-        match self.home_peer(ticket)? {
-            None => self.remove_waiter_at_home(
-                ticket.region,
-                ticket.queue_key(),
-                ticket.waiter_id(),
-                reason,
-            ),
-            Some(peer) => self
-                .request_peer(&peer, &ticket.remove_request(reason), deadline)?
-                .expect_done(),
-        }
-    }
-
-    /// Returns the peer that is the home of the ticket, or `None` if this node is the home.
-    ///
-    /// # Errors
-    ///
-    /// - `EHOSTDOWN`: either node is not in the incarnation of the ticket any longer. Another incarnation
-    ///   could use the same number for another ticket.
-    fn home_peer(&self, ticket: &Ticket) -> Result<Option<Arc<Peer>>> {
-        if ticket.home_instance == ticket.local_instance {
-            let is_member = self.cluster.is_member(ticket.home_instance);
-            return is_member.then_some(None).ok_or_else(errno::hostdown);
-        }
-        let peer = self.fabric().peer_by_instance(ticket.home_instance)?;
-        let same = peer.identity.local.instance == ticket.local_instance;
-        same.then_some(Some(peer)).ok_or_else(errno::hostdown)
-    }
-
-    /// Removes a ticket in the background, once the mapping is drained. The sequence number stays reserved
-    /// until then.
-    fn release_ticket_deferred(
-        self: &Arc<Self>,
-        ticket: Ticket,
-        reason: ReleaseReason,
-        seq_guard: Option<SequenceGuard>,
-        mapping: Option<Arc<Mapping>>,
-    ) {
-        let needs_drain = move |memory_service: &Self, mapping: &Option<Arc<Mapping>>| {
-            mapping
-                .as_ref()
-                .is_some_and(|mapping| !memory_service.is_drained(mapping))
-        };
-        let priority = if needs_drain(self, &mapping) {
-            WorkPriority::Background
-        } else {
-            WorkPriority::Lock
-        };
-        self.defer(
-            ticket.home_instance.node,
-            priority,
-            move |memory_service, _| {
-                if needs_drain(memory_service, &mapping) {
-                    fsleep(Delta::from_millis(DRAIN_POLL_MS));
-                    return memory_service
-                        .release_ticket_deferred(ticket, reason, seq_guard, mapping);
-                }
-                while let Err(error) = memory_service.release_ticket(
-                    &ticket,
-                    reason,
-                    Deadline::after_ms(CONTROL_TIMEOUT_MS),
-                ) {
-                    if is_gone_error(error) {
-                        break;
-                    }
-                    fsleep(Delta::from_millis(RETRY_MS));
-                }
-                drop(seq_guard);
-            },
-        );
     }
 }
 
@@ -367,16 +226,6 @@ impl Ticket {
         WaiterId {
             instance: self.local_instance,
             ticket: self.number,
-        }
-    }
-
-    fn remove_request(&self, reason: ReleaseReason) -> ControlRequest<'static> {
-        ControlRequest::RemoveWaiter {
-            ticket: self.number,
-            region: self.region,
-            sync_id: self.sync_id,
-            kind: self.kind,
-            reason,
         }
     }
 }

@@ -19,19 +19,21 @@ use crate::{
         priority::WorkPriority,
         reply_code::{errno_of, result_from_errno},
     },
-    errno::TryError,
+    errno::{self, TryError},
+    region::grant::RightsChange,
     region::home::{
         lock_table::{EnqueueRequest, WaitQueueKey, WaiterId},
         mappers::MapRequest,
         migrate::RequestedMove,
         reclaim::Teardown,
+        waiters::{WaiterNotifier, WaiterRemoval},
         Grantee, Region,
     },
     sys::deadline::Deadline,
 };
 use kernel::prelude::*;
 use kite_core::{
-    rights::Rights,
+    sync::ticket::AcquireReply,
     view::NodeInstance,
     wire::{ControlReply, ControlRequest, ListWriter, RegionInfo, U32List},
 };
@@ -66,10 +68,15 @@ impl ControlServer<'_> {
                 grantee,
                 rights,
             } => {
-                let grantee = Grantee::from_wire(grantee);
-                self.serve_grant(mapping, sequence, region, grantee, rights)
+                let change = RightsChange {
+                    mapper: (self.node, mapping),
+                    region,
+                    grantee: Grantee::from_wire(grantee),
+                    rights,
+                };
+                self.serve_grant(sequence, &change)
             }
-            ControlRequest::RevokeStatus { region } => self.service.serve_revoke_status(region),
+            ControlRequest::RevokeStatus { region } => self.serve_revoke_status(region),
             ControlRequest::MigrateRegion {
                 sequence,
                 region,
@@ -105,9 +112,13 @@ impl ControlServer<'_> {
                 kind,
                 reason,
             } => {
-                let queue_key = WaitQueueKey::new(kind, sync_id);
-                self.service
-                    .serve_remove_waiter(self.node, ticket, (region, queue_key), reason)
+                let removal = |instance| WaiterRemoval {
+                    region,
+                    queue_key: WaitQueueKey::new(kind, sync_id),
+                    waiter_id: WaiterId { instance, ticket },
+                    reason,
+                };
+                self.serve_remove_waiter(ticket, removal)
             }
             _ => return None,
         };
@@ -128,7 +139,7 @@ impl ControlServer<'_> {
         self.check_own_view()?;
         if let Ok(region) = self.service.region(region) {
             region.unmap(self.node, mapping);
-            self.service.notify_granted(&region, None);
+            WaiterNotifier::new(self.service, &region).notify_all();
         }
         Ok(())
     }
@@ -149,18 +160,23 @@ impl ControlServer<'_> {
         Err(TryError::InTransition.into())
     }
 
-    fn serve_grant(
-        &self,
-        mapping: u64,
-        sequence: u64,
-        region: u64,
-        grantee: Grantee,
-        rights: Rights,
-    ) -> Result {
-        let (peer, mapper) = (self.peer()?, (self.node, mapping));
-        let requester = Some((&*peer, sequence));
-        self.service
-            .set_rights(mapper, region, grantee, rights, requester)
+    fn serve_grant(&self, sequence: u64, change: &RightsChange) -> Result {
+        let peer = self.peer()?;
+        change.apply(self.service, Some((&peer, sequence)))
+    }
+
+    /// Checks that all revoked mappings have ended, including those of dead nodes.
+    ///
+    /// # Errors
+    ///
+    /// - `EINPROGRESS`: a revoked mapping remains, or not all members have synchronized the current view.
+    /// - `ENOENT`: the region does not exist.
+    fn serve_revoke_status(&self, region: u64) -> Result {
+        let has_revoked = self.service.region(region)?.has_revoked_mappers();
+        // Mappings of removed nodes are not counted, but members that have not synchronized the view may
+        // still serve such a node.
+        let is_complete = !has_revoked && self.service.cluster.synced_epoch().is_some();
+        is_complete.then_some(()).ok_or_else(errno::inprogress)
     }
 
     fn serve_migrate(
@@ -197,10 +213,20 @@ impl ControlServer<'_> {
     ) -> Result<u64> {
         let peer = self.peer()?;
         let enqueue_request = enqueue_request(peer.instance());
-        let reply = self
-            .service
-            .serve_enqueue_waiter(region, &enqueue_request, Some(&peer))?;
+        let reply = enqueue_request.execute(self.service, region, Some(&peer))?;
         Ok(reply.to_word())
+    }
+
+    /// Removes the waiter of a peer's ticket, and rejects a delayed request for the same ticket.
+    fn serve_remove_waiter(
+        &self,
+        ticket: u64,
+        removal: impl FnOnce(NodeInstance) -> WaiterRemoval,
+    ) -> Result {
+        let peer = self.peer()?;
+        // If the request was executed before, this has no effect, and the waiter is removed below.
+        let _ = peer.execute_once(ticket, || Ok(AcquireReply::Cancelled.to_word()));
+        removal(peer.instance()).execute(self.service)
     }
 
     /// Encodes the locations of the chunks of a region, starting at `first_chunk`.

@@ -4,8 +4,9 @@
 //!
 //! # Operation
 //!
-//! [`RequestedMove`] starts a [`Migration`] on `move_queue`. The migration borrows the destination memory of all chunks and then moves the region window by window
-//! ([`window`]). Afterwards it returns the memory that the region does not use any longer.
+//! [`RequestedMove`] starts a [`Migration`] on `move_queue`. The migration borrows the destination memory of
+//! all chunks, and then moves the region window by window ([`window`]). Afterwards it returns the memory that
+//! the region does not use any longer.
 //!
 //! # Recovery
 //!
