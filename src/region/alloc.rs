@@ -4,9 +4,9 @@
 //!
 //! # Operation
 //!
-//! [`MemoryService::alloc`] borrows chunks from the nodes to stripe over, in the largest size that all nodes
-//! have. The region is added to the table of its home, which is this node. Then the name is registered at its
-//! owner, and the region is mapped ([`super::map::open`]).
+//! [`RegionBuilder`] borrows chunks from the nodes to stripe over, in the largest size that all nodes have.
+//! [`Publication`] adds the region to the table of its home, which is this node, and registers the name at
+//! its owner. Then the region is mapped ([`super::map::open`]).
 //!
 //! # Recovery
 //!
@@ -18,7 +18,7 @@ use super::{
         RegionReservation, RegionSpec,
     },
     lend::loan::NodeScopedId,
-    map::Mapping,
+    map::{open::OpenRequest, Mapping},
     MemoryService,
 };
 use crate::{
@@ -32,9 +32,10 @@ use crate::{
 };
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 use kite_core::{
-    layout::{initial_shift, stripe_share, Layout, PAGE_SHIFT},
+    layout::{initial_shift, stripe_share, Layout, StripeShare, PAGE_SHIFT},
     name::Name,
     rights::Rights,
+    view::NodeInstance,
     wire::{ChunkLocation, ControlRequest},
 };
 
@@ -52,7 +53,7 @@ fn zeroing_ms(len: u64) -> u32 {
 /// Parameters of a region to allocate or register.
 pub(crate) struct AllocRequest<'a> {
     pub(crate) len: u64,
-    /// Nodes to stripe over. If empty, this node lends all chunks.
+    /// Nodes to stripe over; 0 is this node. If empty, this node lends all chunks.
     pub(crate) nodes: &'a [u32],
     pub(crate) name: Option<Name>,
     pub(crate) owner: u32,
@@ -82,8 +83,8 @@ impl MemoryService {
         event_counter: Arc<EventCounter>,
     ) -> Result<Arc<Mapping>> {
         let local_node = self.cluster.local_node()?;
-        let region = self.build_from_loans(local_node, request)?;
-        self.publish_region(local_node, &region, request, event_counter)
+        let region = RegionBuilder::new(self, local_node, request)?.build_from_loans()?;
+        Publication::new(self, local_node, &region).run(event_counter)
     }
 
     /// Makes a region from pinned memory and maps it with all rights.
@@ -98,111 +99,103 @@ impl MemoryService {
         event_counter: Arc<EventCounter>,
     ) -> Result<Arc<Mapping>> {
         let local_node = self.cluster.local_node()?;
-        let region = self.build_from_pinned(local_node, pinned, request)?;
-        self.publish_region(local_node, &region, request, event_counter)
+        let region = RegionBuilder::new(self, local_node, request)?.build_from_pinned(pinned)?;
+        Publication::new(self, local_node, &region).run(event_counter)
+    }
+}
+
+/// Builder of a region of this home.
+struct RegionBuilder<'a> {
+    service: &'a Arc<MemoryService>,
+    local_node: u32,
+    request: &'a AllocRequest<'a>,
+    reservation: RegionReservation,
+    /// Number of the region.
+    id: u64,
+}
+
+impl<'a> RegionBuilder<'a> {
+    fn new(
+        service: &'a Arc<MemoryService>,
+        local_node: u32,
+        request: &'a AllocRequest<'a>,
+    ) -> Result<Self> {
+        Ok(Self {
+            service,
+            local_node,
+            request,
+            reservation: RegionReservation::new()?,
+            id: service.new_id(),
+        })
     }
 
-    /// Adds a region to the table, registers its name, and maps it.
-    fn publish_region(
-        self: &Arc<Self>,
-        local_node: u32,
-        region: &Arc<Region>,
-        request: &AllocRequest<'_>,
-        event_counter: Arc<EventCounter>,
-    ) -> Result<Arc<Mapping>> {
-        self.add_region(region.clone())
-            .inspect_err(|_| Teardown::start_deferred(self, region, WorkPriority::Background))?;
-        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
-        let mapped = self.register_name(region, deadline).and_then(|()| {
-            self.map_region(
-                local_node,
-                region.id,
-                request.owner,
-                Rights::ALL,
-                event_counter,
-                deadline,
-            )
-        });
-        if mapped.is_err() {
-            if region.mark_freeing() {
-                Teardown::start_deferred(self, region, WorkPriority::Background);
-            }
-        }
-        mapped
+    fn finish(self, layout: Layout, placement: Placement) -> Arc<Region> {
+        let spec = self.request.region_spec(layout);
+        self.reservation.fill(self.id, spec, placement)
     }
 
     /// Builds a region from pinned memory, with the largest chunk size in which the memory is contiguous.
-    fn build_from_pinned(
-        self: &Arc<Self>,
-        local_node: u32,
-        pinned: &Arc<PinnedPages>,
-        request: &AllocRequest<'_>,
-    ) -> Result<Arc<Region>> {
-        let (reservation, region, loan) = (RegionReservation::new()?, self.new_id(), self.new_id());
-        let shifts = (PAGE_SHIFT..=initial_shift(request.len)).rev();
-        let mut layouts = shifts.filter_map(|shift| Layout::new(request.len, shift));
+    fn build_from_pinned(self, pinned: &Arc<PinnedPages>) -> Result<Arc<Region>> {
+        let len = self.request.len;
+        let shifts = (PAGE_SHIFT..=initial_shift(len)).rev();
+        let mut layouts = shifts.filter_map(|shift| Layout::new(len, shift));
         let layout = layouts
             .find(|layout| pinned.matches_layout(layout))
             .ok_or(EINVAL)?;
-        let mut loans = KVec::new();
-        loans.push((local_node, loan), GFP_KERNEL)?;
-        let mut chunks = Self::alloc_chunk_table(&layout)?;
-        let instance = self.cluster.instance_of(local_node)?;
-        let lent = self
-            .loans()
-            .lend_pinned((local_node, loan), region, &layout, pinned);
+        let loan = (self.local_node, self.service.new_id());
+        let chunks = alloc_chunk_table(&layout)?;
+        let instance = self.service.cluster.instance_of(self.local_node)?;
+        let loans = self.service.loans();
+        let lent = loans.lend_pinned(loan, self.id, &layout, pinned);
         lent.map_err(|error| if error == ENOSPC { ENOMEM } else { error })?;
-        let mut locations = chunks.iter_mut();
-        let record_location = |addr| {
-            locations
-                .next()
-                .map(|location| *location = ChunkLocation { instance, addr })
-                .is_some()
-        };
-        let recorded = self
-            .loans()
-            .for_each_address((local_node, loan), 0, record_location);
-        let recorded = recorded.map_err(|_| errno::hostdown());
-        let placed = recorded.and_then(|()| Placement::new(chunks, &loans));
-        let is_member = self.cluster.is_member(instance);
-        let placed =
-            placed.and_then(|placed| is_member.then_some(placed).ok_or_else(errno::hostdown));
-        match placed {
-            Ok(placement) => Ok(reservation.fill(region, request.region_spec(layout), placement)),
+        match self.place_pinned(loan, instance, chunks) {
+            Ok(placement) => Ok(self.finish(layout, placement)),
             Err(error) => {
                 // No other node has used the loan yet, so the memory can be released at once.
-                self.loans().release((local_node, loan))?;
+                loans.release(loan)?;
                 Err(error)
             }
         }
     }
 
-    /// Builds a region from borrowed memory, with the largest chunk size that all nodes can lend.
-    fn build_from_loans(
-        self: &Arc<Self>,
-        local_node: u32,
-        request: &AllocRequest<'_>,
-    ) -> Result<Arc<Region>> {
-        let local_nodes = [local_node];
-        let nodes = if request.nodes.is_empty() {
-            &local_nodes
-        } else {
-            request.nodes
+    /// Returns the placement of the chunks of a loan of this node, which has the incarnation `instance`.
+    fn place_pinned(
+        &self,
+        loan: NodeScopedId,
+        instance: NodeInstance,
+        mut chunks: KVVec<ChunkLocation>,
+    ) -> Result<Placement> {
+        let mut locations = chunks.iter_mut();
+        let record_location = |addr| {
+            let location = locations.next();
+            location
+                .map(|location| *location = ChunkLocation { instance, addr })
+                .is_some()
         };
-        let (reservation, region) = (RegionReservation::new()?, self.new_id());
-        let mut shift = initial_shift(request.len);
+        let loans = self.service.loans();
+        let recorded = loans.for_each_address(loan, 0, record_location);
+        recorded.map_err(|_| errno::hostdown())?;
+        let placement = Placement::new(chunks, &[loan])?;
+        let is_member = self.service.cluster.is_member(instance);
+        is_member.then_some(placement).ok_or_else(errno::hostdown)
+    }
+
+    /// Builds a region from borrowed memory, with the largest chunk size that all nodes can lend.
+    fn build_from_loans(self) -> Result<Arc<Region>> {
+        let local_nodes = [self.local_node];
+        let nodes = match self.request.nodes {
+            [] => &local_nodes,
+            nodes => nodes,
+        };
+        let mut shift = initial_shift(self.request.len);
         loop {
-            let layout = Layout::new(request.len, shift).ok_or(EINVAL)?;
-            let deadline =
-                Deadline::after_ms(CONTROL_TIMEOUT_MS.saturating_add(zeroing_ms(request.len)));
-            match self.borrow_all(region, &layout, nodes, deadline) {
-                Ok((chunks, loans)) => {
-                    return match Placement::new(chunks, &loans) {
-                        Ok(placement) => {
-                            Ok(reservation.fill(region, request.region_spec(layout), placement))
-                        }
-                        Err(error) => Err(self.return_loans(loans, error, deadline)),
-                    };
+            let layout = Layout::new(self.request.len, shift).ok_or(EINVAL)?;
+            let mut borrowed = StripedLoans::new(&self, nodes, layout);
+            match borrowed.borrow_all() {
+                Ok(chunks) => {
+                    let placed = Placement::new(chunks, &borrowed.loans);
+                    let placement = placed.map_err(|error| borrowed.return_all(error))?;
+                    return Ok(self.finish(layout, placement));
                 }
                 Err(error) if error == ENOMEM && shift > PAGE_SHIFT => shift -= 1,
                 Err(error) if error == ENOSPC => return Err(ENOMEM),
@@ -210,104 +203,168 @@ impl MemoryService {
             }
         }
     }
+}
 
-    /// Borrows the chunks of a region from `nodes`, round robin.
-    fn borrow_all(
-        self: &Arc<Self>,
-        region: u64,
-        layout: &Layout,
-        nodes: &[u32],
-        deadline: Deadline,
-    ) -> Result<(KVVec<ChunkLocation>, KVec<NodeScopedId>)> {
-        let mut chunks = Self::alloc_chunk_table(layout)?;
-        let mut loans = KVec::new();
-        for (position, &node) in nodes.iter().enumerate() {
+/// Loans of a region that is being built, one of each node to stripe over.
+struct StripedLoans<'a> {
+    service: &'a Arc<MemoryService>,
+    nodes: &'a [u32],
+    layout: Layout,
+    region: u64,
+    deadline: Deadline,
+    loans: KVec<NodeScopedId>,
+}
+
+impl<'a> StripedLoans<'a> {
+    /// Prepares to borrow chunks for `layout` from `nodes`.
+    fn new(builder: &RegionBuilder<'a>, nodes: &'a [u32], layout: Layout) -> Self {
+        let timeout_ms = CONTROL_TIMEOUT_MS.saturating_add(zeroing_ms(builder.request.len));
+        Self {
+            service: builder.service,
+            nodes,
+            layout,
+            region: builder.id,
+            deadline: Deadline::after_ms(timeout_ms),
+            loans: KVec::new(),
+        }
+    }
+
+    /// Borrows the chunks from the nodes, round robin. Returns their locations. If a lender fails, returns all
+    /// loans.
+    fn borrow_all(&mut self) -> Result<KVVec<ChunkLocation>> {
+        let mut chunks = alloc_chunk_table(&self.layout)?;
+        for (position, &node) in self.nodes.iter().enumerate() {
             let node = if node == 0 {
-                self.cluster.local_node()?
+                self.service.cluster.local_node()?
             } else {
                 node
             };
-            let stripe = stripe_share(layout, position, nodes.len());
+            let stripe = stripe_share(&self.layout, position, self.nodes.len());
             if stripe.chunk_count == 0 {
                 break;
             }
-            let loan = self.new_id();
-            let recorded = loans.push((node, loan), GFP_KERNEL);
-            let borrowed = recorded.map_err(Error::from).and_then(|()| {
-                let shape = (layout.shift(), stripe);
-                BorrowedLoan::new(self, (node, loan)).borrow(
-                    shape,
-                    region,
-                    deadline,
-                    |i, location| {
-                        let chunk = position + i as usize * nodes.len();
-                        *chunks.get_mut(chunk).ok_or(EIO)? = location;
-                        Ok(())
-                    },
-                )
+            let step = self.nodes.len();
+            let borrowed = self.borrow_from(node, stripe, |i, location| {
+                *chunks.get_mut(position + i as usize * step).ok_or(EIO)? = location;
+                Ok(())
             });
-            if let Err(error) = borrowed {
-                return Err(self.return_loans(loans, error, deadline));
-            }
+            borrowed.map_err(|error| self.return_all(error))?;
         }
-        Ok((chunks, loans))
+        Ok(chunks)
     }
 
-    /// Returns loans after a failed allocation. Returns the error to report.
-    fn return_loans(
-        self: &Arc<Self>,
-        loans: KVec<NodeScopedId>,
-        error: Error,
-        deadline: Deadline,
-    ) -> Error {
-        let release = |&loan: &NodeScopedId| BorrowedLoan::new(self, loan).release(deadline);
+    /// Borrows the chunks of one stripe. `on_chunk` receives the index in the stripe and the location.
+    fn borrow_from(
+        &mut self,
+        node: u32,
+        stripe: StripeShare,
+        on_chunk: impl FnMut(u32, ChunkLocation) -> Result,
+    ) -> Result {
+        let loan = (node, self.service.new_id());
+        self.loans.push(loan, GFP_KERNEL)?;
+        let shape = (self.layout.shift(), stripe);
+        let loan = BorrowedLoan::new(self.service, loan);
+        loan.borrow(shape, self.region, self.deadline, on_chunk)
+    }
+
+    /// Returns all loans after a failed allocation. Returns the error to report.
+    fn return_all(&self, error: Error) -> Error {
+        let mut loans = self.loans.iter();
         let returned = if error == ENOMEM {
             // Wait for the release: the next attempt, with smaller chunks, needs the same memory.
-            loans.iter().try_for_each(release)
+            loans.try_for_each(|&loan| BorrowedLoan::new(self.service, loan).release(self.deadline))
         } else {
             Err(error)
         };
         if returned.is_err() {
-            for loan in loans {
-                BorrowedLoan::new(self, loan).release_deferred(WorkPriority::Background, ());
+            for &loan in &self.loans {
+                let loan = BorrowedLoan::new(self.service, loan);
+                loan.release_deferred(WorkPriority::Background, ());
             }
         }
         returned.err().unwrap_or(error)
     }
+}
 
-    /// Allocates the table of the chunk locations, charged to the caller.
-    fn alloc_chunk_table(layout: &Layout) -> Result<KVVec<ChunkLocation>> {
-        let count = layout.chunk_count() as usize;
-        if count > MAX_CHUNK_TABLE_BYTES / size_of::<ChunkLocation>() {
-            return Err(ENOMEM);
+/// Allocates the table of the chunk locations, charged to the caller.
+fn alloc_chunk_table(layout: &Layout) -> Result<KVVec<ChunkLocation>> {
+    let count = layout.chunk_count() as usize;
+    if count > MAX_CHUNK_TABLE_BYTES / size_of::<ChunkLocation>() {
+        return Err(ENOMEM);
+    }
+    Ok(KVVec::from_elem(
+        ChunkLocation::default(),
+        count,
+        GFP_KERNEL_ACCOUNT,
+    )?)
+}
+
+/// Publication of a new region: table, name and first mapping.
+struct Publication<'a> {
+    service: &'a Arc<MemoryService>,
+    local_node: u32,
+    region: &'a Arc<Region>,
+    deadline: Deadline,
+}
+
+impl<'a> Publication<'a> {
+    fn new(service: &'a Arc<MemoryService>, local_node: u32, region: &'a Arc<Region>) -> Self {
+        Self {
+            service,
+            local_node,
+            region,
+            deadline: Deadline::after_ms(CONTROL_TIMEOUT_MS),
         }
-        Ok(KVVec::from_elem(
-            ChunkLocation::default(),
-            count,
-            GFP_KERNEL_ACCOUNT,
-        )?)
+    }
+
+    /// Adds the region to the table, registers its name, and maps it. On error, the region is freed in the
+    /// background.
+    fn run(&self, event_counter: Arc<EventCounter>) -> Result<Arc<Mapping>> {
+        self.service
+            .add_region(self.region.clone())
+            .inspect_err(|_| self.reclaim())?;
+        let mapped = self.register_name().and_then(|()| self.map(event_counter));
+        if mapped.is_err() && self.region.mark_freeing() {
+            self.reclaim();
+        }
+        mapped
+    }
+
+    fn reclaim(&self) {
+        Teardown::start_deferred(self.service, self.region, WorkPriority::Background);
+    }
+
+    fn map(&self, event_counter: Arc<EventCounter>) -> Result<Arc<Mapping>> {
+        let request = OpenRequest {
+            home: self.local_node,
+            region: self.region.id,
+            uid: self.region.spec.owner,
+            rights: Rights::ALL,
+            deadline: self.deadline,
+        };
+        request.run(self.service, event_counter)
     }
 
     /// Registers the region's name, if any, at the name owner.
-    fn register_name(self: &Arc<Self>, region: &Region, deadline: Deadline) -> Result {
-        let Some(name) = region.spec.name else {
+    fn register_name(&self) -> Result {
+        let Some(name) = self.region.spec.name else {
             return Ok(());
         };
         let request = ControlRequest::RegisterName {
             name,
-            region: region.id,
+            region: self.region.id,
         };
+        let (service, cluster) = (self.service, &self.service.cluster);
         loop {
-            let epoch = self.cluster.epoch();
-            retry_until(deadline, || {
-                let name_owner = self.cluster.name_owner(&name)?;
-                Ok(self
-                    .request(name_owner, &request, deadline)?
-                    .expect_done()?)
+            let epoch = cluster.epoch();
+            retry_until(self.deadline, || {
+                let name_owner = cluster.name_owner(&name)?;
+                let answer = service.request(name_owner, &request, self.deadline)?;
+                Ok(answer.expect_done()?)
             })?;
-            region.set_name_registered();
+            self.region.set_name_registered();
             // From now on, each view change sends the name to the new name owner. Repeat if one was missed.
-            if self.cluster.epoch() == epoch {
+            if cluster.epoch() == epoch {
                 return Ok(());
             }
         }

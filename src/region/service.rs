@@ -20,7 +20,7 @@ use super::{
         push::ActivePushes,
     },
     locks::local_waiters::LocalWaiters,
-    map::Mapping,
+    map::{chunk_map::MappedChunk, Mapping},
     table::IdTable,
 };
 use crate::{
@@ -44,7 +44,7 @@ use kernel::{
 use kite_core::{
     rights::Rights,
     view::NodeInstance,
-    wire::{ControlHeader, ControlRequest},
+    wire::{ChunkLocation, ControlHeader, ControlRequest},
 };
 
 /// Maximum number of requests served concurrently.
@@ -147,6 +147,27 @@ impl MemoryService {
         // Check the view first: otherwise a chunk of a dead home would be reported as freed.
         self.cluster.instance_of(region.0)?;
         self.loans.find_chunk(region, addr).ok_or_else(errno::stale)
+    }
+
+    /// Resolves a chunk location sent by another node. The chunk has `size` bytes.
+    ///
+    /// # Errors
+    ///
+    /// - `EIO`: the address is invalid.
+    /// - `EHOSTDOWN`: this node does not lend the chunk any longer, or has left the cluster.
+    pub(super) fn resolve_chunk(
+        &self,
+        region: NodeScopedId,
+        location: ChunkLocation,
+        size: u64,
+    ) -> Result<MappedChunk> {
+        location.addr.checked_add(size).ok_or(EIO)?;
+        let is_local = location.instance.node == self.cluster.local_node()?;
+        if !is_local || !self.cluster.is_member(location.instance) {
+            return Ok(MappedChunk::Remote(location));
+        }
+        let found = self.loans.find_chunk(region, location.addr);
+        found.map(MappedChunk::Local).ok_or_else(errno::hostdown)
     }
 
     /// Returns `true` if nothing sent by a mapping that has ended can still arrive. Nodes outside the view do

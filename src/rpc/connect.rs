@@ -31,7 +31,10 @@ use super::{
 use crate::{
     control::{client::ControlClient, priority::WorkPriority, retry::CONTROL_TIMEOUT_MS},
     errno,
-    region::{alloc::AllocRequest, map::Mapping},
+    region::{
+        alloc::AllocRequest,
+        map::{open::OpenRequest, Mapping},
+    },
     sys::deadline::{retry_until, Deadline},
 };
 use kernel::{prelude::*, sync::Arc};
@@ -191,14 +194,14 @@ impl Rpc {
         let (memory_service, events) = (&self.memory_service, self.ignored_events.clone());
         // The poller defers head publications to this queue. Creating it here saves the poller from doing so.
         memory_service.ensure_foreground_queue(channel.peer);
-        let mapping = memory_service.map_region(
+        let request = OpenRequest {
             home,
-            peer_ring.region,
-            ROOT_UID,
-            Rights::WRITE,
-            events,
+            region: peer_ring.region,
+            uid: ROOT_UID,
+            rights: Rights::WRITE,
             deadline,
-        )?;
+        };
+        let mapping = request.run(memory_service, events)?;
         channel
             .set_tx_ring(memory_service.fabric(), mapping.clone(), peer_ring.id)
             .inspect_err(|_| memory_service.unmap(&mapping))

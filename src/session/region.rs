@@ -264,7 +264,7 @@ impl Session {
             return Err(EACCES);
         }
         self.wait_admitted(WORD_BYTES, request.deadline)?;
-        self.enter_memory_service()?
-            .atomic_update(&handle.mapping, request)
+        let memory_service = self.enter_memory_service()?;
+        request.run(&memory_service, &handle.mapping)
     }
 }

@@ -22,8 +22,8 @@ use crate::{
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     atomic::{AtomicOp, WORD_BYTES},
-    layout::Piece,
-    wire::{ChunkLocation, ControlRequest},
+    view::NodeInstance,
+    wire::{ControlRequest, LentChunkAddr},
 };
 
 /// Atomic operation on a word of a region.
@@ -33,78 +33,71 @@ pub(crate) struct AtomicRequest {
     pub(crate) deadline: Deadline,
 }
 
-impl MemoryService {
-    /// Executes an atomic operation on a word of a mapped region. Returns the old value.
+impl AtomicRequest {
+    /// Executes the operation on a word of a mapped region. Returns the old value.
     ///
     /// # Errors
     ///
     /// See `struct kite_atomic` in `include/uapi/kite.h`.
-    pub(crate) fn atomic_update(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        update: &AtomicRequest,
-    ) -> Result<u64> {
-        let result =
-            mapping.retry_on_move(update.deadline, || self.do_atomic_update(mapping, update));
+    pub(crate) fn run(&self, service: &Arc<MemoryService>, mapping: &Arc<Mapping>) -> Result<u64> {
+        let result = mapping.retry_on_move(self.deadline, || self.execute(service, mapping));
         match result {
-            Ok(_) => self.stats.atomics.add(1),
-            Err(_) => self.stats.errors.add(1),
+            Ok(_) => service.stats.atomics.add(1),
+            Err(_) => service.stats.errors.add(1),
         }
         trace::atomic(
             mapping.home,
             mapping.region,
-            update.offset,
+            self.offset,
             result.err().map_or(0, Error::to_errno),
         );
         result
     }
 
-    fn do_atomic_update(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        update: &AtomicRequest,
-    ) -> TryResult<u64> {
-        if update.offset % WORD_BYTES != 0 {
+    fn execute(&self, service: &Arc<MemoryService>, mapping: &Arc<Mapping>) -> TryResult<u64> {
+        if self.offset % WORD_BYTES != 0 {
             return Err(EINVAL.into());
         }
-        let pieces = mapping.layout()?.pieces(update.offset, WORD_BYTES);
+        let pieces = mapping.layout()?.pieces(self.offset, WORD_BYTES);
         let piece = pieces.map_err(|_| ERANGE)?.next().ok_or(ERANGE)?;
         // The guard keeps local memory from being freed. For remote memory, the lender checks the region.
         let chunk_map = mapping.access_chunks()?;
         match chunk_map.find(piece)? {
             PieceLocation::Local(chunk) => {
-                update.deadline.check()?;
-                Ok(chunk.apply_atomic(piece.offset as usize, update.op)?)
+                self.deadline.check()?;
+                Ok(chunk.apply_atomic(piece.offset as usize, self.op)?)
             }
             PieceLocation::Remote(location) => {
                 let request_guard = mapping.start_remote_request()?;
                 drop(chunk_map);
-                Ok(self.request_from_lender(mapping, request_guard, location, piece, update)?)
+                let word = LentChunkAddr {
+                    home: mapping.home,
+                    region: mapping.region,
+                    chunk_addr: location.addr - u64::from(piece.offset),
+                    offset: piece.offset,
+                };
+                Ok(self.request_from_lender(service, request_guard, location.instance, word)?)
             }
         }
     }
 
     fn request_from_lender(
-        self: &Arc<Self>,
-        mapping: &Mapping,
+        &self,
+        service: &Arc<MemoryService>,
         request_guard: RemoteRequestGuard,
-        location: ChunkLocation,
-        piece: Piece,
-        update: &AtomicRequest,
+        lender: NodeInstance,
+        word: LentChunkAddr,
     ) -> Result<u64> {
-        let answer = self.request_exactly_once(
-            request_guard,
-            (location.instance, 0),
-            update.deadline,
-            |sequence| ControlRequest::RegionAtomic {
-                sequence,
-                home: mapping.home,
-                region: mapping.region,
-                chunk_addr: location.addr - u64::from(piece.offset),
-                offset: piece.offset,
-                op: update.op,
-            },
-        )?;
+        let request = |sequence| ControlRequest::RegionAtomic {
+            sequence,
+            home: word.home,
+            region: word.region,
+            chunk_addr: word.chunk_addr,
+            offset: word.offset,
+            op: self.op,
+        };
+        let answer =
+            service.request_exactly_once(request_guard, (lender, 0), self.deadline, request)?;
         answer.old_value()
     }
 }

@@ -62,58 +62,15 @@ impl VectoredAccess<'_> {
         mapping: &Mapping,
         memory: &Buffer,
     ) -> Result {
-        let mut resume_state = ResumeState::default();
-        let (mut bytes_done, mut fault_retries) = (0, 0);
-        loop {
-            let attempt = enter_service()?.transfer_vectored(
-                mapping,
-                self,
-                bytes_done,
-                memory,
-                &mut resume_state,
-            );
-            let absent = match attempt {
-                Ok(()) => break,
-                Err(TransferStop::FaultNeeded(absent)) => absent,
-                Err(TransferStop::Throttled {
-                    bytes: due,
-                    completed: done,
-                }) => {
-                    self.tenant.admit(due, self.deadline)?;
-                    resume_state.admitted_bytes += due;
-                    bytes_done = done;
-                    continue;
-                }
-                Err(TransferStop::RegionMoved { completed: done }) => {
-                    mapping.wait_resumed(self.deadline)?;
-                    bytes_done = done;
-                    continue;
-                }
-                Err(TransferStop::Failed(error)) => return Err(error),
-            };
-            fault_retries = if absent.completed > bytes_done {
-                1
-            } else {
-                fault_retries + 1
-            };
-            bytes_done = absent.completed;
-            let fetched = match fault_retries > MAX_FAULT_RETRIES {
-                true => Err(ENOMEM),
-                false => absent.fault_in(memory),
-            };
-            if absent.needs_pin && fetched == Err(ENOMEM) {
-                // No page can be pinned: RLIMIT_MEMLOCK is reached, or pins of other threads use the limit
-                // up. Slot buffers need no pins.
-                memory.fault_in(absent.buffer_offset, absent.len, absent.writable)?;
-                resume_state.bounced_until = absent.buffer_offset.saturating_add(absent.len);
-                fault_retries = 0;
-            } else {
-                fetched?;
-            }
-            // A fault may take arbitrarily long here: no segment is in flight.
-            resume_state.copy_out_deferred(memory)?;
-        }
-        resume_state.copy_out_deferred(memory)
+        let transfer = VectoredTransfer {
+            access: self,
+            mapping,
+            memory,
+            resume_state: ResumeState::default(),
+            bytes_done: 0,
+            fault_retries: 0,
+        };
+        transfer.run(enter_service)
     }
 
     /// Returns the pieces of the region, each with its offset in the buffer. The first `bytes_done` bytes are
@@ -189,32 +146,104 @@ impl AccessRequest {
     }
 }
 
-impl MemoryService {
-    /// Transfers the bytes of all ranges, except the first `bytes_done`.
-    fn transfer_vectored(
-        &self,
-        mapping: &Mapping,
-        vectored: &VectoredAccess<'_>,
-        bytes_done: usize,
-        memory: &Buffer,
-        resume_state: &mut ResumeState,
-    ) -> Result<(), TransferStop> {
+/// Transfer of a vectored access, in one attempt or several.
+struct VectoredTransfer<'a> {
+    access: &'a VectoredAccess<'a>,
+    mapping: &'a Mapping,
+    memory: &'a Buffer,
+    resume_state: ResumeState,
+    /// Bytes that are transferred already.
+    bytes_done: usize,
+    /// Number of successive faults of the caller's memory since the last progress.
+    fault_retries: u32,
+}
+
+impl VectoredTransfer<'_> {
+    /// Transfers the bytes. See [`VectoredAccess::run`].
+    fn run<L: Deref<Target = Arc<MemoryService>>>(
+        mut self,
+        enter_service: impl Fn() -> Result<L>,
+    ) -> Result {
+        loop {
+            // The guard of the service is dropped before the wait for the next attempt.
+            let attempt = self.attempt(&*enter_service()?);
+            match attempt {
+                Ok(()) => return self.resume_state.copy_out_deferred(self.memory),
+                Err(stop) => self.prepare_next(stop)?,
+            }
+        }
+    }
+
+    /// Waits until the cause of a stop is removed.
+    fn prepare_next(&mut self, stop: TransferStop) -> Result {
+        let deadline = self.access.deadline;
+        match stop {
+            TransferStop::FaultNeeded(absent) => self.fault_in(&absent),
+            TransferStop::Throttled { bytes, completed } => {
+                self.access.tenant.admit(bytes, deadline)?;
+                self.resume_state.admitted_bytes += bytes;
+                self.bytes_done = completed;
+                Ok(())
+            }
+            TransferStop::RegionMoved { completed } => {
+                self.mapping.wait_resumed(deadline)?;
+                self.bytes_done = completed;
+                Ok(())
+            }
+            TransferStop::Failed(error) => Err(error),
+        }
+    }
+
+    /// Makes absent memory of the caller present.
+    fn fault_in(&mut self, absent: &FaultNeeded) -> Result {
+        self.fault_retries = if absent.completed > self.bytes_done {
+            1
+        } else {
+            self.fault_retries + 1
+        };
+        self.bytes_done = absent.completed;
+        let memory = self.memory;
+        let fetched = match self.fault_retries > MAX_FAULT_RETRIES {
+            true => Err(ENOMEM),
+            false => absent.fault_in(memory),
+        };
+        if absent.needs_pin && fetched == Err(ENOMEM) {
+            // No page can be pinned: RLIMIT_MEMLOCK is reached, or pins of other threads use the limit up.
+            // Slot buffers need no pins.
+            memory.fault_in(absent.buffer_offset, absent.len, absent.writable)?;
+            self.resume_state.bounced_until = absent.buffer_offset.saturating_add(absent.len);
+            self.fault_retries = 0;
+        } else {
+            fetched?;
+        }
+        // A fault may take arbitrarily long here: no segment is in flight.
+        self.resume_state.copy_out_deferred(memory)
+    }
+
+    /// Transfers the bytes of all ranges, except those that are transferred already.
+    fn attempt(&mut self, service: &MemoryService) -> Result<(), TransferStop> {
+        let (access, mapping, memory) = (self.access, self.mapping, self.memory);
+        let (direction, deadline) = (access.direction, access.deadline);
         let layout = mapping.layout()?;
-        let (direction, deadline) = (vectored.direction, vectored.deadline);
         let version = mapping
             .access_chunks()
-            .map_err(|error| TransferStop::new(error, bytes_done))?
+            .map_err(|error| TransferStop::new(error, self.bytes_done))?
             .version;
         let permit = || mapping.start_remote_access(version);
         let poster = SegmentPoster {
-            fabric: self.fabric(),
+            fabric: service.fabric(),
             direction,
             buffer: memory,
-            tenant: vectored.tenant,
+            tenant: access.tenant,
         };
-        let mut transfer = Transfer::new(poster, deadline, permit, resume_state);
+        let local_copy = LocalCopy {
+            direction,
+            memory,
+            stats: &service.stats,
+        };
+        let mut transfer = Transfer::new(poster, deadline, permit, &mut self.resume_state);
         let mut copied_bytes = 0;
-        for (piece, buffer_offset) in vectored.pieces(&layout, bytes_done)? {
+        for (piece, buffer_offset) in access.pieces(&layout, self.bytes_done)? {
             let len = piece.len as usize;
             // Ending the mapping and moving the region both wait for this guard.
             let chunk_map = match mapping.access_chunks_at(version) {
@@ -242,9 +271,7 @@ impl MemoryService {
                         transfer.drain()?;
                         copied_bytes = len;
                     }
-                    if let Some(absent) =
-                        self.copy_local(direction, &pages, piece, buffer_offset, memory)?
-                    {
+                    if let Some(absent) = local_copy.run(&pages, piece, buffer_offset)? {
                         transfer.drain()?;
                         return Err(TransferStop::FaultNeeded(absent));
                     }
@@ -253,17 +280,23 @@ impl MemoryService {
         }
         transfer.drain()
     }
+}
 
-    /// Copies between memory of this node and the caller's memory page by page. Stops at the first absent
-    /// page of the caller. The mapping may end meanwhile: `pages` is a reference, so the memory is not
-    /// reused.
-    pub(super) fn copy_local(
+/// Copy between memory of this node and the caller's memory.
+pub(super) struct LocalCopy<'a> {
+    pub(super) direction: Direction,
+    pub(super) memory: &'a Buffer,
+    pub(super) stats: &'a Stats,
+}
+
+impl LocalCopy<'_> {
+    /// Copies a piece page by page. Stops at the first absent page of the caller. The mapping may end
+    /// meanwhile: `pages` is a reference, so the memory is not reused.
+    pub(super) fn run(
         &self,
-        direction: Direction,
         pages: &DmaPages,
         piece: Piece,
         buffer_offset: usize,
-        memory: &Buffer,
     ) -> Result<Option<FaultNeeded>> {
         for page_offset in (0..piece.len as usize).step_by(PAGE_SIZE) {
             let (offset, buffer_offset) = (
@@ -271,7 +304,8 @@ impl MemoryService {
                 buffer_offset + page_offset,
             );
             let len = PAGE_SIZE.min(piece.len as usize - page_offset);
-            let copied = match direction {
+            let memory = self.memory;
+            let copied = match self.direction {
                 Direction::Write => memory.try_copy_to_pages(pages, offset, buffer_offset, len),
                 Direction::Read => memory.try_copy_from_pages(pages, offset, buffer_offset, len),
             };
@@ -281,7 +315,7 @@ impl MemoryService {
                     return Ok(Some(FaultNeeded {
                         buffer_offset,
                         len,
-                        writable: direction == Direction::Read,
+                        writable: self.direction == Direction::Read,
                         needs_pin: false,
                         completed: buffer_offset,
                     }))

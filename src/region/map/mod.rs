@@ -33,7 +33,7 @@ pub(crate) mod copy;
 pub(super) mod detached;
 pub(crate) mod io;
 pub(super) mod local_mappings;
-mod open;
+pub(crate) mod open;
 pub(crate) mod remote;
 pub(crate) mod submit;
 

@@ -16,7 +16,7 @@ use super::{chunk_map::MappedChunk, Mapping};
 use crate::{
     control::{client::ControlClient, retry::CONTROL_TIMEOUT_MS},
     errno::{self, TryError},
-    region::{lend::loan::NodeScopedId, MemoryService},
+    region::MemoryService,
     sys::{
         deadline::{retry_until, Deadline},
         event_counter::EventCounter,
@@ -27,7 +27,7 @@ use kite_core::{
     layout::Layout,
     name::Name,
     rights::Rights,
-    wire::{ChunkLocation, ControlReply, ControlRequest, RegionInfo},
+    wire::{ControlReply, ControlRequest, RegionInfo},
 };
 
 impl MemoryService {
@@ -54,121 +54,14 @@ impl MemoryService {
                 _ => Err(EIO.into()),
             }
         })?;
-        self.map_region(home, region, uid, rights, event_counter, deadline)
-    }
-
-    /// Maps a region. The mapping is added to the table before the home adds the mapper, so that an
-    /// invalidation by the home finds the mapping.
-    pub(crate) fn map_region(
-        self: &Arc<Self>,
-        home: u32,
-        region: u64,
-        uid: u32,
-        rights: Rights,
-        event_counter: Arc<EventCounter>,
-        deadline: Deadline,
-    ) -> Result<Arc<Mapping>> {
-        let instance = self.cluster.instance_of(home)?;
-        let mapping = Mapping::new(self.new_id(), instance, region, event_counter)?;
-        self.add_mapping(mapping.clone())?;
-        self.stats.open_handles.add(1);
-        let resolved = self.fetch_chunk_map(&mapping, uid, rights, deadline);
-        // After a restart of the home, the id may belong to another region.
-        let is_member = || self.cluster.is_member(instance).then_some(());
-        match resolved.and_then(|()| is_member().ok_or_else(errno::hostdown)) {
-            Ok(()) => Ok(mapping),
-            Err(error) => {
-                self.unmap(&mapping);
-                Err(error)
-            }
-        }
-    }
-
-    /// Maps the region at the home, and installs the layout and the chunk locations.
-    fn fetch_chunk_map(
-        self: &Arc<Self>,
-        mapping: &Mapping,
-        uid: u32,
-        rights: Rights,
-        deadline: Deadline,
-    ) -> Result {
-        let Mapping { home, region, .. } = *mapping;
-        let request = ControlRequest::MapRegion {
+        let request = OpenRequest {
+            home,
             region,
-            mapping: mapping.id,
             uid,
             rights,
+            deadline,
         };
-        let layout = match self
-            .request_with_retry(home, &request, deadline)?
-            .decode()?
-        {
-            ControlReply::Mapped { len, shift } => Layout::new(len, shift).ok_or(EIO)?,
-            _ => return Err(EIO),
-        };
-        retry_until(deadline, || {
-            let version = mapping.chunk_map_version();
-            match self.fetch_chunk_locations((home, region), &layout, deadline) {
-                Ok(chunks) => mapping.install_chunks(layout, version, chunks),
-                // The region may have moved: a chunk was not at the location that the home sent.
-                Err(_) if mapping.chunk_map_version() != version => Err(TryError::WouldBlock),
-                Err(error) => Err(error.into()),
-            }
-        })
-    }
-
-    /// Requests the locations of all chunks of a region from the home.
-    fn fetch_chunk_locations(
-        self: &Arc<Self>,
-        (home, region): NodeScopedId,
-        layout: &Layout,
-        deadline: Deadline,
-    ) -> Result<KVVec<MappedChunk>> {
-        let count = layout.chunk_count() as usize;
-        let mut chunks = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
-        while chunks.len() < count {
-            let first_chunk = chunks.len() as u32;
-            let answer = self.request_with_retry(
-                home,
-                &ControlRequest::LocateChunks {
-                    region,
-                    first_chunk,
-                },
-                deadline,
-            )?;
-            let ControlReply::Located(located) = answer.decode()? else {
-                return Err(EIO);
-            };
-            for location in located.take(count - chunks.len()) {
-                let chunk = self.resolve_chunk((home, region), location, 1 << layout.shift())?;
-                chunks.push(chunk, GFP_KERNEL_ACCOUNT)?;
-            }
-            if chunks.len() == first_chunk as usize {
-                return Err(EIO);
-            }
-        }
-        Ok(chunks)
-    }
-
-    /// Resolves a chunk location sent by another node. The chunk has `size` bytes.
-    ///
-    /// # Errors
-    ///
-    /// - `EIO`: the address is invalid.
-    /// - `EHOSTDOWN`: this node does not lend the chunk any longer, or has left the cluster.
-    pub(in crate::region) fn resolve_chunk(
-        &self,
-        region: NodeScopedId,
-        location: ChunkLocation,
-        size: u64,
-    ) -> Result<MappedChunk> {
-        location.addr.checked_add(size).ok_or(EIO)?;
-        let is_local = location.instance.node == self.cluster.local_node()?;
-        if !is_local || !self.cluster.is_member(location.instance) {
-            return Ok(MappedChunk::Remote(location));
-        }
-        let found = self.loans().find_chunk(region, location.addr);
-        found.map(MappedChunk::Local).ok_or_else(errno::hostdown)
+        request.run(self, event_counter)
     }
 
     /// Calls `f` with up to `limit` named regions of `node` (0: this node), starting at `cursor`. Returns the
@@ -206,5 +99,125 @@ impl MemoryService {
             f(node, entry)?;
         }
         Ok(cursor)
+    }
+}
+
+/// Request to map a region of which the home and the number are known.
+pub(crate) struct OpenRequest {
+    pub(crate) home: u32,
+    pub(crate) region: u64,
+    /// User for which the region is mapped.
+    pub(crate) uid: u32,
+    pub(crate) rights: Rights,
+    pub(crate) deadline: Deadline,
+}
+
+impl OpenRequest {
+    /// Maps the region. The mapping is added to the table before the home adds the mapper, so that an
+    /// invalidation by the home finds the mapping.
+    ///
+    /// # Errors
+    ///
+    /// See `struct kite_map` in `include/uapi/kite.h`.
+    pub(crate) fn run(
+        &self,
+        service: &Arc<MemoryService>,
+        event_counter: Arc<EventCounter>,
+    ) -> Result<Arc<Mapping>> {
+        let instance = service.cluster.instance_of(self.home)?;
+        let mapping = Mapping::new(service.new_id(), instance, self.region, event_counter)?;
+        service.add_mapping(mapping.clone())?;
+        service.stats.open_handles.add(1);
+        let resolved = self.fetch_chunk_map(service, &mapping);
+        // After a restart of the home, the id may belong to another region.
+        let is_member = || service.cluster.is_member(instance).then_some(());
+        match resolved.and_then(|()| is_member().ok_or_else(errno::hostdown)) {
+            Ok(()) => Ok(mapping),
+            Err(error) => {
+                service.unmap(&mapping);
+                Err(error)
+            }
+        }
+    }
+
+    /// Maps the region at the home, and installs the layout and the chunk locations.
+    fn fetch_chunk_map(&self, service: &Arc<MemoryService>, mapping: &Mapping) -> Result {
+        let request = ControlRequest::MapRegion {
+            region: self.region,
+            mapping: mapping.id,
+            uid: self.uid,
+            rights: self.rights,
+        };
+        let answer = service.request_with_retry(self.home, &request, self.deadline)?;
+        let layout = match answer.decode()? {
+            ControlReply::Mapped { len, shift } => Layout::new(len, shift).ok_or(EIO)?,
+            _ => return Err(EIO),
+        };
+        let fetch = ChunkMapFetch {
+            service,
+            mapping,
+            layout,
+            deadline: self.deadline,
+        };
+        fetch.run()
+    }
+}
+
+/// Fetch of the chunk locations of a mapping.
+struct ChunkMapFetch<'a> {
+    service: &'a Arc<MemoryService>,
+    mapping: &'a Mapping,
+    layout: Layout,
+    deadline: Deadline,
+}
+
+impl ChunkMapFetch<'_> {
+    /// Fetches and installs the locations.
+    fn run(&self) -> Result {
+        let mapping = self.mapping;
+        retry_until(self.deadline, || {
+            let version = mapping.chunk_map_version();
+            match self.fetch_all() {
+                Ok(chunks) => mapping.install_chunks(self.layout, version, chunks),
+                // The region may have moved: a chunk was not at the location that the home sent.
+                Err(_) if mapping.chunk_map_version() != version => Err(TryError::WouldBlock),
+                Err(error) => Err(error.into()),
+            }
+        })
+    }
+
+    /// Requests the locations of all chunks from the home.
+    fn fetch_all(&self) -> Result<KVVec<MappedChunk>> {
+        let count = self.layout.chunk_count() as usize;
+        let mut chunks = KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
+        while chunks.len() < count {
+            let first_chunk = chunks.len();
+            self.fetch_some(&mut chunks, count)?;
+            if chunks.len() == first_chunk {
+                return Err(EIO);
+            }
+        }
+        Ok(chunks)
+    }
+
+    /// Requests the locations of the chunks that follow `chunks`, as many as fit into one reply.
+    fn fetch_some(&self, chunks: &mut KVVec<MappedChunk>, count: usize) -> Result {
+        let (home, region) = (self.mapping.home, self.mapping.region);
+        let request = ControlRequest::LocateChunks {
+            region,
+            first_chunk: chunks.len() as u32,
+        };
+        let answer = self
+            .service
+            .request_with_retry(home, &request, self.deadline)?;
+        let ControlReply::Located(located) = answer.decode()? else {
+            return Err(EIO);
+        };
+        let size = 1 << self.layout.shift();
+        for location in located.take(count - chunks.len()) {
+            let chunk = self.service.resolve_chunk((home, region), location, size)?;
+            chunks.push(chunk, GFP_KERNEL_ACCOUNT)?;
+        }
+        Ok(())
     }
 }

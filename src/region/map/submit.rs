@@ -12,6 +12,7 @@ use super::{
     access::{AccessRequest, SubmitContext},
     batch::AccessBatch,
     chunk_map::PieceLocation,
+    io::LocalCopy,
     Mapping,
 };
 use crate::{
@@ -39,16 +40,16 @@ impl AccessRequest {
     /// - Other errors: see [`Self::run`].
     pub(crate) fn submit(
         &self,
-        memory_service: &MemoryService,
+        service: &MemoryService,
         mapping: &Arc<Mapping>,
         memory: &Buffer,
         context: &mut SubmitContext<'_>,
     ) -> TryResult<SubmitResult> {
-        let submitted = memory_service.submit_access(mapping, self, memory, context);
+        let submitted = self.try_submit(service, mapping, memory, context);
         if matches!(&submitted, Ok(SubmitResult::Done)) {
-            self.account(mapping, &memory_service.stats, None);
+            self.account(mapping, &service.stats, None);
         }
-        self.account_unless_retry(mapping, &memory_service.stats, context.now, submitted)
+        self.account_unless_retry(mapping, &service.stats, context.now, submitted)
     }
 
     /// Adds the access to a batch that is not posted yet, without waiting. Returns `None` if the access does
@@ -67,54 +68,47 @@ impl AccessRequest {
         let joined = batch.try_join(fabric, self, memory, context);
         self.account_unless_retry(batch.mapping(), &fabric.stats, context.now, joined)
     }
-}
 
-/// Result of [`AccessRequest::submit`].
-pub(crate) enum SubmitResult {
-    /// The access is complete.
-    Done,
-    /// The access is the first of a new batch, which the caller must post.
-    NewBatch(AccessBatch, BatchedSegment),
-    /// Nothing was done: a worker must run the access, since it needs to wait or is long.
-    NeedsWorker,
-}
-
-impl MemoryService {
     /// Completes or submits an access that is short and within one chunk.
-    fn submit_access(
+    fn try_submit(
         &self,
+        service: &MemoryService,
         mapping: &Arc<Mapping>,
-        access: &AccessRequest,
         memory: &Buffer,
         context: &mut SubmitContext<'_>,
     ) -> TryResult<SubmitResult> {
         let layout = mapping.layout()?;
-        if access.len == 0 {
-            layout.pieces(access.offset, 0).map_err(|_| ERANGE)?;
+        if self.len == 0 {
+            layout.pieces(self.offset, 0).map_err(|_| ERANGE)?;
             return Ok(SubmitResult::Done);
         }
-        let Some(piece) = access.single_chunk_piece(&layout, context)? else {
+        let Some(piece) = self.single_chunk_piece(&layout, context)? else {
             return Ok(SubmitResult::NeedsWorker);
         };
         let chunk_map = mapping.access_chunks()?;
         match chunk_map.find(piece)? {
             // A long copy would delay other accesses of the submitter.
-            PieceLocation::Local(_) if access.len as usize > SLOT_BUFFER_BYTES => {
+            PieceLocation::Local(_) if self.len as usize > SLOT_BUFFER_BYTES => {
                 Ok(SubmitResult::NeedsWorker)
             }
             PieceLocation::Local(pages) => {
-                let absent = self.copy_local(access.direction, &pages, piece, 0, memory)?;
+                let absent = LocalCopy {
+                    direction: self.direction,
+                    memory,
+                    stats: &service.stats,
+                }
+                .run(&pages, piece, 0)?;
                 Ok(absent.map_or(SubmitResult::Done, |_| SubmitResult::NeedsWorker))
             }
             PieceLocation::Remote(location) => {
                 let poster = SegmentPoster {
-                    fabric: self.fabric(),
-                    direction: access.direction,
+                    fabric: service.fabric(),
+                    direction: self.direction,
                     buffer: memory,
                     tenant: context.tenant,
                 };
-                let segment = access.to_segment(location);
-                if !context.try_admit(access)? {
+                let segment = self.to_segment(location);
+                if !context.try_admit(self)? {
                     return Err(TryError::WouldBlock);
                 }
                 let batch = AccessBatch::new(
@@ -128,9 +122,20 @@ impl MemoryService {
                 let Some(mut batch) = batch else {
                     return Ok(SubmitResult::NeedsWorker);
                 };
-                let placed = batch.add_segment(self.fabric(), memory, segment, context.wr_chain)?;
+                let placed =
+                    batch.add_segment(service.fabric(), memory, segment, context.wr_chain)?;
                 Ok(SubmitResult::NewBatch(batch, placed))
             }
         }
     }
+}
+
+/// Result of [`AccessRequest::submit`].
+pub(crate) enum SubmitResult {
+    /// The access is complete.
+    Done,
+    /// The access is the first of a new batch, which the caller must post.
+    NewBatch(AccessBatch, BatchedSegment),
+    /// Nothing was done: a worker must run the access, since it needs to wait or is long.
+    NeedsWorker,
 }

@@ -15,7 +15,7 @@
 use super::{buffer::transfer, pool::MAX_POOLED_BUFFER_BYTES};
 use crate::{
     fabric::send::inflight::Direction,
-    region::map::Mapping,
+    region::map::{open::OpenRequest, Mapping},
     rnic::Rnic,
     rpc::{channel::RpcChannel, ROOT_UID},
     session::Session,
@@ -72,9 +72,14 @@ impl<'a> MappedRendezvousBuffer<'a> {
         let (node, events) = (channel.peer.node, rpc.ignored_events.clone());
         // A buffer can hold data in one call and a reply in the next.
         let rights = Rights::READ | Rights::WRITE;
-        let mapped = rpc
-            .memory_service
-            .map_region(node, region, ROOT_UID, rights, events, deadline)?;
+        let request = OpenRequest {
+            home: node,
+            region,
+            uid: ROOT_UID,
+            rights,
+            deadline,
+        };
+        let mapped = request.run(&rpc.memory_service, events)?;
         buffer.mapping = Some(mapped);
         Ok(buffer)
     }
