@@ -30,6 +30,7 @@ pub(crate) mod map;
 pub(crate) mod serve;
 mod service;
 mod table;
+mod view_announce;
 pub(crate) mod view_change;
 
 pub(crate) use self::service::MemoryService;

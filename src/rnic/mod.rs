@@ -302,11 +302,8 @@ pub(crate) fn find(name: &[u8]) -> Result<Arc<Rnic>> {
     }
     // Every bind of a session takes this path, so use the cached port state: a query of the firmware is slow.
     let is_active = |rnic: &&Arc<Rnic>| {
-        rnic.enter_rpc().is_ok_and(|rpc| {
-            rpc.fabric()
-                .local_address
-                .is_port_active()
-        })
+        rnic.enter_rpc()
+            .is_ok_and(|rpc| rpc.fabric().local_address.is_port_active())
     };
     all.iter()
         .find(is_active)

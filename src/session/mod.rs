@@ -144,10 +144,7 @@ impl Session {
     /// - `ENODEV`: the RNIC was removed.
     /// - `ENOMEM`: out of memory.
     fn bind(&self, rnic: Arc<Rnic>, creds: Option<TenantCreds>) -> Result {
-        let tenant = Tenant::new(
-            rnic.enter_rpc()?.fabric().qos.clone(),
-            creds,
-        );
+        let tenant = Tenant::new(rnic.enter_rpc()?.fabric().qos.clone(), creds);
         let tenant = KBox::pin_init(tenant, GFP_KERNEL_ACCOUNT)?;
         if !self.tenant.populate(tenant) {
             return Err(EBUSY);
@@ -263,9 +260,7 @@ impl Session {
             self.close_handle(&rpc, handle);
         }
         if self.is_daemon() {
-            rpc.fabric()
-                .suspect_listener
-                .set_counter(None);
+            rpc.fabric().suspect_listener.set_counter(None);
             if let Ok(services) = rnic.enter_services() {
                 services.leave();
             }

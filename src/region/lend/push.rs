@@ -96,6 +96,7 @@ impl ActivePushes {
     fn remove(&self, removed: PushParties) {
         let mut active = self.active.lock();
         if let Some(index) = active.iter().position(|parties| *parties == removed) {
+            // Cannot fail: the index is that of an entry.
             let _ = active.remove(index);
         }
     }

@@ -110,9 +110,7 @@ impl Session {
             return Err(EBUSY);
         }
         queues.reserve(1, GFP_KERNEL_ACCOUNT)?;
-        let poll_client_id = rpc.fabric()
-            .poll_clients
-            .register(poll_client)?;
+        let poll_client_id = rpc.fabric().poll_clients.register(poll_client)?;
         rpc.memory_service.stats.io_queues.add(1);
         let created = CreatedQueue {
             id: self.alloc_id(),
@@ -221,9 +219,7 @@ impl RegisteredQueue {
         // the poller thread also runs the shutdown, and the call below waits for the lock.
         let rpc_guard = queue.rnic.enter_rpc();
         if let Ok(rpc) = &rpc_guard {
-            rpc.fabric()
-                .poll_clients
-                .unregister(self.poll_client_id);
+            rpc.fabric().poll_clients.unregister(self.poll_client_id);
         }
         queue.shutdown(errno::canceled());
     }

@@ -97,9 +97,7 @@ impl Session {
         vqps.check_limit()?;
         vqps.vqps.reserve(1, GFP_KERNEL_ACCOUNT)?;
         vqp_table.register(vqp.clone())?;
-        let poll_client_id = vqp_table.fabric()
-            .poll_clients
-            .register(driver)?;
+        let poll_client_id = vqp_table.fabric().poll_clients.register(driver)?;
         let vqp_id = self.alloc_id();
         let entry = SessionVqp {
             id: vqp_id,
@@ -281,12 +279,7 @@ impl Session {
     ) -> Result<KVec<VqpCompletion>> {
         let vqp = self.vqp(vqp_id)?;
         // Enter the services per attempt: a guard held while waiting would block RNIC removal.
-        let try_pop = || {
-            vqp.pop(
-                self.enter_vqp_table()?.fabric(),
-                max_count as usize,
-            )
-        };
+        let try_pop = || vqp.pop(self.enter_vqp_table()?.fabric(), max_count as usize);
         let mut popped = match deadline {
             Some(deadline) => vqp.wait(VqpEvent::Completion, deadline, try_pop)?,
             None => vqp.try_or_poll(self.enter_vqp_table()?, VqpEvent::Completion, try_pop)?,
@@ -425,7 +418,8 @@ impl SessionVqps {
 
 impl SessionVqp {
     fn close(self, vqp_table: &Arc<VqpTable>) {
-        vqp_table.fabric()
+        vqp_table
+            .fabric()
             .poll_clients
             .unregister(self.poll_client_id);
         vqp_table.close(&self.vqp);

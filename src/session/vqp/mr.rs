@@ -87,11 +87,7 @@ impl Session {
     }
 
     fn released_count(&self) -> u64 {
-        let count = |vqp_table: VqpTableGuard<'_>| {
-            vqp_table.fabric()
-                .mr_table
-                .released_count()
-        };
+        let count = |vqp_table: VqpTableGuard<'_>| vqp_table.fabric().mr_table.released_count();
         self.enter_vqp_table().map_or(0, count)
     }
 
@@ -145,9 +141,7 @@ impl Session {
         vqps.mr_keys
             .remove(index.ok_or(EBADF)?)
             .map_err(|_| EBADF)?;
-        vqp_table.fabric()
-            .mr_table
-            .deregister(key);
+        vqp_table.fabric().mr_table.deregister(key);
         Ok(())
     }
 

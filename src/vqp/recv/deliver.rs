@@ -67,11 +67,9 @@ impl VqpTable {
     fn process_packet(self: &Arc<Self>, packet: &Packet, bytes: &[u8]) {
         let found = self.state.lock().lookup(packet);
         match (packet.body, found) {
-            (PacketBody::WindowUpdate(update), Some(vqp)) => vqp.on_window_update(
-                packet.source_vqp,
-                &update,
-                self.fabric(),
-            ),
+            (PacketBody::WindowUpdate(update), Some(vqp)) => {
+                vqp.on_window_update(packet.source_vqp, &update, self.fabric())
+            }
             (PacketBody::WindowUpdate(_), None) => {}
             (PacketBody::Message(message), Some(vqp)) => {
                 if vqp.on_message(message, bytes) {

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Announcements to the members after a view change: names of regions, and the directory entry of this node.
+//!
+//! # Operation
+//!
+//! Each announcement runs on the announcement queue of its member. The announcement to this node starts those
+//! to the other members. A member that owns no name of this node receives a datagram instead, and so needs no
+//! connection to this node.
+//!
+//! # Recovery
+//!
+//! An announcement ends when the epoch is not current any longer: the next view change starts new ones. Names
+//! are sent to a member only after packets sent in earlier views can no longer reach the member. So a
+//! synchronized view implies that the memory lent to dead homes can be freed.
+
+use super::MemoryService;
+use crate::{
+    bindings,
+    cluster::{member_instance, NameEntry},
+    control::{
+        client::ControlClient,
+        retry::{retry_alloc, CONTROL_TIMEOUT_MS, DRAIN_POLL_MS, RETRY_MS},
+    },
+    fabric::conn::credit::StaleQp,
+    sys::deadline::Deadline,
+    verbs::log::rnic_warn,
+};
+use kernel::{
+    prelude::*,
+    sync::Arc,
+    time::{delay::fsleep, Delta},
+};
+use kite_core::{
+    name::Name,
+    name_hash,
+    view::NodeInstance,
+    wire::{decode_control, ControlBody, ControlRequest, ListWriter, MAX_CONTROL_BYTES},
+};
+
+/// Announcement to one member in the view of one epoch.
+#[derive(Clone, Copy)]
+pub(super) struct ViewAnnouncement {
+    member: NodeInstance,
+    epoch: u64,
+}
+
+impl ViewAnnouncement {
+    /// Prepares an announcement.
+    pub(super) fn new(member: NodeInstance, epoch: u64) -> Self {
+        Self { member, epoch }
+    }
+
+    /// Runs `f` on the announcement queue of the member.
+    pub(super) fn defer(self, service: &Arc<MemoryService>, f: fn(Self, &Arc<MemoryService>)) {
+        let worker_service = service.clone();
+        let is_member = || service.cluster.is_member(self.member);
+        service
+            .announce_queues()
+            .queue_work(self.member, is_member, move || f(self, &worker_service));
+    }
+
+    /// Returns `true` if the view has not changed since.
+    fn is_current(self, service: &MemoryService) -> bool {
+        service.cluster.epoch() == self.epoch
+    }
+
+    /// Publishes the directory entry of this node at the member, if the member is a directory replica. The
+    /// entry is the DC address, or without DC the location of the MR table.
+    pub(super) fn publish_entry(self, service: &Arc<MemoryService>) {
+        let cluster = &service.cluster;
+        while self.is_current(service) && cluster.has_directory_replica(self.member) {
+            let Ok(entry) = cluster.local_directory_entry(self.epoch) else {
+                // The DCT could not be created yet. Requeue: names in the same queue must not wait.
+                fsleep(Delta::from_millis(RETRY_MS));
+                return self.defer(service, Self::publish_entry);
+            };
+            let request = ControlRequest::PublishAddress { entry };
+            let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+            let answer = service.request(self.member.node, &request, deadline);
+            match answer.map(|answer| answer.directory_addr()) {
+                Ok(Ok((addr, buckets))) => return cluster.add_replica(self.member, addr, buckets),
+                // The directory bucket of this node is full at the replica.
+                Ok(Err(error)) if error == ENOMEM => return,
+                _ => fsleep(Delta::from_millis(RETRY_MS)),
+            }
+        }
+    }
+
+    /// Sends all members the names that each owns from now on. The member of this announcement is this node.
+    pub(super) fn sync_names(self, service: &Arc<MemoryService>) {
+        let is_member = |instance| service.cluster.is_member(instance);
+        while service.active_pushes().involves_removed(is_member) {
+            if !self.is_current(service) {
+                return;
+            }
+            fsleep(Delta::from_millis(DRAIN_POLL_MS));
+        }
+        let (current_epoch, _, members) = retry_alloc(|| service.cluster.view());
+        if current_epoch != self.epoch {
+            return;
+        }
+        self.keep_own_names(service);
+        let owners = retry_alloc(|| members_owning_names(service, &members));
+        let instances = members.iter().map(member_instance);
+        let others = instances
+            .zip(owners)
+            .filter(|(member, _)| *member != self.member);
+        for (member, owns_names) in others {
+            Self::new(member, self.epoch).start(service, owns_names);
+        }
+    }
+
+    /// Sends the member its names in the background, or a datagram if the member owns none. The exception is
+    /// a member to which packets of a failed QP may still arrive.
+    fn start(self, service: &Arc<MemoryService>, owns_names: bool) {
+        if owns_names || !self.is_peer_drained(service) {
+            service.fabric().peers.announce_view(self.member, 0);
+            self.defer(service, Self::send_names);
+        } else {
+            service
+                .fabric()
+                .peers
+                .announce_view(self.member, self.epoch);
+        }
+    }
+
+    /// Removes the names that this node does not own any longer, and registers those of its own regions.
+    fn keep_own_names(self, service: &Arc<MemoryService>) {
+        let (cluster, local_node) = (&service.cluster, self.member.node);
+        let is_owned = |name: &Name| cluster.name_owner(name) == Ok(local_node);
+        cluster.names.retain(|name, _| is_owned(name));
+        for region in service.regions() {
+            let Some(name) = region.published_name().filter(is_owned) else {
+                continue;
+            };
+            let entry = NameEntry {
+                home: local_node,
+                region: region.id,
+            };
+            if cluster.names.register(name, entry).is_err() {
+                rnic_warn!(
+                    service.fabric().device(),
+                    "name {name:?} belongs to another node now\n"
+                );
+            }
+            if region.published_name().is_none() {
+                // The region was freed meanwhile, perhaps before the name was registered.
+                cluster.names.unregister(&name, entry);
+            }
+        }
+        if cluster.on_member_synced(self.member, self.epoch) {
+            service.on_view_synced();
+        }
+    }
+
+    /// Sends the member its names.
+    fn send_names(self, service: &Arc<MemoryService>) {
+        let mut bytes = retry_alloc(|| Ok(KVec::from_elem(0u8, MAX_CONTROL_BYTES, GFP_KERNEL)?));
+        let mut regions = service.regions().peekable();
+        let is_owned = |name: &Name| service.cluster.name_owner(name) == Ok(self.member.node);
+        loop {
+            let mut list = ListWriter::names(&mut bytes, 0, self.epoch, self.epoch);
+            while let Some(region) = regions.peek() {
+                let name = region.published_name().filter(is_owned);
+                let is_listed = name.is_none_or(|name| list.push((name, region.id)));
+                if !is_listed {
+                    break;
+                }
+                regions.next();
+            }
+            let last = regions.peek().is_none();
+            list.set_last(last);
+            let len = list.finish();
+            if last {
+                self.wait_peer_drained(service);
+            }
+            if !self.is_current(service) {
+                return;
+            }
+            self.send_encoded_names(service, &bytes[..len]);
+            if last {
+                return;
+            }
+        }
+    }
+
+    /// Waits until packets sent before the view can no longer reach the member. When the member has received
+    /// the names of all nodes for the view, the member frees memory lent to dead homes.
+    fn wait_peer_drained(self, service: &MemoryService) {
+        while !self.is_peer_drained(service) {
+            if !self.is_current(service) || !service.cluster.is_member(self.member) {
+                return;
+            }
+            fsleep(Delta::from_millis(RETRY_MS));
+        }
+    }
+
+    /// Returns `true` if no packet of a QP that has failed so far can still reach the member.
+    fn is_peer_drained(self, service: &MemoryService) -> bool {
+        let failures = retry_alloc(|| service.fabric().peers.stale_qps(self.member));
+        failures.iter().all(StaleQp::is_fenced)
+    }
+
+    /// Sends encoded names, and repeats while the epoch is current. Regions freed meanwhile may have
+    /// unregistered their names before the names arrived. So these names are unregistered again.
+    fn send_encoded_names(self, service: &Arc<MemoryService>, bytes: &[u8]) {
+        let Ok((_, ControlBody::Request(request))) = decode_control(bytes) else {
+            return;
+        };
+        service.request_while(self.member, &request, || self.is_current(service));
+        let ControlRequest::SyncNames { names, .. } = request else {
+            return;
+        };
+        for (name, region) in names {
+            let known = service.region(region);
+            if known.is_ok_and(|region| region.published_name().is_some()) {
+                continue;
+            }
+            let request = ControlRequest::UnregisterName { name, region };
+            service.request_until_removed(self.member, &request);
+        }
+    }
+}
+
+/// Returns for each member whether the member owns a name of this node.
+fn members_owning_names(
+    service: &MemoryService,
+    members: &[bindings::kite_member],
+) -> Result<KVVec<bool>> {
+    let mut owns = KVVec::from_elem(false, members.len(), GFP_KERNEL)?;
+    let nodes = || members.iter().map(|member| member.node);
+    let names = service
+        .regions()
+        .filter_map(|region| region.published_name());
+    for name in names {
+        let name_owner = name_hash::name_owner(&name, nodes());
+        let index = nodes().position(|node| Some(node) == name_owner);
+        if let Some(owns_name) = index.and_then(|index| owns.get_mut(index)) {
+            *owns_name = true;
+        }
+    }
+    Ok(owns)
+}
