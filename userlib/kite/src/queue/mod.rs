@@ -59,7 +59,8 @@ const SQES_OFFSET: usize = sys::KITE_QUEUE_SQ_OFFSET as usize;
 /// queue.read(2, &region, 100, 5..10)?;
 /// while queue.in_flight() > 0 {
 ///     let completion = queue.wait()?;
-///     println!("request {}: {:?}", completion.tag, completion.result);
+///     completion.result?;
+///     println!("request {} succeeded", completion.tag);
 /// }
 /// # Ok::<(), kite::Error>(())
 /// ```

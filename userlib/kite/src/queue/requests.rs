@@ -27,6 +27,7 @@ use crate::vqp::{SendWr, Vqp};
 /// let rpc = queue.parse_received(&service, 0)?;
 /// if let Some(call) = rpc.call {
 ///     queue.reply(2, call, rpc.data)?;
+///     queue.wait()?.result?;
 /// }
 /// # Ok::<(), kite::Error>(())
 /// ```

@@ -16,12 +16,12 @@ use crate::sys;
 /// ```no_run
 /// use kite::{AllocOptions, Cluster, Rights};
 ///
-/// let options = AllocOptions::new(1 << 30)
-///     .nodes([2, 3])
+/// let options = AllocOptions::new(1 << 20)
+///     .nodes([1, 2])
 ///     .name("table")
 ///     .other_rights(Rights::READ);
 /// let table = Cluster::open()?.alloc(&options)?;
-/// assert_eq!(table.len(), 1 << 30);
+/// assert_eq!(table.len(), 1 << 20);
 /// # Ok::<(), kite::Error>(())
 /// ```
 #[derive(Clone, Debug)]

@@ -64,6 +64,7 @@ impl ServeOptions {
 /// # let region = kite::Cluster::open()?.alloc(&kite::AllocOptions::new(1).name("service"))?;
 /// let service = region.serve(&kite::ServeOptions::new())?;
 /// let mut buffer = [0; 4096];
+/// // Until the region is freed.
 /// loop {
 ///     let rpc = service.receive(&mut buffer)?;
 ///     if let Some(call) = rpc.call {

@@ -32,7 +32,8 @@ pub use wr::{SendWr, WrOp};
 /// # Examples
 /// ```no_run
 /// # let cluster = kite::Cluster::open()?;
-/// # let remote = kite::RemoteMemory { addr: 0, rkey: 0 };
+/// # let memory = cluster.reg_mr(kite::Buffer::new(4096)?, kite::Rights::empty())?;
+/// # let remote = memory.remote_memory();
 /// use kite::{Buffer, Rights, SendWr, WrOp};
 ///
 /// let local = cluster.reg_mr(Buffer::new(4096)?, Rights::empty())?;
@@ -50,7 +51,7 @@ pub use wr::{SendWr, WrOp};
 ///     fence: false,
 /// };
 /// vqp.push(&[read])?;
-/// let completions = vqp.pop(1, Some(std::time::Duration::from_secs(1)))?;
+/// let completions = vqp.pop(1, Some(std::time::Duration::from_secs(10)))?;
 /// completions[0].result?;
 /// # Ok::<(), kite::Error>(())
 /// ```
@@ -66,8 +67,8 @@ pub struct Vqp {
 /// ```no_run
 /// # let cluster = kite::Cluster::open()?;
 /// # let local = cluster.reg_mr(kite::Buffer::new(4096)?, kite::Rights::empty())?;
-/// # let vqp = cluster.connect_to(2, 7)?;
-/// let message = vqp.receive(&local, 0, 4096, Some(std::time::Duration::from_secs(1)))?;
+/// # let (vqp, _) = cluster.listen(7)?.accept(Some(std::time::Duration::from_secs(60)))?;
+/// let message = vqp.receive(&local, 0, 4096, Some(std::time::Duration::from_secs(10)))?;
 /// let mut bytes = vec![0; message.len];
 /// local.buffer().load(0, &mut bytes)?;
 /// # Ok::<(), kite::Error>(())

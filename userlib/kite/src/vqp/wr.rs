@@ -55,6 +55,7 @@ pub enum WrOp {
 ///     fence: false,
 /// };
 /// vqp.push(&[message])?;
+/// vqp.pop(1, Some(std::time::Duration::from_secs(10)))?[0].result?;
 /// # Ok::<(), kite::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
