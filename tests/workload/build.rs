@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Extracts the Rust samples of `README.md` and `docs/guide.md`, so that they are compiled and run as readers see them.
+//! Extracts the examples of the crate `kite`, for the same reason.
+
+#[path = "build/examples.rs"]
+mod examples;
 
 use std::env;
 use std::error::Error;
@@ -8,7 +12,12 @@ use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn Error>> {
     extract("README.md", &["greet.rs"])?;
-    extract("docs/guide.md", &["answer.rs", "twice.rs"])
+    extract("docs/guide.md", &["answer.rs", "twice.rs"])?;
+    let kite = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../../userlib/kite/src");
+    examples::extract(
+        &kite,
+        &PathBuf::from(env::var("OUT_DIR")?).join("examples.rs"),
+    )
 }
 
 /// Writes the Rust samples of a document to files, in the order of the document.

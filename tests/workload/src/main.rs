@@ -6,6 +6,7 @@
 
 mod churn;
 mod errors;
+mod examples;
 mod fuzz;
 mod nodes;
 mod notices;
@@ -47,6 +48,7 @@ enum Workload {
         #[arg(value_enum)]
         case: errors::Case,
     },
+    Examples(examples::Examples),
     Fuzz(fuzz::Fuzz),
     Integrity(integrity::Integrity),
     #[command(subcommand)]
@@ -85,6 +87,7 @@ fn main() -> ExitCode {
         Workload::Churn(churn) => churn.run(),
         Workload::Copies(copies) => copies.run(),
         Workload::Errors { case } => errors::run(case),
+        Workload::Examples(examples) => examples.run(),
         Workload::Fuzz(fuzz) => fuzz.run(),
         Workload::Integrity(integrity) => integrity.run(),
         Workload::Locks(locks) => locks.run(),

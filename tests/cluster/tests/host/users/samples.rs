@@ -7,10 +7,20 @@ use kite_cluster::{outputs, Cluster, Node, Result};
 
 use crate::{compile, host, installed, pair, readme, run_installed, SOON};
 
+/// Timeout of all examples of the crate together.
+const LONG: Duration = Duration::from_secs(600);
+
 #[test]
 fn rust_sample_reads_the_written_data() -> Result<()> {
     let pair = pair()?;
     pair.node(1).workload("readme").user("alice").sh()?;
+    Ok(())
+}
+
+#[test]
+fn examples_of_the_crate_run_on_a_node() -> Result<()> {
+    let pair = pair()?;
+    pair.node(2).workload("examples").limit(LONG).sh()?;
     Ok(())
 }
 
