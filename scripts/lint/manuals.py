@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0
-"""Compares the manual pages, docs/kernel-api.md and docs/operations.md with the sources.
+"""Compares the manual pages and the documents with the sources.
 
 - Each function of libkite is in NAME of a page of section 3, and its prototype there is the one of the header.
 - A structure in a page of section 3 has the members of the header.
 - docs/kernel-api.md names each function of include/kite.h.
 - kite.4 lists each ioctl of include/uapi/kite.h, and each parameter of the module with its default.
+- docs/development/architecture.md lists each lock of the module by the name that lockdep shows.
 - docs/operations.md lists each counter of include/uapi/kite.h, and each log message of the module and of kited.
 
 Tests of kited compare its options with kited.8, and scripts/describe writes the pages of the command.
@@ -123,8 +124,17 @@ def operations_faults():
             yield f'"{message}": a log message that docs/operations.md does not list'
 
 
+def lock_faults():
+    page = (TOP / "docs/development/architecture.md").read_text()
+    text = "".join(path.read_text() for path in sorted((TOP / "src").rglob("*.rs")))
+    for kind, field in sorted(set(re.findall(r'new_(?:mutex|spinlock)!\([^;]*?"(\w+)::(\w+)"', text))):
+        row = rf"^\|(?:[^|]*)`(?:{kind}::)?{field}`[^|]*\|"
+        if not re.search(row, page, re.MULTILINE):
+            yield f"{kind}::{field}: a lock that docs/development/architecture.md does not list"
+
+
 def main():
-    wrong = [*library_faults(), *kernel_faults(), *device_faults(), *operations_faults()]
+    wrong = [*library_faults(), *kernel_faults(), *device_faults(), *lock_faults(), *operations_faults()]
     print("\n".join(wrong), end="\n" if wrong else "")
     sys.exit(f"{len(wrong)} differences" if wrong else 0)
 
