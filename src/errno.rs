@@ -26,7 +26,7 @@ macro_rules! errno {
 
 errno! {
     addrinuse EADDRINUSE "The port has a listener.",
-    canceled ECANCELED "The process cancelled the request.",
+    canceled ECANCELED "The process canceled the request.",
     connrefused ECONNREFUSED "The region has no server, or the port has no listener.",
     connreset ECONNRESET "The server, or the other end, has ended.",
     hostdown EHOSTDOWN "A required node is not in the view.",

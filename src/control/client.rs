@@ -8,11 +8,11 @@
 //! directly. A caller that waits uses [`ControlClient::request_with_retry`]. Work for which no caller waits
 //! runs on a workqueue of the peer ([`ControlClient::defer`]) and uses
 //! [`ControlClient::request_until_removed`]. A request that must not be executed twice has a sequence number
-//! ([`ControlClient::request_exactly_once`]).
+//! ([`ControlClient::request_once`]).
 //!
 //! # Recovery
 //!
-//! An exactly-once request with unknown outcome is cancelled in the background. A request to one incarnation
+//! An at-most-once request with unknown outcome is canceled in the background. A request to one incarnation
 //! of a node fails when that incarnation leaves the view.
 //!
 //! # Locking
@@ -78,9 +78,9 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
         deadline: Deadline,
     ) -> Result<ReplyMessage> {
         retry_until(deadline, || {
-            let answer = self.request(node, request, deadline)?;
-            answer.result()?;
-            Ok(answer)
+            let reply = self.request(node, request, deadline)?;
+            reply.result()?;
+            Ok(reply)
         })
     }
 
@@ -88,14 +88,14 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
     /// the sequence number (`kite_core::proto::once`). `kind` is the sequence space: 0 or
     /// [`PUSH_SEQUENCE_FLAG`].
     ///
-    /// If the outcome is unknown, the request is cancelled in the background, and `request_guard` is dropped
+    /// If the outcome is unknown, the request is canceled in the background, and `request_guard` is dropped
     /// afterwards. So no request of a mapping takes effect after the mapping has drained.
     ///
     /// # Errors
     ///
     /// See [`ControlCall::execute`]. If the node failed the request,
     /// [`ReplyMessage::decode`] returns the error.
-    fn request_exactly_once<'a, A: Send + 'static>(
+    fn request_once<'a, A: Send + 'static>(
         self: &Arc<Self>,
         request_guard: A,
         (instance, kind): (NodeInstance, u64),
@@ -105,14 +105,14 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
         let peer = self.cluster().fabric.peer_by_instance(instance)?;
         let seq_guard = retry_until(deadline, || peer.assign_sequence(kind))?;
         let request = request(seq_guard.sequence);
-        let answer = retry_until(deadline, || {
-            let answer = self.request_peer(&peer, &request, deadline)?;
-            match answer.result() {
+        let reply = retry_until(deadline, || {
+            let reply = self.request_peer(&peer, &request, deadline)?;
+            match reply.result() {
                 Err(TryError::InTransition) => Err(TryError::InTransition),
-                _ => Ok(answer),
+                _ => Ok(reply),
             }
         });
-        answer.inspect_err(|_| cancel_deferred(self, seq_guard, request_guard))
+        reply.inspect_err(|_| cancel_deferred(self, seq_guard, request_guard))
     }
 
     /// Sends one cancellation. Returns `true` if the request is not executed any longer.
@@ -125,7 +125,7 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
             &request,
             Deadline::after_ms(CONTROL_TIMEOUT_MS),
         ) {
-            Ok(answer) => answer.result() != Err(TryError::InTransition),
+            Ok(reply) => reply.result() != Err(TryError::InTransition),
             // A view without the peer's incarnation means that no packet of the request is delivered any
             // longer.
             Err(error) => {
@@ -167,8 +167,8 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
         let epoch = self.cluster().epoch();
         if node != self.cluster().local_node()? {
             let call = ControlCall::new(&self.cluster().fabric, Addressee::Node(node), deadline)?;
-            let answer = call.execute(request, epoch);
-            return answer.map(ReplyMessage).map_err(|error| {
+            let reply = call.execute(request, epoch);
+            return reply.map(ReplyMessage).map_err(|error| {
                 // The node is in the view, but not a peer yet or again.
                 let joining =
                     error == errno::hostdown() && self.cluster().instance_of(node).is_ok();
@@ -204,10 +204,10 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
         keep_trying: impl Fn() -> bool,
     ) {
         while self.cluster().is_member(peer) && keep_trying() {
-            if let Ok(answer) =
+            if let Ok(reply) =
                 self.request(peer.node, request, Deadline::after_ms(CONTROL_TIMEOUT_MS))
             {
-                match answer.decode() {
+                match reply.decode() {
                     Err(error) if is_temporary(error) => {}
                     _ => return,
                 }

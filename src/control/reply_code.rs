@@ -5,14 +5,14 @@
 use crate::errno;
 use kernel::prelude::*;
 
-/// Encodes an error as the cached result of an exactly-once request.
+/// Encodes an error as the cached result of an at-most-once request.
 pub(crate) fn errno_of(error: Error) -> u64 {
     error.to_errno().unsigned_abs().into()
 }
 
-/// Decodes the cached result of an exactly-once request; 0 means success.
-pub(crate) fn result_from_errno(answer: u64) -> Result {
-    match answer {
+/// Decodes the cached result of an at-most-once request; 0 means success.
+pub(crate) fn result_from_errno(reply: u64) -> Result {
+    match reply {
         0 => Ok(()),
         errno => Err(Error::from_errno(-(errno as c_int))),
     }

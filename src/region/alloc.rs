@@ -359,8 +359,8 @@ impl<'a> Publication<'a> {
             let epoch = cluster.epoch();
             retry_until(self.deadline, || {
                 let name_owner = cluster.name_owner(&name)?;
-                let answer = service.request(name_owner, &request, self.deadline)?;
-                Ok(answer.expect_done()?)
+                let reply = service.request(name_owner, &request, self.deadline)?;
+                Ok(reply.expect_done()?)
             })?;
             self.region.set_name_registered();
             // From now on, each view change sends the name to the new name owner. Repeat if one was missed.

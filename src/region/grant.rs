@@ -86,8 +86,8 @@ impl GrantRequest {
             rights,
         };
         let guard = mapping.start_remote_request()?;
-        let answer = service.request_exactly_once(guard, (home, 0), self.deadline, request);
-        answer.and_then(|answer| answer.expect_done())
+        let reply = service.request_once(guard, (home, 0), self.deadline, request);
+        reply.and_then(|reply| reply.expect_done())
     }
 }
 
@@ -102,7 +102,7 @@ pub(super) struct RightsChange {
 
 impl RightsChange {
     /// Sets the rights, and invalidates the mappings whose users have lost a right. A request of a peer is
-    /// executed exactly once by its sequence number.
+    /// executed at most once by its sequence number.
     ///
     /// # Errors
     ///

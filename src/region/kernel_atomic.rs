@@ -56,8 +56,8 @@ impl MrWord {
             addr: self.addr,
             op,
         };
-        let answer = service.request_exactly_once((), (owner, 0), deadline, request)?;
-        answer.old_value()
+        let reply = service.request_once((), (owner, 0), deadline, request)?;
+        reply.old_value()
     }
 
     /// Executes an atomic operation on an MR of a local process. Returns the old value.

@@ -77,8 +77,8 @@ impl ViewAnnouncement {
             };
             let request = ControlRequest::PublishAddress { entry };
             let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
-            let answer = service.request(self.member.node, &request, deadline);
-            match answer.map(|answer| answer.directory_addr()) {
+            let reply = service.request(self.member.node, &request, deadline);
+            match reply.map(|reply| reply.directory_addr()) {
                 Ok(Ok((addr, buckets))) => return cluster.add_replica(self.member, addr, buckets),
                 // The directory bucket of this node is full at the replica.
                 Ok(Err(error)) if error == ENOMEM => return,

@@ -226,8 +226,8 @@ impl Rpc {
                 Ok(parse_attach_reply(&self.dispatch(home, &request)?)?)
             });
         }
-        let answer = memory_service.request_with_retry(home, &request, deadline)?;
-        parse_attach_reply(&answer.decode()?)
+        let reply = memory_service.request_with_retry(home, &request, deadline)?;
+        parse_attach_reply(&reply.decode()?)
     }
 
     /// Notifies the home, in the background, that this node no longer uses its ring.

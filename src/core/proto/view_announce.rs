@@ -12,8 +12,8 @@
 //!
 //! # Recovery
 //!
-//! A peer acknowledges each announcement of a member of its view. The acknowledgement holds the epoch of that
-//! view, or the older epoch on which the peer still acts. Hence a peer without acknowledgements may have
+//! A peer acknowledges each announcement of a member of its view. The acknowledgment holds the epoch of that
+//! view, or the older epoch on which the peer still acts. Hence a peer without acknowledgments may have
 //! failed and is suspected.
 
 /// Ticks after which the back-off starts, and then the interval of repetitions in ticks.
@@ -67,7 +67,7 @@ impl ViewAnnouncer {
         self.ack_epoch = self.ack_epoch.max(epoch.min(own_epoch));
     }
 
-    /// Processes an acknowledgement: the peer acts on `epoch` and has received the announcement of this node.
+    /// Processes an acknowledgment: the peer acts on `epoch` and has received the announcement of this node.
     pub fn on_ack(&mut self, epoch: u64) {
         self.unacked_announcements = 0;
         if self.pending_epoch <= epoch {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn peer_without_acknowledgement_is_suspected() {
+    fn peer_without_acknowledgment_is_suspected() {
         let mut announcer = ViewAnnouncer::default();
         announcer.announce(7);
         let ticks_until_suspect =

@@ -43,7 +43,7 @@ pub enum ReleaseReason {
     /// The holder unlocks. It has received the grant.
     Unlocked,
     /// The waiter cancels. It may hold the lock without having received the grant yet.
-    Cancelled,
+    Canceled,
     /// The holder or waiter died.
     OwnerDied,
 }

@@ -24,7 +24,7 @@ pub enum AcquireKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcquireReply {
     /// The ticket was canceled before its request arrived, and is never created.
-    Cancelled,
+    Canceled,
     /// The ticket waits in the queue.
     Queued,
     /// The ticket holds the lock.
@@ -46,7 +46,7 @@ impl AcquireReply {
     #[must_use]
     pub const fn to_word(self) -> u64 {
         let (kind, value) = match self {
-            Self::Cancelled => (0, 0),
+            Self::Canceled => (0, 0),
             Self::Queued => (1, 0),
             Self::Granted { owner_died: warned } => (2, warned as u64),
             Self::BarrierPassed(generation) => (3, generation),
@@ -60,7 +60,7 @@ impl AcquireReply {
     pub const fn from_word(word: u64) -> Option<Self> {
         let value = word >> KIND_BITS;
         let reply = match (word & ((1 << KIND_BITS) - 1), value) {
-            (0, 0) => Self::Cancelled,
+            (0, 0) => Self::Canceled,
             (1, 0) => Self::Queued,
             (2, 0 | 1) => Self::Granted {
                 owner_died: value == 1,
@@ -82,7 +82,7 @@ mod tests {
         #[test]
         fn acquire_reply_round_trips(generation in 0u64..1 << 60, errno in 1u16..4096, owner_died: bool) {
             for reply in [
-                AcquireReply::Cancelled,
+                AcquireReply::Canceled,
                 AcquireReply::Queued,
                 AcquireReply::Granted { owner_died },
                 AcquireReply::BarrierPassed(generation),

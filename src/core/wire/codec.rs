@@ -255,7 +255,7 @@ impl Field<'_> for ReleaseReason {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         match u8::get(from)? {
             1 => Ok(Self::Unlocked),
-            2 => Ok(Self::Cancelled),
+            2 => Ok(Self::Canceled),
             3 => Ok(Self::OwnerDied),
             _ => Err(Malformed),
         }
@@ -264,7 +264,7 @@ impl Field<'_> for ReleaseReason {
     fn put(&self, to: &mut Writer<'_>) {
         let number: u8 = match self {
             Self::Unlocked => 1,
-            Self::Cancelled => 2,
+            Self::Canceled => 2,
             Self::OwnerDied => 3,
         };
         number.put(to);

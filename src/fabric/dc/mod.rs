@@ -429,7 +429,7 @@ impl DcTransport {
     }
 }
 
-/// Destroys a DCT. The sender of a message has already received the acknowledgement, so received messages are
+/// Destroys a DCT. The sender of a message has already received the acknowledgment, so received messages are
 /// processed before the DCT is destroyed.
 fn destroy_dct(mut dct: Dct<ThreadWaker>, drain_recv: impl Fn()) {
     // Ignore a drain error: dropping the DCT reports the error.

@@ -9,7 +9,7 @@
 //!
 //! # Recovery
 //!
-//! An announcement is repeated until the peer acknowledges it. A peer without acknowledgements is suspected,
+//! An announcement is repeated until the peer acknowledges it. A peer without acknowledgments is suspected,
 //! and its route is resolved again.
 //!
 //! # Locking
@@ -38,13 +38,13 @@ impl Peer {
         self.identity.local.connector_waker.event.complete();
     }
 
-    /// Processes an acknowledgement of `epoch` by the peer.
+    /// Processes an acknowledgment of `epoch` by the peer.
     pub(in crate::fabric) fn on_view_ack(&self, epoch: u64) {
         self.clear_suspicion();
         self.view_announcer.lock().on_ack(epoch);
     }
 
-    /// Sends the announcements and acknowledgements that are due. `tick` is `true` in a round for
+    /// Sends the announcements and acknowledgments that are due. `tick` is `true` in a round for
     /// retransmissions. Returns `true` if another tick is needed. Called by the connector only.
     pub(in crate::fabric) fn flush_announcements(&self, ops: &impl ConnOps, tick: bool) -> bool {
         if !self.view_announcer.lock().has_pending() {

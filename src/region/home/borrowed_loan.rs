@@ -98,10 +98,10 @@ impl<'a> BorrowedLoan<'a> {
         deadline: Deadline,
         on_addr: impl FnMut(u64) -> Result,
     ) -> Result {
-        let answer = self
+        let reply = self
             .service
             .request_with_retry(self.lender, request, deadline)?;
-        let ControlReply::Addresses(mut addresses) = answer.decode()? else {
+        let ControlReply::Addresses(mut addresses) = reply.decode()? else {
             return Err(EIO);
         };
         addresses.try_for_each(on_addr)

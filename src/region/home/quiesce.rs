@@ -10,8 +10,8 @@
 //!
 //! # Recovery
 //!
-//! Both requests are executed exactly once, however often the message arrives. A delayed quiesce would block
-//! users forever, and a delayed resume would resume them too early. An unacknowledged quiesce is cancelled
+//! Both requests are executed at most once, however often the message arrives. A delayed quiesce would block
+//! users forever, and a delayed resume would resume them too early. An unacknowledged quiesce is canceled
 //! before the resume is sent.
 
 use super::{
@@ -122,8 +122,8 @@ impl<'a> Quiesce<'a> {
             region: self.region.id,
         };
         let send = || {
-            let answer = self.service.request_peer(&peer, &request, self.deadline)?;
-            Ok(answer.expect_done()?)
+            let reply = self.service.request_peer(&peer, &request, self.deadline)?;
+            Ok(reply.expect_done()?)
         };
         let answered = retry_until(self.deadline, send).map_err(|_| TryError::WouldBlock);
         // Keep the sequence number for the cancellation: otherwise the request could arrive late.

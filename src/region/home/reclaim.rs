@@ -175,7 +175,7 @@ pub(in crate::region) fn request_invalidate(
     let request = ControlRequest::InvalidateMapping { mapping, reason };
     let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
     match service.request(instance.node, &request, deadline) {
-        Ok(answer) => !matches!(answer.decode(), Err(error) if is_temporary(error)),
+        Ok(reply) => !matches!(reply.decode(), Err(error) if is_temporary(error)),
         Err(_) => !service.cluster.is_member(instance),
     }
 }

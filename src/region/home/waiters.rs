@@ -132,7 +132,7 @@ impl Region {
 }
 
 impl EnqueueRequest {
-    /// Adds a waiter to a region of this home and returns its reply. A request of a peer is executed exactly
+    /// Adds a waiter to a region of this home and returns its reply. A request of a peer is executed at most
     /// once.
     pub(in crate::region) fn execute(
         &self,
@@ -238,7 +238,7 @@ fn notify_waiter(service: &Arc<MemoryService>, waiter_id: WaiterId, reply: Acqui
     while let Ok(peer) = service.fabric().peer_by_instance(instance) {
         let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
         let ack = service.request_peer(&peer, &request, deadline);
-        if ack.is_ok_and(|answer| answer.expect_done().is_ok()) {
+        if ack.is_ok_and(|reply| reply.expect_done().is_ok()) {
             return;
         }
         fsleep(Delta::from_millis(RETRY_MS));

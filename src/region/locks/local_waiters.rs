@@ -35,7 +35,7 @@ pub(super) struct LocalWaiter {
 impl LocalWaiter {
     pub(super) fn reply(&self) -> Option<AcquireReply> {
         let reply = AcquireReply::from_word(self.reply_word.load(Acquire));
-        reply.filter(|reply| *reply != AcquireReply::Cancelled)
+        reply.filter(|reply| *reply != AcquireReply::Canceled)
     }
 }
 

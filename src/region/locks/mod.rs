@@ -10,7 +10,7 @@
 //!
 //! # Recovery
 //!
-//! - A lock request with unknown outcome is cancelled, in the background if need be ([`release`]). So no node
+//! - A lock request with unknown outcome is canceled, in the background if need be ([`release`]). So no node
 //!   owns a lock without having received the grant. The tests of `kite_core::sync::lock` cover the
 //!   interleavings.
 //! - Waiters of a dead node are removed only after all members have synchronized the view without that node.
@@ -145,7 +145,7 @@ impl Acquisition<'_> {
         Ok((ticket, seq_guard))
     }
 
-    /// Reserves a sequence number for an exactly-once request. Returns `None` if this node is the home.
+    /// Reserves a sequence number for an at-most-once request. Returns `None` if this node is the home.
     fn reserve_seq(&self, home: NodeInstance) -> Result<Option<SequenceGuard>> {
         if self.service.cluster.local_node()? == home.node {
             return Ok(None);
@@ -185,7 +185,7 @@ impl Acquisition<'_> {
             ControlReply::OldValue { word } => AcquireReply::from_word(word).ok_or(EIO),
             _ => Err(EIO),
         });
-        // Keep the sequence number reserved until the ticket is certainly cancelled.
+        // Keep the sequence number reserved until the ticket is certainly canceled.
         reply.inspect_err(|_| {
             TicketRelease::cancellation(*ticket, Some(seq_guard)).cancel(self.service)
         })

@@ -33,7 +33,7 @@ use kernel::{
 use kite_core::{sync::lock::ReleaseReason, wire::ControlRequest};
 
 /// Maximum time in ms that a cancelling caller waits for the home. Otherwise the next request of the caller
-/// could queue behind the cancelled one.
+/// could queue behind the canceled one.
 const RELEASE_INLINE_MS: u32 = 500;
 
 impl Ticket {
@@ -101,7 +101,7 @@ impl TicketRelease {
 
     /// Creates the cancellation of a ticket.
     pub(super) fn cancellation(ticket: Ticket, seq_guard: Option<SequenceGuard>) -> Self {
-        Self::new(ticket, ReleaseReason::Cancelled, seq_guard)
+        Self::new(ticket, ReleaseReason::Canceled, seq_guard)
     }
 
     /// Cancels the ticket. See [`Ticket::cancel`].

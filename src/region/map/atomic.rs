@@ -96,8 +96,7 @@ impl AtomicRequest {
             offset: word.offset,
             op: self.op,
         };
-        let answer =
-            service.request_exactly_once(request_guard, (lender, 0), self.deadline, request)?;
-        answer.old_value()
+        let reply = service.request_once(request_guard, (lender, 0), self.deadline, request)?;
+        reply.old_value()
     }
 }

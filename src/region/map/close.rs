@@ -38,7 +38,7 @@ impl MemoryService {
         };
         let send = || self.request(mapping.home, &request, deadline);
         let unmapped =
-            detached.is_drained() && send().is_ok_and(|answer| answer.expect_done().is_ok());
+            detached.is_drained() && send().is_ok_and(|reply| reply.expect_done().is_ok());
         if !unmapped {
             unmap_deferred(detached);
         }
@@ -83,7 +83,7 @@ impl MemoryService {
         mapping.suppress_event();
         let freed = self.request_with_retry(mapping.home, &request, deadline);
         freed
-            .and_then(|answer| answer.expect_done())
+            .and_then(|reply| reply.expect_done())
             .map_err(|error| {
                 mapping.restore_event();
                 // The mapping was removed at the home: another thread has closed the handle.

@@ -11,7 +11,7 @@
 //!
 //! # Recovery
 //!
-//! Each step repeats while a region moves. A step with unknown outcome is cancelled before the mapping counts
+//! Each step repeats while a region moves. A step with unknown outcome is canceled before the mapping counts
 //! as drained ([`Mapping::is_drained`]).
 
 use super::{access::AccessRequest, chunk_map::PieceLocation, Mapping};
@@ -32,7 +32,7 @@ use kite_core::{
     wire::{ControlRequest, LentChunkAddr, PUSH_SEQUENCE_FLAG},
 };
 
-/// Maximum bytes of one copy or fill request. Other exactly-once requests of the requesting node wait
+/// Maximum bytes of one copy or fill request. Other at-most-once requests of the requesting node wait
 /// meanwhile.
 const MAX_COPY_STEP_BYTES: u32 = 64 << 10;
 const MAX_FILL_STEP_BYTES: u32 = 256 << 10;
@@ -138,7 +138,7 @@ impl FillRequest {
                 let request_guard = mapping.start_remote_request()?;
                 drop(chunk_map);
                 let destination = to_wire_span(mapping, location.addr, piece);
-                let answer = memory_service.request_exactly_once(
+                let reply = memory_service.request_once(
                     request_guard,
                     (location.instance, 0),
                     self.deadline,
@@ -149,7 +149,7 @@ impl FillRequest {
                         byte,
                     },
                 )?;
-                Ok(answer.expect_done()?)
+                Ok(reply.expect_done()?)
             }
         }
     }
@@ -276,8 +276,8 @@ impl CopyRequest<'_> {
                 let source = to_wire_span(self.from.mapping, source_location.addr, from_piece);
                 let destination = to_wire_span(self.to.mapping, target_location.addr, to_piece);
                 let (len, instance) = (step.len, source_location.instance);
-                let answer = if instance == target_location.instance {
-                    memory_service.request_exactly_once(
+                let reply = if instance == target_location.instance {
+                    memory_service.request_once(
                         request_guards,
                         (instance, 0),
                         self.deadline,
@@ -289,7 +289,7 @@ impl CopyRequest<'_> {
                         },
                     )
                 } else {
-                    memory_service.request_exactly_once(
+                    memory_service.request_once(
                         request_guards,
                         (instance, PUSH_SEQUENCE_FLAG),
                         self.deadline,
@@ -302,7 +302,7 @@ impl CopyRequest<'_> {
                         },
                     )
                 }?;
-                answer.expect_done()?;
+                reply.expect_done()?;
                 Ok(true)
             }
             _ => Ok(false),

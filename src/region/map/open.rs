@@ -90,9 +90,9 @@ impl MemoryService {
             cursor,
             max_entries: limit,
         };
-        let answer =
+        let reply =
             self.request_with_retry(node, &request, Deadline::after_ms(CONTROL_TIMEOUT_MS))?;
-        let ControlReply::Listed { cursor, entries } = answer.decode()? else {
+        let ControlReply::Listed { cursor, entries } = reply.decode()? else {
             return Err(EIO);
         };
         for entry in entries.take(limit as usize) {
@@ -148,8 +148,8 @@ impl OpenRequest {
             uid: self.uid,
             rights: self.rights,
         };
-        let answer = service.request_with_retry(self.home, &request, self.deadline)?;
-        let layout = match answer.decode()? {
+        let reply = service.request_with_retry(self.home, &request, self.deadline)?;
+        let layout = match reply.decode()? {
             ControlReply::Mapped { len, shift } => Layout::new(len, shift).ok_or(EIO)?,
             _ => return Err(EIO),
         };
@@ -207,10 +207,10 @@ impl ChunkMapFetch<'_> {
             region,
             first_chunk: chunks.len() as u32,
         };
-        let answer = self
+        let reply = self
             .service
             .request_with_retry(home, &request, self.deadline)?;
-        let ControlReply::Located(located) = answer.decode()? else {
+        let ControlReply::Located(located) = reply.decode()? else {
             return Err(EIO);
         };
         let size = 1 << self.layout.shift();

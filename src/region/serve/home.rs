@@ -225,7 +225,7 @@ impl ControlServer<'_> {
     ) -> Result {
         let peer = self.peer()?;
         // If the request was executed before, this has no effect, and the waiter is removed below.
-        let _ = peer.execute_once(ticket, || Ok(AcquireReply::Cancelled.to_word()));
+        let _ = peer.execute_once(ticket, || Ok(AcquireReply::Canceled.to_word()));
         removal(peer.instance()).execute(self.service)
     }
 

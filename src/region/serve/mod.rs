@@ -6,7 +6,7 @@
 //!
 //! Requests of peers are copied and served on `request_queue`. [`ControlServer`] serves one request. It selects
 //! the role in which this node serves the request: [`lender`], [`home`], [`mapper`] or [`name_owner`]. All
-//! requests are idempotent or executed exactly once by sequence number, since a requester repeats a request
+//! requests are idempotent or executed at most once by sequence number, since a requester repeats a request
 //! until the reply arrives. No request waits for another node.
 //!
 //! # Recovery
@@ -16,7 +16,7 @@
 //!
 //! # Locking
 //!
-//! Exactly-once requests run inside [`Peer::execute_once`], which holds the peer's reply cache (mutex).
+//! At-most-once requests run inside [`Peer::execute_once`], which holds the peer's reply cache (mutex).
 //! Nested inside are the mutexes of the region, the mappings, the chunk maps and the loans that a request
 //! uses.
 

@@ -11,7 +11,7 @@
 //!
 //! - A client detaches, or its node leaves: the client is removed once its queued messages are taken. Its
 //!   queued calls are delivered to no server.
-//! - The last server ends: all clients are removed. Queued messages that expect an answer fail with
+//! - The last server ends: all clients are removed. Queued messages that expect a reply fail with
 //!   `ECONNRESET`.
 //!
 //! # Locking
@@ -96,7 +96,7 @@ impl RpcService {
         }
     }
 
-    /// Removes all clients, after the last server has ended. Queued messages that expect an answer fail with
+    /// Removes all clients, after the last server has ended. Queued messages that expect a reply fail with
     /// `ECONNRESET`.
     pub(in crate::rpc) fn disconnect_clients(&self, rpc: &Arc<Rpc>) {
         while let Some(client) = self.remove_client(|_| true) {

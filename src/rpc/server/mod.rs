@@ -11,7 +11,7 @@
 //!
 //! # Recovery
 //!
-//! The last server ends: queued messages that expect an answer fail with `ECONNRESET`, and all channels
+//! The last server ends: queued messages that expect a reply fail with `ECONNRESET`, and all channels
 //! close.
 //!
 //! # Locking

@@ -339,7 +339,7 @@ impl IoQueue {
         prerequisite.wait(&vqp, &vqp_table.memory_service.cluster, args::deadline(0))
     }
 
-    /// Continues or rejects the request that waited, unless the request was cancelled.
+    /// Continues or rejects the request that waited, unless the request was canceled.
     fn on_prerequisite(&self, wait_id: u64, result: Result) {
         let mut state = self.state.lock();
         let mut jobs = push_jobs(&mut state.pushes.queued);

@@ -10,7 +10,7 @@
 //!
 //! # Recovery
 //!
-//! A task that cannot start before its deadline completes with `ETIMEDOUT`. A cancelled task returns its
+//! A task that cannot start before its deadline completes with `ETIMEDOUT`. A canceled task returns its
 //! admission ticket, and aborts the call that a reply would have answered.
 
 use super::{
@@ -195,7 +195,7 @@ impl IoTask {
         admitted.unwrap_or(false)
     }
 
-    /// Returns `true` if the task can be cancelled: no posted operation is pending.
+    /// Returns `true` if the task can be canceled: no posted operation is pending.
     pub(super) fn can_cancel(&self) -> bool {
         self.job.as_ref().is_some_and(|job| !job.is_inflight())
     }

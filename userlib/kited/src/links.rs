@@ -67,9 +67,9 @@ impl Links {
                     if handshakes.len() == HANDSHAKES_MAX {
                         handshakes.pop_front();
                     }
-                    let (handshake, cancelled) = oneshot::channel();
+                    let (handshake, canceled) = oneshot::channel();
                     handshakes.push_back(handshake);
-                    tokio::spawn(self.clone().accept_peer(stream, peer, cancelled));
+                    tokio::spawn(self.clone().accept_peer(stream, peer, canceled));
                 }
                 Err(error) => {
                     // For example too many open files, which may be transient.
@@ -80,17 +80,17 @@ impl Links {
         }
     }
 
-    /// Completes the handshake of an accepted connection and transfers its messages. Dropping the sender of `cancelled`
+    /// Completes the handshake of an accepted connection and transfers its messages. Dropping the sender of `canceled`
     /// cancels the handshake.
     async fn accept_peer(
         self,
         stream: TcpStream,
         peer: SocketAddr,
-        cancelled: oneshot::Receiver<()>,
+        canceled: oneshot::Receiver<()>,
     ) {
         let established = tokio::select! {
             established = self.establish(stream, HandshakeRole::Listener) => established,
-            _ = cancelled => return tracing::warn!(%peer, "handshake cancelled: more than {HANDSHAKES_MAX} at once"),
+            _ = canceled => return tracing::warn!(%peer, "handshake canceled: more than {HANDSHAKES_MAX} at once"),
         };
         match established {
             Ok(connection) => self.transfer_messages(connection).await,

@@ -217,7 +217,7 @@ impl FrameSender {
 }
 
 impl FrameReceiver {
-    /// Waits for the next message. Not cancel safe: the connection is unusable after a cancelled wait.
+    /// Waits for the next message. Not cancel safe: the connection is unusable after a canceled wait.
     ///
     /// # Errors
     /// See [`WireError`]; the regular end is an [`io::ErrorKind::UnexpectedEof`].

@@ -4,7 +4,7 @@
 //! Each event belongs to an owner, an object of the program. An owner is not destroyed before the program has
 //! acknowledged all of its events that it took. The remaining events are dropped.
 //!
-//! A thread that waits for an event may be cancelled, which unwinds its stack. The unwinding must not pass a frame with
+//! A thread that waits for an event may be canceled, which unwinds its stack. The unwinding must not pass a frame with
 //! a destructor, so callers of [`EventQueue::next_event`] have none.
 
 use std::collections::{HashMap, VecDeque};
@@ -20,7 +20,7 @@ use crate::object::SendPtr;
 use crate::sync::lock;
 
 extern "C-unwind" {
-    /// `read` of libc, at which a thread may be cancelled.
+    /// `read` of libc, at which a thread may be canceled.
     fn read(fd: c_int, to: *mut c_void, len: usize) -> isize;
 }
 

@@ -50,7 +50,7 @@ fn acquire_kinds() -> impl Strategy<Value = AcquireKind> {
 fn release_reasons() -> impl Strategy<Value = ReleaseReason> {
     prop_oneof![
         Just(ReleaseReason::Unlocked),
-        Just(ReleaseReason::Cancelled),
+        Just(ReleaseReason::Canceled),
         Just(ReleaseReason::OwnerDied)
     ]
 }

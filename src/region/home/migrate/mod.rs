@@ -95,8 +95,8 @@ impl MoveRequest<'_> {
             timeout_ms: self.deadline.remaining_ms(),
             nodes,
         };
-        let answer = service.request_exactly_once((), (home, 0), reply_deadline, request);
-        answer.and_then(|answer| answer.expect_done())
+        let reply = service.request_once((), (home, 0), reply_deadline, request);
+        reply.and_then(|reply| reply.expect_done())
     }
 }
 

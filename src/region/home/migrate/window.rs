@@ -177,8 +177,8 @@ impl Migration<'_> {
         };
         let lender = (source.instance, PUSH_SEQUENCE_FLAG);
         let service = self.service;
-        let answer = service.request_exactly_once(latch_guard, lender, deadline, request);
-        match answer.and_then(|answer| answer.expect_done()) {
+        let reply = service.request_once(latch_guard, lender, deadline, request);
+        match reply.and_then(|reply| reply.expect_done()) {
             // The region exists, so a missing chunk means that the lender has restarted.
             Err(error) if error == ENOENT || error == errno::stale() => Err(errno::hostdown()),
             done => done,

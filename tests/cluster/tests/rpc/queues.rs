@@ -93,7 +93,7 @@ fn io_queue_requests_of_many_handles_complete() -> Result<()> {
 }
 
 #[test]
-fn io_queue_calls_run_concurrently_and_are_cancelled() -> Result<()> {
+fn io_queue_calls_run_concurrently_and_are_canceled() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
     let line = "rpc serve inverter --threads 2 --data-max 20000";

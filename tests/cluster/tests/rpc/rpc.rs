@@ -107,7 +107,7 @@ fn full_ring_blocks_callers() -> Result<()> {
     end(two, "narrow", &mut servers)
 }
 
-/// A lost message or acknowledgement is sent again. A duplicate is discarded.
+/// A lost message or acknowledgment is sent again. A duplicate is discarded.
 #[test]
 fn call_is_executed_once_despite_lost_packets_and_failed_qps() -> Result<()> {
     let trio = trio()?;
@@ -333,7 +333,7 @@ fn rendezvous_messages_keep_order_with_inline_ones() -> Result<()> {
 }
 
 #[test]
-fn cancelled_rendezvous_calls_are_not_executed() -> Result<()> {
+fn canceled_rendezvous_calls_are_not_executed() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     let mut asleep = serve(one, "dozing --no-receive --data-max 100000")?;

@@ -177,7 +177,7 @@ fn vqp_requests_over_the_depth_wait() -> Result<()> {
 }
 
 #[test]
-fn prerequisite_of_a_cancelled_request_serves_no_other() -> Result<()> {
+fn prerequisite_of_a_canceled_request_serves_no_other() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
     run(trio.node(1), &format!("queue cancel {name}"))?;
@@ -221,10 +221,10 @@ fn waiting_vqp_requests_fail_with_their_node_or_vqp() -> Result<()> {
     let (mut taker, mut sender) = held(&trio, &name, "")?;
     taker.kill()?;
     let output = sender.wait(SOON)?;
-    // The first message and those in the queue fail. Those behind the first are cancelled.
+    // The first message and those in the queue fail. Those behind the first are canceled.
     let ended = r#"{"Canceled": 255, "ConnectionReset": 19}"#;
     assert!(output.stdout.trim().ends_with(ended), "{output:?}");
-    // One of the queued messages was cancelled before.
+    // One of the queued messages was canceled before.
     let (mut taker, mut sender) = held(&trio, &name, "--close")?;
     let output = sender.wait(SOON)?;
     let ended = r#"{"BadHandle": 17, "Canceled": 256}"#;

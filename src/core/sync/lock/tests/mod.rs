@@ -63,7 +63,7 @@ fn shared_waiters_are_granted_together_in_fifo_order() {
         grant_and_list_states(&mut queue),
         [GRANTED, WaiterState::Waiting, WaiterState::Waiting]
     );
-    release(&mut queue, 1, ReleaseReason::Cancelled);
+    release(&mut queue, 1, ReleaseReason::Canceled);
     assert_eq!(grant_and_list_states(&mut queue), [GRANTED, GRANTED]);
 }
 
@@ -91,7 +91,7 @@ fn owner_died_is_reported_until_an_exclusive_unlock() {
         grant_and_list_states(&mut queue)[..2],
         [WaiterState::OwnerDied, GRANTED_OWNER_DIED]
     );
-    release(&mut queue, 1, ReleaseReason::Cancelled);
+    release(&mut queue, 1, ReleaseReason::Canceled);
     assert_eq!(
         grant_and_list_states(&mut queue),
         [WaiterState::OwnerDied, GRANTED_OWNER_DIED]
@@ -117,7 +117,7 @@ proptest! {
     fn lock_holders_are_one_exclusive_or_all_shared(steps in prop::collection::vec((0u8..5, any::<prop::sample::Index>()), 0..200)) {
         let mut queue = Vec::new();
         for (step, at) in steps {
-            let reasons = [ReleaseReason::Unlocked, ReleaseReason::Cancelled, ReleaseReason::OwnerDied];
+            let reasons = [ReleaseReason::Unlocked, ReleaseReason::Canceled, ReleaseReason::OwnerDied];
             let live: Vec<usize> =
                 (0..queue.len()).filter(|&at: &usize| { let claim: &LockWaiter = &queue[at]; claim.state != WaiterState::OwnerDied }).collect();
             match step {

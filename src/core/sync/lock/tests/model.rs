@@ -7,7 +7,7 @@
 //!
 //! A sent message can be delivered at any later time, and repeatedly. A lost message is one that is never
 //! delivered. The sender retransmits [`Release`], [`Granted`] and [`MappingEnded`] until acknowledged. After
-//! a delivery, such messages may be removed from the network: the acknowledgement has arrived. The home
+//! a delivery, such messages may be removed from the network: the acknowledgment has arrived. The home
 //! caches all replies in the model. Eviction from the reply cache is covered by [`crate::proto::once`].
 
 use crate::sync::lock::*;
@@ -156,7 +156,7 @@ impl LockModel {
                 let reason = if unlocks {
                     ReleaseReason::Unlocked
                 } else {
-                    ReleaseReason::Cancelled
+                    ReleaseReason::Canceled
                 };
                 self.remove_waiter(ticket, reason);
             }

@@ -177,7 +177,7 @@ fn limits_change_while_throttled_processes_are_killed() -> Result<()> {
     Ok(())
 }
 
-/// A queued request that is cancelled, or whose process ends, passes its turn to the next one.
+/// A queued request that is canceled, or whose process ends, passes its turn to the next one.
 #[test]
 fn destroyed_queue_returns_its_admission() -> Result<()> {
     let pair = pair()?;
