@@ -960,7 +960,7 @@ struct kite_list_regions {
 };
 
 /**
- * struct kite_address - address of a node's control QP (UD) on the fabric.
+ * struct kite_address - address of a node's setup QP (UD) on the fabric.
  * @gid: GID.
  * @qpn: QP number.
  * @lid: LID, or 0 on Ethernet.
@@ -984,7 +984,7 @@ struct kite_address {
  * @node: node number.
  * @reserved: zero.
  * @incarnation: differs for each membership of the node.
- * @address: address of the control QP.
+ * @address: address of the setup QP.
  */
 struct kite_member {
 	__u32 node;

@@ -28,7 +28,7 @@
 use super::{member_instance, Cluster};
 use crate::{
     errno::{self, TryError, TryResult},
-    fabric::{peer::PeerAddress, send::read::OneShot},
+    fabric::{peer::PeerAddress, send::one_shot::OneShot},
     sys::{
         deadline::{retry_until, Deadline},
         pages::{ContiguousPages, MemcgCharge},

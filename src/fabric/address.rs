@@ -4,15 +4,15 @@
 //!
 //! # Operation
 //!
-//! The view advertises one address of each node: the number of the control QP, and the GID or LID of the
+//! The view advertises one address of each node: the number of the setup QP, and the GID or LID of the
 //! port. The address of the local node is pinned ([`LocalAddress::pin`]) while the first view with the node
-//! is prepared. The control QP, the DCT and the RC QPs then all use the pinned GID, also if the port gets
+//! is prepared. The setup QP, the DCT and the RC QPs then all use the pinned GID, also if the port gets
 //! other GIDs.
 //!
 //! # Locking
 //!
-//! `LocalAddress::pinned_gid` (spin lock) protects the pinned GID. `LocalAddress::gid` holds the lock while it
-//! reads the GID cache of the device, which does not sleep.
+//! `LocalAddress::pinned_gid` (spin lock) protects the pinned GID. `LocalAddress::gid` holds the lock while
+//! it reads the GID cache of the device, which does not sleep.
 
 use super::peer::Peer;
 use crate::{
@@ -30,13 +30,13 @@ use kernel::{
     sync::{Arc, SpinLock},
 };
 
-/// Address of the local node: the port, its GID, and the control QP.
+/// Address of the local node: the port, its GID, and the setup QP.
 #[pin_data]
 pub(crate) struct LocalAddress {
     pd: Arc<Pd>,
     port: PortNum,
-    /// Number of the control QP.
-    control_qpn: u32,
+    /// Number of the setup QP.
+    setup_qpn: u32,
     /// GID in the address that the view advertises for this node. Set by `pin`, cleared by `unpin`.
     #[pin]
     pinned_gid: SpinLock<Option<Gid>>,
@@ -48,12 +48,12 @@ impl LocalAddress {
     /// # Errors
     ///
     /// - `ENOMEM`: out of memory.
-    pub(super) fn new(pd: Arc<Pd>, port: PortNum, control_qpn: u32) -> Result<Arc<Self>> {
+    pub(super) fn new(pd: Arc<Pd>, port: PortNum, setup_qpn: u32) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 pd,
                 port,
-                control_qpn,
+                setup_qpn,
                 pinned_gid <- new_spinlock!(None, "LocalAddress::pinned_gid"),
             }),
             GFP_KERNEL,
@@ -89,11 +89,11 @@ impl LocalAddress {
     ///
     /// # Errors
     ///
-    /// - `EINVAL`: `address` does not name the control QP, or the port lacks the GID (on InfiniBand: the
+    /// - `EINVAL`: `address` does not name the setup QP, or the port lacks the GID (on InfiniBand: the
     ///   LID).
     /// - Any error of the port query.
     pub(crate) fn pin(&self, address: &bindings::kite_address) -> Result {
-        if address.qpn != self.control_qpn {
+        if address.qpn != self.setup_qpn {
             return Err(EINVAL);
         }
         let state = self.device().query_port(self.port)?;
@@ -159,13 +159,13 @@ impl LocalAddress {
         }
     }
 
-    /// Returns the address of the control QP for the view, and `true` if the port is active.
+    /// Returns the address of the setup QP for the view, and `true` if the port is active.
     pub(crate) fn control_address(&self) -> Result<(bindings::kite_address, bool)> {
         let state = self.device().query_port(self.port)?;
         let gid = self.gid(state.link_layer).map_or([0; 16], |(_, gid)| gid);
         let address = bindings::kite_address {
             gid,
-            qpn: self.control_qpn,
+            qpn: self.setup_qpn,
             lid: state.lid,
             link_layer: if state.link_layer == LinkLayer::InfiniBand {
                 1

@@ -5,8 +5,8 @@
 //! # Operation
 //!
 //! A [`ControlCall`] gets an ID and is registered before it is sent. The caller sends on a connection to the
-//! peer, and polls or sleeps until the reply arrives. The reply uses the QP on which the last copy of the request
-//! arrived: the caller has a receive posted there, because it counts its requests per QP
+//! peer, and polls or sleeps until the reply arrives. The reply uses the QP on which the last copy of the
+//! request arrived: the caller has a receive posted there, because it counts its requests per QP
 //! ([`super::endpoint::MAX_CONTROL_REQUESTS`]).
 //!
 //! # Recovery

@@ -4,7 +4,7 @@
 //!
 //! # Operation
 //!
-//! The fabric inserts the endpoint of the control QP. The connector creates the endpoints of connections. Each
+//! The fabric inserts the endpoint of the setup QP. The connector creates the endpoints of connections. Each
 //! of them holds a reservation of receive CQ entries ([`EndpointTable::reserve`]).
 //!
 //! # Locking
@@ -24,7 +24,7 @@ use kernel::{
 use kite_core::view::NodeInstance;
 
 /// ID of the control endpoint. IDs of RC endpoints are higher.
-pub(super) const CONTROL_ENDPOINT_ID: u32 = 0;
+pub(super) const SETUP_ENDPOINT_ID: u32 = 0;
 
 /// Endpoints by ID.
 #[pin_data]
@@ -41,7 +41,7 @@ impl EndpointTable {
     pub(super) fn new(recv_cqe_count: u32) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             endpoints <- XArray::new(AllocKind::Alloc),
-            next_id: Atomic::new(CONTROL_ENDPOINT_ID + 1),
+            next_id: Atomic::new(SETUP_ENDPOINT_ID + 1),
             recv_cq_budget: RecvCqBudget::new(recv_cqe_count)?,
         })
     }

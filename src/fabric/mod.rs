@@ -7,16 +7,16 @@
 //!
 //! # Operation
 //!
-//! One [`Fabric`] per RNIC owns the protection domain, one send and one receive CQ, the UD control QP, and
-//! the peers. The control QP carries the datagrams that set up connections and announce views. With mlx5
-//! hardware, [`DcTransport`] adds DC. Each part has a type that owns its fields, for example [`PeerTable`],
-//! [`RecvEngine`] and [`MrTable`]. The functions of the fabric itself combine several parts. Two threads serve
-//! a fabric: the poller ([`recv::poller`]) and the connector ([`conn::connector`]).
+//! One [`Fabric`] per RNIC owns the protection domain, one send and one receive CQ, the UD setup QP, and the
+//! peers. The setup QP carries the datagrams that set up connections and announce views. With mlx5 hardware,
+//! [`DcTransport`] adds DC. Each part has a type that owns its fields, for example [`PeerTable`],
+//! [`RecvEngine`] and [`MrTable`]. The functions of the fabric itself combine several parts. Two threads
+//! serve a fabric: the poller ([`recv::poller`]) and the connector ([`conn::connector`]).
 //!
 //! # Recovery
 //!
 //! A failed RC QP is replaced by the connector ([`conn`]), a failed DCI too ([`dc`]). The connector restarts
-//! the control QP. Nodes removed from the view are fenced in two steps: [`Fabric::fence_peers`] revokes their
+//! the setup QP. Nodes removed from the view are fenced in two steps: [`Fabric::fence_peers`] revokes their
 //! access to local memory, and [`Fabric::drain_peers`] waits for local users and destroys the QPs.
 //!
 //! # Locking
@@ -26,7 +26,6 @@
 mod address;
 pub(crate) mod conn;
 pub(crate) mod control;
-mod control_qp;
 pub(crate) mod dc;
 pub(crate) mod endpoint;
 mod endpoint_table;
@@ -35,11 +34,11 @@ pub(crate) mod peer;
 pub(crate) mod qos;
 pub(crate) mod recv;
 pub(crate) mod send;
+mod setup_qp;
 
 use self::{
     address::LocalAddress,
     control::ControlRequests,
-    control_qp::ControlQp,
     dc::DcTransport,
     endpoint::{Endpoint, EndpointResources},
     endpoint_table::EndpointTable,
@@ -48,6 +47,7 @@ use self::{
     qos::Qos,
     recv::{engine::RecvEngine, poll_client::PollClients, wake::ThreadWaker},
     send::slots::{SendEngine, SlotClass, SlotGuard},
+    setup_qp::SetupQp,
 };
 use crate::{
     errno::TryResult,
@@ -97,7 +97,7 @@ pub(crate) struct Fabric {
     pub(crate) mr_table: Pin<KBox<MrTable>>,
     #[pin]
     pub(crate) atomic_engine: AtomicEngine,
-    control_qp: ControlQp,
+    setup_qp: SetupQp,
     #[pin]
     endpoints: EndpointTable,
     #[pin]
@@ -149,12 +149,12 @@ impl Fabric {
             recv_cq,
             port: device.first_port(),
         };
-        let control_qp = ControlQp::new(&resources, connector_waker.clone())?;
-        let control_endpoint = control_qp.endpoint().clone();
+        let setup_qp = SetupQp::new(&resources, connector_waker.clone())?;
+        let setup_endpoint = setup_qp.endpoint().clone();
         let local_address = LocalAddress::new(
             resources.pd.clone(),
             resources.port,
-            control_endpoint.qp().qpn(),
+            setup_endpoint.qp().qpn(),
         )?;
         let recv_engine =
             RecvEngine::new(resources.recv_cq.clone(), dc.clone(), poller_waker.clone());
@@ -168,7 +168,7 @@ impl Fabric {
                 local_address,
                 mr_table,
                 atomic_engine <- atomic_engine,
-                control_qp,
+                setup_qp,
                 endpoints <- EndpointTable::new(recv_cqe_count),
                 peers <- PeerTable::new(config.max_promoted, connector_waker.clone(), stats.clone()),
                 control_requests <- ControlRequests::new(),
@@ -182,7 +182,7 @@ impl Fabric {
             }),
             GFP_KERNEL,
         )?;
-        this.endpoints.insert(control_endpoint)?;
+        this.endpoints.insert(setup_endpoint)?;
         Ok(this)
     }
 
@@ -191,7 +191,8 @@ impl Fabric {
         self.dc.as_ref()
     }
 
-    /// Returns the DC address of a peer whose DCT has the number `dctn`. Returns `None` if the RNIC has no DC.
+    /// Returns the DC address of a peer whose DCT has the number `dctn`. Returns `None` if the RNIC has no
+    /// DC.
     ///
     /// # Errors
     ///

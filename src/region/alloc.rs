@@ -229,8 +229,8 @@ impl<'a> StripedLoans<'a> {
         }
     }
 
-    /// Borrows the chunks from the nodes, round robin. Returns their locations. If a lender fails, returns all
-    /// loans.
+    /// Borrows the chunks from the nodes, round robin. Returns their locations. If a lender fails, returns
+    /// all loans.
     fn borrow_all(&mut self) -> Result<KVVec<ChunkLocation>> {
         let mut chunks = alloc_chunk_table(&self.layout)?;
         for (position, &node) in self.nodes.iter().enumerate() {

@@ -24,7 +24,7 @@
 //! `Rnic::removed` is stored with release ordering after the services have left the cluster. A reader that
 //! sees the flag (acquire) finds all events of the removal.
 
-pub(crate) mod dispatch;
+pub(crate) mod control_dispatch;
 pub(crate) mod services;
 
 use self::services::{RecvDispatcher, RnicServices, RpcGuard};
@@ -226,7 +226,7 @@ impl Rnic {
         *self.name.lock()
     }
 
-    /// Returns the address of the control QP, and whether the port is active.
+    /// Returns the address of the setup QP, and whether the port is active.
     pub(crate) fn address(&self) -> Result<(bindings::kite_address, bool)> {
         self.enter_rpc()?
             .memory_service

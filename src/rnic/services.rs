@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Services of one RNIC, and dispatch of received messages to them.
+//! Services of one RNIC, and [`RecvDispatcher`], which passes received messages to them.
 //!
 //! A service references only the services on which it is built. This module handles the events that concern
 //! all services: view changes, leaving the cluster, and removal of the RNIC.

@@ -117,8 +117,8 @@ pub(super) fn as_bytes<T: Abi>(value: &T) -> &[u8] {
     unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// Copies a structure that later versions extend to `size` bytes of user space at `addr`. `size` is that of the
-/// caller's version: a longer `value` is truncated, a shorter one padded with zeros.
+/// Copies a structure that later versions extend to `size` bytes of user space at `addr`. `size` is that of
+/// the caller's version: a longer `value` is truncated, a shorter one padded with zeros.
 ///
 /// # Errors
 ///

@@ -21,8 +21,8 @@ use kernel::{
 /// If both ends of an exchange slept, no wait would be short enough to raise the spin time again.
 const MIN_SPIN_DIVISOR: i64 = 4;
 
-/// Time in nanoseconds after which a pending signal ends a spin. Most replies arrive within this time. A thread
-/// that sleeps with a pending signal may wait 1 ms for the same reply.
+/// Time in nanoseconds after which a pending signal ends a spin. Most replies arrive within this time. A
+/// thread that sleeps with a pending signal may wait 1 ms for the same reply.
 const SIGNAL_SPIN_NS: i64 = 100_000;
 
 /// Maximum number of reschedules that restart the clock of one spin.
@@ -75,8 +75,8 @@ impl AdaptiveSpin {
         (now - start).as_nanos() >= SIGNAL_SPIN_NS && kernel::current!().signal_pending()
     }
 
-    /// Polls `done` for at most the spin time, or for [`SIGNAL_SPIN_NS`] if a signal is pending. Returns `None`
-    /// if `done` became true.
+    /// Polls `done` for at most the spin time, or for [`SIGNAL_SPIN_NS`] if a signal is pending. Returns
+    /// `None` if `done` became true.
     ///
     /// Time in other tasks after a reschedule does not count, for up to [`MAX_RESCHEDS`] reschedules. One of
     /// these tasks may be the one that makes `done` true.

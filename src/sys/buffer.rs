@@ -86,7 +86,8 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// - [`TryError::WouldBlock`]: memory of the process is not present. Call [`Self::fault_in`] and try again.
+    /// - [`TryError::WouldBlock`]: memory of the process is not present. Call [`Self::fault_in`] and try
+    ///   again.
     /// - `EFAULT`: the range exceeds the buffer.
     /// - `ERANGE`: the range exceeds `pages`.
     pub(crate) fn try_copy_to_pages(
@@ -266,8 +267,8 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// - [`TryError::WouldBlock`]: memory of the process cannot be pinned without a fault. Call [`Self::fault_in_for_pin`],
-    ///   which returns the cause of a permanent failure, and try again.
+    /// - [`TryError::WouldBlock`]: memory of the process cannot be pinned without a fault. Call
+    ///   [`Self::fault_in_for_pin`], which returns the cause of a permanent failure, and try again.
     /// - `EFAULT`, `ENOMEM`: memory of another kernel module or pinned memory: the range exceeds the buffer,
     ///   or out of memory.
     pub(crate) fn try_pin(&self, at: usize, len: usize, writable: bool) -> TryResult<PinnedPages> {

@@ -27,8 +27,8 @@ pub(crate) fn monotonic_ns() -> u64 {
     unsafe { bindings::ktime_get() }.unsigned_abs()
 }
 
-/// Longest sleep of a waiter, in ms, before it checks its condition, its peer and its deadline again. Bounds the
-/// delay if a wake-up was lost, or if the end of a peer raises no event.
+/// Longest sleep of a waiter, in ms, before it checks its condition, its peer and its deadline again. Bounds
+/// the delay if a wake-up was lost, or if the end of a peer raises no event.
 pub(crate) const WAIT_SLICE_MS: u32 = 50;
 
 /// Point in monotonic time at which a request times out.

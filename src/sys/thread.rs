@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Kernel thread that is joined when its owner is dropped, scheduling helpers for polling loops, and the rank of
-//! the current CPU.
+//! Kernel thread that is joined when its owner is dropped, scheduling helpers for polling loops, and the rank
+//! of the current CPU.
 //!
 //! The `kernel` crate wraps neither `kthread_create_on_node`, `kthread_stop`, `cond_resched` nor
 //! `cpu_online_mask`. With these abstractions this file can be removed.
@@ -27,8 +27,8 @@ pub(crate) fn cond_resched() -> bool {
 /// Returns the number of online CPUs with lower IDs than the current CPU. Only a hint: the thread may move to
 /// another CPU at any time.
 ///
-/// CPU IDs can be sparse, for example if every second hardware thread is offline. Ranks are dense, so they spread
-/// the CPUs evenly over objects selected by rank modulo count.
+/// CPU IDs can be sparse, for example if every second hardware thread is offline. Ranks are dense, so they
+/// spread the CPUs evenly over objects selected by rank modulo count.
 pub(crate) fn current_cpu_rank() -> u32 {
     // SAFETY: The function has no preconditions.
     unsafe { inline::kite_cpu_rank() }

@@ -4,8 +4,8 @@
 //!
 //! # Operation
 //!
-//! The macros print `infiniband RNIC: kite: MESSAGE`. A peer or a user can cause many messages, so each place in
-//! the code prints at most one per [`INTERVAL_NS`]. The next message states how many were dropped.
+//! The macros print `infiniband RNIC: kite: MESSAGE`. A peer or a user can cause many messages, so each place
+//! in the code prints at most one per [`INTERVAL_NS`]. The next message states how many were dropped.
 
 use crate::sys::deadline::monotonic_ns;
 use kernel::sync::atomic::{Atomic, Relaxed};

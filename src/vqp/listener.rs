@@ -54,7 +54,8 @@ impl Listener {
         )
     }
 
-    /// Calls `f` until the result is not [`TryError::WouldBlock`], and sleeps in between until a new endpoint arrives.
+    /// Calls `f` until the result is not [`TryError::WouldBlock`], and sleeps in between until a new endpoint
+    /// arrives.
     ///
     /// # Errors
     ///

@@ -57,8 +57,8 @@ impl UserPollWindow {
 }
 
 impl Vqp {
-    /// Calls `f` until the result is not [`TryError::WouldBlock`]. Polls for the adaptive spin time at first, then sleeps
-    /// until events arrive.
+    /// Calls `f` until the result is not [`TryError::WouldBlock`]. Polls for the adaptive spin time at first,
+    /// then sleeps until events arrive.
     ///
     /// # Errors
     ///

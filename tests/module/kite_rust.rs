@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A sample module in Rust that uses kite: while loaded, the module has a region on a node with a greeting and a count of
-//! greeted peers.
+//! A sample module in Rust that uses kite: while loaded, the module has a region on a node with a greeting and a count
+//! of greeted peers.
 //!
 //! ```text
 //! insmod kite_rust.ko node=2
 //! ```
 //!
-//! [`Session`] and [`Region`] suffice to use kite's C functions safely: the compiler ensures that no handle outlives its
-//! session.
+//! [`Session`] and [`Region`] suffice to use kite's C functions safely: the compiler ensures that no handle outlives
+//! its session.
 
 use core::{borrow::Borrow, ptr};
 use kernel::{

@@ -11,8 +11,8 @@
 //!
 //! # Recovery
 //!
-//! A copy of a request gets the cached reply. If the reply was evicted, no sender waits for the copy: it is not
-//! executed, and fails.
+//! A copy of a request gets the cached reply. If the reply was evicted, no sender waits for the copy: it is
+//! not executed, and fails.
 
 /// Maximum span of sequence numbers in use, and number of cached replies.
 pub const MAX_OUTSTANDING_REQUESTS: usize = 64;

@@ -5,9 +5,9 @@
 //! # Operation
 //!
 //! A [`ConnCreditRequest`] names the capacity that must fit at once: work requests, control requests, bytes
-//! of virtual queue pairs. Without a deadline a reservation fails with [`TryError::WouldBlock`] instead of sleeping. Sleepers
-//! and such callers alternate ([`kite_core::sync::fairness`]), since a caller that polls would otherwise take
-//! all capacity before a woken thread runs.
+//! of virtual queue pairs. Without a deadline a reservation fails with [`TryError::WouldBlock`] instead of
+//! sleeping. Sleepers and such callers alternate ([`kite_core::sync::fairness`]), since a caller that polls
+//! would otherwise take all capacity before a woken thread runs.
 //!
 //! # Locking
 //!

@@ -15,7 +15,7 @@
 //!
 //! # Recovery
 //!
-//! The thread restarts the control QP and failed DCIs, replaces failed RC QPs, and deregisters retired MRs. A
+//! The thread restarts the setup QP and failed DCIs, replaces failed RC QPs, and deregisters retired MRs. A
 //! step that fails is repeated at the next tick. A peer without a route is suspected.
 //!
 //! # Locking
@@ -81,7 +81,7 @@ impl Connector {
     /// Executes one round. `tick` is `true` in a round for retransmissions. Returns `true` if another tick is
     /// needed.
     fn step_all(&self, tick: bool) -> bool {
-        self.fabric.control_qp.restart();
+        self.fabric.setup_qp.restart();
         if tick {
             evict_idle_conns(&self.fabric);
         }
@@ -211,7 +211,7 @@ impl ConnOps for PeerConnOps<'_> {
     }
 
     fn send_setup(&self, setup: &SetupDatagram) {
-        if let Err(error) = self.fabric().control_qp.send_setup(self.peer, setup) {
+        if let Err(error) = self.fabric().setup_qp.send_setup(self.peer, setup) {
             rnic_debug!(
                 self.device(),
                 "node {}: datagram not sent: {error:?}\n",

@@ -57,8 +57,8 @@ const EVICT_AFTER_IDLE_MS: i64 = 1000;
 /// Time in ms between eviction attempts of one connection: the peer may use it.
 const EVICT_RETRY_MS: i64 = 5000;
 
-/// Time in ms after which the drain of a closed connection is overdue. The slowest user is a batch of a virtual
-/// queue pair: at most 31 s until its QP is moved to ERR, and 31 s until RESET.
+/// Time in ms after which the drain of a closed connection is overdue. The slowest user is a batch of a
+/// virtual queue pair: at most 31 s until its QP is moved to ERR, and 31 s until RESET.
 const DRAIN_OVERDUE_MS: u32 = 120_000;
 
 /// Packet size in bytes that every path supports.

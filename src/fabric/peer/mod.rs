@@ -4,7 +4,7 @@
 //!
 //! # Operation
 //!
-//! A new peer holds its identity and the address of its control QP only. The [`PeerSession`] and the
+//! A new peer holds its identity and the address of its setup QP only. The [`PeerSession`] and the
 //! [`Suspicion`] are created at first use, because a node of a large cluster communicates with few of the
 //! others (KRCORE, section 4.1). The connector thread resolves the route. The address of a peer, with its DCT
 //! and its keys, is cached after the first read of the directory.
@@ -44,7 +44,7 @@ use kite_core::{
     policy::promotion::DecayingCounter, proto::view_announce::ViewAnnouncer, view::NodeInstance,
 };
 
-/// Address of the control QP of a node.
+/// Address of the setup QP of a node.
 #[derive(Clone, Copy)]
 pub(crate) struct ControlAddress {
     pub(crate) destination: PortAddress,

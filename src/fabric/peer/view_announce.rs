@@ -21,9 +21,9 @@ use crate::fabric::conn::ConnOps;
 use kite_core::{proto::view_announce::TickActions, wire::setup::SetupKind};
 
 impl Peer {
-    /// Announces to the peer that this node acts on the view of `epoch`. The announcement is repeated until the
-    /// peer acknowledges the same or a later epoch, or until another call replaces it. An `epoch` of 0 stops
-    /// the announcements.
+    /// Announces to the peer that this node acts on the view of `epoch`. The announcement is repeated until
+    /// the peer acknowledges the same or a later epoch, or until another call replaces it. An `epoch` of 0
+    /// stops the announcements.
     pub(super) fn announce_view(&self, epoch: u64) {
         self.view_announcer.lock().announce(epoch);
         self.identity.local.connector_waker.event.complete();

@@ -5,20 +5,20 @@
 //!
 //! # Operation
 //!
-//! The receive is posted again before the message is processed. Datagrams on the control QP set up connections
+//! The receive is posted again before the message is processed. Datagrams on the setup QP set up connections
 //! or announce views. Messages on a connection are control requests, their replies, or VQP packets.
 //!
 //! # Recovery
 //!
 //! A failed receive completion is dropped, since the users of the QP detect the failure themselves.
-//! Only a failure of the control QP is reported, to the connector thread. Malformed and duplicate messages are
+//! Only a failure of the setup QP is reported, to the connector thread. Malformed and duplicate messages are
 //! counted and dropped.
 
 use super::handler::RecvHandler;
 use crate::{
     fabric::{
         endpoint::{Endpoint, RECV_BUFFER_BYTES},
-        endpoint_table::CONTROL_ENDPOINT_ID,
+        endpoint_table::SETUP_ENDPOINT_ID,
         Fabric,
     },
     sys::bytes,
@@ -60,9 +60,9 @@ impl CompletionRouter<'_> {
         let id = WrId::from_u64(completion.wr_id);
         if completion.status != WcStatus::Success {
             // A failed or destroyed QP flushes its receives. The users of an RC QP detect the failure by
-            // their own requests, but the control QP may have no request in flight.
-            if id.generation == CONTROL_ENDPOINT_ID {
-                self.fabric.control_qp.report_failure();
+            // their own requests, but the setup QP may have no request in flight.
+            if id.generation == SETUP_ENDPOINT_ID {
+                self.fabric.setup_qp.report_failure();
             }
             return;
         }
@@ -84,7 +84,7 @@ impl CompletionRouter<'_> {
         }
     }
 
-    /// Passes a message to its handler. Node 0 is the peer of the control QP, which receives datagrams.
+    /// Passes a message to its handler. Node 0 is the peer of the setup QP, which receives datagrams.
     fn dispatch_recv(&self, endpoint: &Endpoint, bytes: &[u8]) {
         let is_valid = match endpoint.peer() {
             NodeInstance { node: 0, .. } => bytes

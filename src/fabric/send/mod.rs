@@ -4,8 +4,8 @@
 
 pub(crate) mod batch;
 pub(crate) mod inflight;
-pub(crate) mod path;
-pub(crate) mod read;
+pub(crate) mod one_shot;
+pub(crate) mod post_credit;
 pub(crate) mod sgl;
 pub(crate) mod slots;
 pub(crate) mod transfer;

@@ -4,8 +4,8 @@
 //!
 //! # Operation
 //!
-//! [`Quiesce`] sends `QuiesceRegion` to every node with a mapping. When a node has replied, it does not access
-//! the region, and no packet it has sent can arrive late. After the move [`Quiesce::resume`] sends
+//! [`Quiesce`] sends `QuiesceRegion` to every node with a mapping. When a node has replied, it does not
+//! access the region, and no packet it has sent can arrive late. After the move [`Quiesce::resume`] sends
 //! `ResumeRegion` with the new locations.
 //!
 //! # Recovery

@@ -4,10 +4,10 @@
 //!
 //! # Operation
 //!
-//! Requests of peers are copied and served on `request_queue`. [`ControlServer`] serves one request. It selects
-//! the role in which this node serves the request: [`lender`], [`home`], [`mapper`] or [`name_owner`]. All
-//! requests are idempotent or executed at most once by sequence number, since a requester repeats a request
-//! until the reply arrives. No request waits for another node.
+//! Requests of peers are copied and served on `request_queue`. [`ControlServer`] serves one request. It
+//! selects the role in which this node serves the request: [`lender`], [`home`], [`mapper`] or
+//! [`name_owner`]. All requests are idempotent or executed at most once by sequence number, since a requester
+//! repeats a request until the reply arrives. No request waits for another node.
 //!
 //! # Recovery
 //!

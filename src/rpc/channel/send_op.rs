@@ -5,8 +5,8 @@
 //! # Operation
 //!
 //! The message gets a slot in the ring at the other end. The message is posted when the QP has credits. Then
-//! the write completes. A poller advances the send without waiting ([`RpcSendOp::advance`]). A thread that may
-//! sleep waits for each step ([`RpcSendOp::finish`], [`RpcChannel::send`]).
+//! the write completes. A poller advances the send without waiting ([`RpcSendOp::advance`]). A thread that
+//! may sleep waits for each step ([`RpcSendOp::finish`], [`RpcChannel::send`]).
 //!
 //! # Recovery
 //!

@@ -6,8 +6,8 @@
 //!
 //! [`dispatch`] maps each command to one function: a new command needs an arm there (`CONTRIBUTING.md`). The
 //! functions are in one file per subsystem, and in [`super::qos`]. `include/uapi/kite.h` documents their
-//! semantics. The argument structure is copied from user space once, before all fields are checked. The result
-//! is copied to user space only on success.
+//! semantics. The argument structure is copied from user space once, before all fields are checked. The
+//! result is copied to user space only on success.
 //!
 //! # Recovery
 //!

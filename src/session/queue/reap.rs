@@ -13,7 +13,7 @@
 
 use super::{
     batch::PostedBatch,
-    job::small::AccessJob,
+    job::access::AccessJob,
     task::{IoTask, TaskBatches, TaskRound},
     worker::MAX_OFFLOADED,
     IoQueue, IoQueueOwner, IoQueueState,

@@ -15,7 +15,7 @@
 
 use super::{
     batch::{Batches, PollRound},
-    job::{parse_job, push::VqpPushJob, small::AccessJob, Job},
+    job::{access::AccessJob, parse_job, push::VqpPushJob, Job},
     poll::{JobPoll, TaskPoll},
     IoQueue,
 };

@@ -12,9 +12,9 @@
 //! # Locking
 //!
 //! The mutex `Session::vqps` protects [`SessionVqps`], and nests outside the VQP table, the MR table, and the
-//! poll client table, the VQP registry, and the locks of VQPs. The poller thread runs clients with the poll client table locked, and so only tries to
-//! lock `vqps`. No guard of the RNIC's services is held while a thread waits for an event, because RNIC
-//! removal waits for all guards.
+//! poll client table, the VQP registry, and the locks of VQPs. The poller thread runs clients with the poll
+//! client table locked, and so only tries to lock `vqps`. No guard of the RNIC's services is held while a
+//! thread waits for an event, because RNIC removal waits for all guards.
 
 mod mr;
 
@@ -208,8 +208,8 @@ impl Session {
         self.vqps.lock().find(vqp_id)
     }
 
-    /// Like [`Self::vqp`], for the poller thread: fails with [`TryError::WouldBlock`] instead of waiting for a holder of the
-    /// lock. The holder may wait for the poller thread.
+    /// Like [`Self::vqp`], for the poller thread: fails with [`TryError::WouldBlock`] instead of waiting for
+    /// a holder of the lock. The holder may wait for the poller thread.
     pub(in crate::session) fn try_vqp(&self, vqp_id: u64) -> TryResult<Arc<Vqp>> {
         let vqps = self.vqps.try_lock().ok_or(TryError::WouldBlock)?;
         Ok(vqps.find(vqp_id)?)

@@ -79,7 +79,8 @@ impl RecvQueue {
         self.popping
     }
 
-    /// Takes the first message, for a process with a buffer of `max_len` bytes. The caller must clear `popping`.
+    /// Takes the first message, for a process with a buffer of `max_len` bytes. The caller must clear
+    /// `popping`.
     ///
     /// # Errors
     ///

@@ -22,7 +22,7 @@ use super::QueuedMsg;
 use crate::{
     cluster::Cluster,
     errno::{self, TryError, TryResult},
-    fabric::{mr::table::UserMr, send::read::OneShot},
+    fabric::{mr::table::UserMr, send::one_shot::OneShot},
     sys::deadline::{retry_until, Deadline},
     verbs::work::{RemoteAddr, Sge},
     vqp::{table::VqpTable, Vqp},

@@ -16,7 +16,7 @@
 //! All state is under `Vqp::state`, which is not held while an update is sent.
 
 use crate::{
-    fabric::send::read::OneShot,
+    fabric::send::one_shot::OneShot,
     sys::deadline::{retry_until, Deadline},
     vqp::{table::VqpTable, Vqp},
 };

@@ -27,7 +27,7 @@ use crate::{
         dc::MAX_INFLIGHT_DCI_BYTES,
         peer::PeerAddress,
         send::{
-            path::PostCredit,
+            post_credit::PostCredit,
             slots::{SlotGuard, MAX_WRS_PER_SLOT, STUCK_AFTER_MS},
         },
         Fabric,

@@ -26,7 +26,7 @@ use crate::{
         dc::DciCredit,
         peer::PeerAddress,
         send::{
-            path::PostCredit,
+            post_credit::PostCredit,
             slots::{Recovery, SlotGuard, STUCK_AFTER_MS},
         },
     },

@@ -8,11 +8,12 @@
 //!
 //! # Locking
 //!
-//! `MrCache::entries` protects the entries. The lock is not held during a READ, and its holder does not sleep.
+//! `MrCache::entries` protects the entries. The lock is not held during a READ, and its holder does not
+//! sleep.
 
 use crate::{
     cluster::Cluster,
-    fabric::{mr::table::MrTable, send::read::OneShot},
+    fabric::{mr::table::MrTable, send::one_shot::OneShot},
     sys::deadline::{retry_until, Deadline},
 };
 use kernel::{
@@ -128,8 +129,8 @@ impl MrCache {
             })?;
             if let Some(entry) = MrEntry::decode(&bytes, key) {
                 let cached = CachedMr { entry, lease };
-                // Allocated outside the lock: the poller takes the lock, and must not wait for a cgroup that has
-                // reached its limit.
+                // Allocated outside the lock: the poller takes the lock, and must not wait for a cgroup that
+                // has reached its limit.
                 let storage = KVec::with_capacity(MAX_CACHED_MRS, GFP_KERNEL_ACCOUNT)?;
                 self.entries.lock().insert(cached, storage);
                 return Ok(cached);

@@ -27,7 +27,7 @@ use crate::{
         conn::Conn,
         dc::DcTransport,
         peer::Peer,
-        send::{path::PostCredit, slots::SlotClass},
+        send::{post_credit::PostCredit, slots::SlotClass},
         Fabric,
     },
 };
@@ -68,7 +68,8 @@ impl VqpState {
     ///
     /// # Errors
     ///
-    /// - [`TryError::WouldBlock`]: the batch must wait, for example for another transport, a slot, a credit or a lease.
+    /// - [`TryError::WouldBlock`]: the batch must wait, for example for another transport, a slot, a credit
+    ///   or a lease.
     /// - Any other error fails the batch.
     fn post_batch(&mut self, fabric: &Fabric, i: usize) -> TryResult {
         let address = self.address.clone().ok_or(TryError::WouldBlock)?;

@@ -11,8 +11,8 @@
 //!
 //! # Locking
 //!
-//! [`PushBuilder`] holds `Vqp::state` from [`PushBuilder::try_start`] on, which uses `try_lock`. Under `state`
-//! it takes `MrCache::entries`.
+//! [`PushBuilder`] holds `Vqp::state` from [`PushBuilder::try_start`] on, which uses `try_lock`. Under
+//! `state` it takes `MrCache::entries`.
 
 use super::{batch::VqpBatch, request::VqpRequest, VqpState, VQP_DEPTH};
 use crate::{
@@ -89,8 +89,8 @@ impl PushPrerequisite {
     }
 }
 
-/// Waits until memory for a push can be charged. The allocation makes the cgroup reclaim, and is freed at once
-/// for the submission, which cannot wait.
+/// Waits until memory for a push can be charged. The allocation makes the cgroup reclaim, and is freed at
+/// once for the submission, which cannot wait.
 ///
 /// # Errors
 ///

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Mapped doorbells: drivers write doorbells to memory, without a trap to the device.
 //!
-//! Queues share the registers of a UAR page, and memory keeps only the last write. The device therefore never reads these
-//! pages. It polls the doorbell records instead: each queue has a record in guest memory, and drivers write it
-//! before the doorbell. The device polls while queues exist: continuously while doorbell records change, and at
-//! growing intervals when none does.
+//! Queues share the registers of a UAR page, and memory keeps only the last write. The device therefore never reads
+//! these pages. It polls the doorbell records instead: each queue has a record in guest memory, and drivers write it
+//! before the doorbell. The device polls while queues exist: continuously while doorbell records change, and at growing
+//! intervals when none does.
 //!
-//! Event queues have no doorbell records, so the device has neither their consumer counters nor arm requests. Each event
-//! raises an interrupt, and an event queue is never full.
+//! Event queues have no doorbell records, so the device has neither their consumer counters nor arm requests. Each
+//! event raises an interrupt, and an event queue is never full.
 
 use std::fs::File;
 use std::io;

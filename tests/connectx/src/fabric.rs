@@ -176,8 +176,8 @@ impl Fabric {
         }
     }
 
-    /// Moves packets from the outbox into the network, a multicast packet to each port. Packets of a port that is down are
-    /// dropped.
+    /// Moves packets from the outbox into the network, a multicast packet to each port. Packets of a port that is down
+    /// are dropped.
     fn forward_packets(&mut self) {
         while let Some(packet) = self.outbox.take() {
             let to = packet.path.destination;

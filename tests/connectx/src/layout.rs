@@ -51,8 +51,8 @@ pub(crate) fn bits(bytes: &[u8], offset: usize, width: usize) -> u32 {
     (shifted & ((1 << width) - 1)) as u32
 }
 
-/// Writes a field of `width` bits. A field has at most 32 bits and does not cross a 32-bit word. `value` is truncated to
-/// the field.
+/// Writes a field of `width` bits. A field has at most 32 bits and does not cross a 32-bit word. `value` is truncated
+/// to the field.
 pub(crate) fn set_bits(bytes: &mut [u8], offset: usize, width: usize, value: u64) {
     let start = offset / 32 * 4;
     if width > 32 {

@@ -136,8 +136,8 @@ impl Server {
         }
     }
 
-    /// Waits at most `limit` for input. Returns one flag per file descriptor: endpoints first, then those of the control
-    /// socket.
+    /// Waits at most `limit` for input. Returns one flag per file descriptor: endpoints first, then those of the
+    /// control socket.
     fn wait(&self, limit: Option<Duration>) -> Result<Vec<bool>> {
         let machines = self.endpoints.iter().map(Endpoint::interest);
         let requests = self.control.iter().flat_map(ControlSocket::interests);

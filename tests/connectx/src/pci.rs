@@ -17,8 +17,8 @@ const DEVICE_CONTROL: usize = PCIE + 0x08;
 const LINK_CONTROL: usize = PCIE + 0x10;
 const DEVICE_CONTROL_2: usize = PCIE + 0x28;
 
-/// Registers of the vendor-specific capability: a window to diagnostic registers, guarded by a semaphore. The window has
-/// no registers here: the space register reports that the selected space is unsupported, which drivers accept.
+/// Registers of the vendor-specific capability: a window to diagnostic registers, guarded by a semaphore. The window
+/// has no registers here: the space register reports that the selected space is unsupported, which drivers accept.
 const TURN: usize = VENDOR + 0x08;
 const SEMAPHORE: usize = VENDOR + 0x0c;
 

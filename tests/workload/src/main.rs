@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! `kite-workload`: programs of kite's tests that run on the nodes of a cluster.
 //!
-//! Each subcommand is a module. The programs use the crate `kite`. Requests that the crate cannot express use the device
-//! directly ([`support::abi`]).
+//! Each subcommand is a module. The programs use the crate `kite`. Requests that the crate cannot express use the
+//! device directly ([`support::abi`]).
 
 mod churn;
 mod errors;

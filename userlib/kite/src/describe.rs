@@ -7,7 +7,7 @@ use std::net::Ipv6Addr;
 use crate::rights::Rights;
 use crate::sys;
 
-/// Address of the control QP of a node on the fabric.
+/// Address of the setup QP of a node on the fabric.
 ///
 /// # Examples
 /// ```no_run

@@ -30,8 +30,8 @@
 //!
 //! # Blocking and signals
 //!
-//! Methods block until their operation completes or its deadline passes, unless they say otherwise. A deadline is
-//! that of [`Region::with_timeout`], or the module parameter `default_timeout_ms`. Methods that allocate, register, map,
+//! Methods block until their operation completes or its deadline passes, unless they say otherwise. A deadline is that
+//! of [`Region::with_timeout`], or the module parameter `default_timeout_ms`. Methods that allocate, register, map,
 //! list and free regions have 10 s. A signal handler interrupts [`Service::receive`], [`Service::reply_receive`],
 //! [`Region::lock`], [`Region::barrier`], [`Cluster::connect`], [`Vqp::push`] and the waits of [`IoQueue`], [`Vqp`] and
 //! [`Listener`], with [`Error::Interrupted`]. Other methods continue.

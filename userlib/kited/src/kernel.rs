@@ -21,7 +21,7 @@ use crate::protocol::{Hosts, View};
 
 /// RNIC that can join a cluster. Methods block.
 pub trait Kernel: Send + 'static {
-    /// Returns the address of the control QP of this node.
+    /// Returns the address of the setup QP of this node.
     ///
     /// # Errors
     /// If there is no such RNIC.

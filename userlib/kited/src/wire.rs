@@ -4,9 +4,9 @@
 //! # Operation
 //!
 //! Each side sends a greeting in clear: a magic, the version of the protocol, and whether it has a key. With a key, a
-//! Noise handshake follows (NNpsk0: fresh keys for each connection; only holders of the cluster's key complete it). Each
-//! side then sends its host name. A frame is a length (u16, little-endian) and that many bytes. The largest message fits
-//! into one frame, and a frame into one message of Noise. An empty frame rejects a handshake.
+//! Noise handshake follows (NNpsk0: fresh keys for each connection; only holders of the cluster's key complete it).
+//! Each side then sends its host name. A frame is a length (u16, little-endian) and that many bytes. The largest
+//! message fits into one frame, and a frame into one message of Noise. An empty frame rejects a handshake.
 //!
 //! # Recovery
 //!

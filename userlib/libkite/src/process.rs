@@ -93,8 +93,8 @@ pub(crate) fn close(lh: i64, finalize: impl FnOnce(Region) -> Result<()>) -> Res
     // Ends the calls without a reply: their callers get an error, and the handle is no longer referenced.
     drop(CALLS.remove_where(|entry| entry.lh == lh));
     let result = finalize(region);
-    // The kernel also releases the locks of a closed handle, as if their owner had died. `finalize` comes first: otherwise a waiter could
-    // acquire a lock of a region that is about to be freed.
+    // The kernel also releases the locks of a closed handle, as if their owner had died. `finalize` comes first:
+    // otherwise a waiter could acquire a lock of a region that is about to be freed.
     for entry in LOCKS.remove_where(|entry| entry.lh == lh) {
         let _ = entry.lock.unlock_owner_died();
     }

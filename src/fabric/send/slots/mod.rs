@@ -120,7 +120,7 @@ struct Slot {
 #[pin_data]
 pub(crate) struct SendEngine {
     device: IbDevice,
-    /// Send CQ of all RC QPs and of the control QP.
+    /// Send CQ of all RC QPs and of the setup QP.
     cq: Arc<Cq<ThreadWaker>>,
     /// Send CQ of all DCIs; `None` without DC.
     dc_cq: Option<Arc<mlx5::cq::Mlx5Cq<ThreadWaker>>>,

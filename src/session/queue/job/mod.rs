@@ -4,21 +4,21 @@
 //!
 //! # Operation
 //!
-//! [`parse`] makes a job of a submission. Reads and writes ([`small`]), calls ([`call`]) and receives
+//! [`parse`] makes a job of a submission. Reads and writes ([`access`]), calls ([`call`]) and receives
 //! ([`receive`]) advance by polls that do not block. Their steps that may block, and all steps of other
 //! requests ([`blocking`]), run on a worker. Requests of virtual queue pairs ([`push`]) are passed on to the
 //! VQP.
 
+pub(super) mod access;
 mod blocking;
 mod call;
 mod parse;
 pub(super) mod push;
 mod receive;
-pub(super) mod small;
 
 pub(super) use self::parse::parse_job;
 use self::{
-    blocking::BlockingJob, call::CallJob, push::VqpPushJob, receive::ReceiveJob, small::AccessJob,
+    access::AccessJob, blocking::BlockingJob, call::CallJob, push::VqpPushJob, receive::ReceiveJob,
 };
 use super::{
     batch::PollRound,

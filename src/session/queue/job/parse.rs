@@ -6,7 +6,7 @@
 //! instead.
 
 use super::{
-    blocking::BlockingJob, call::CallJob, push::VqpPushJob, receive::ReceiveJob, small::AccessJob,
+    access::AccessJob, blocking::BlockingJob, call::CallJob, push::VqpPushJob, receive::ReceiveJob,
     Job,
 };
 use crate::{

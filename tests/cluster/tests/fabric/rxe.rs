@@ -47,7 +47,7 @@ fn threads_of_two_nodes_keep_their_data_despite_lost_frames() -> Result<()> {
     Ok(())
 }
 
-/// The control QP fails when the network goes down while it sends, and is restarted.
+/// The setup QP fails when the network goes down while it sends, and is restarted.
 #[test]
 fn connection_setup_is_restarted_after_a_network_failure() -> Result<()> {
     let pair = PAIR.take()?;
@@ -81,7 +81,7 @@ fn connection_setup_is_restarted_after_a_network_failure() -> Result<()> {
         until("a datagram to be sent", SOON, || Ok(sent()? != before))?;
         let log = one.sh("ip link set eth0 down; sleep 0.2; dmesg")?;
         one.sh(&format!("ip link set eth0 up; {way}"))?;
-        Ok(log.contains("control QP failed"))
+        Ok(log.contains("setup QP failed"))
     });
     two.resume()?;
     failed?;

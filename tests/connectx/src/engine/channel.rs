@@ -112,8 +112,8 @@ impl Channel {
         }
     }
 
-    /// Returns `true` if another work request may start: the channel has no unsent packets, or it has failed and flushes
-    /// work requests.
+    /// Returns `true` if another work request may start: the channel has no unsent packets, or it has failed and
+    /// flushes work requests.
     pub fn can_begin(&self) -> bool {
         let is_sent = |sequence: Sequence| sequence.cursor == sequence.end && sequence.has_room();
         self.failed || !self.is_paused() && self.sequence.is_none_or(is_sent)
@@ -164,8 +164,8 @@ impl Channel {
         work.error.is_none() && acknowledged.is_some_and(|psn| work.end().since(psn) <= 0)
     }
 
-    /// Returns the index of the first unfinished work request. Later work requests may be finished if its retransmission
-    /// has failed.
+    /// Returns the index of the first unfinished work request. Later work requests may be finished if its
+    /// retransmission has failed.
     pub fn first_unfinished(&self) -> usize {
         let unfinished = self.work.iter().position(|work| !self.is_done(work));
         unfinished.unwrap_or(self.work.len())

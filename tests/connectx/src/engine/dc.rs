@@ -216,7 +216,8 @@ fn send_responses_to(
     }
 }
 
-/// Queues a NAK for a request with a wrong key. A connection is counted as one violation, whatever its number of packets.
+/// Queues a NAK for a request with a wrong key. A connection is counted as one violation, whatever its number of
+/// packets.
 fn reject_key(device: &mut Device, dct: &mut Dct, connection: DcConnection, packet: &Packet) {
     let source = packet.path.source;
     if dct.initiators.record_violator((source, connection.number)) {

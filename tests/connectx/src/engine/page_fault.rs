@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Page faults: the device requests absent pages of a key from the driver. The driver makes them present and resumes the
-//! device.
+//! Page faults: the device requests absent pages of a key from the driver. The driver makes them present and resumes
+//! the device.
 //!
 //! An access to an absent page raises an event and keeps the state of the queue. A send queue and a response to a READ
 //! continue after the reply of the driver. The responder sends an RNR NAK for a request of a peer, and the peer must
@@ -33,8 +33,8 @@ pub struct PageFaultState {
     unresolved: Vec<(u32, u32, u64)>,
 }
 
-/// Requests the memory of `fault` from the driver if the memory is absent. Returns `true` if the queue pair or DC target
-/// must wait for the memory: the reply of the driver schedules its turn.
+/// Requests the memory of `fault` from the driver if the memory is absent. Returns `true` if the queue pair or DC
+/// target must wait for the memory: the reply of the driver schedules its turn.
 pub fn request_absent(device: &mut Device, number: u32, fault: MkeyFault) -> bool {
     let MkeyFault::Absent(absent) = fault else {
         return false;
@@ -106,8 +106,8 @@ fn raise_event(device: &mut Device, number: u32, absent: Absent) -> bool {
     true
 }
 
-/// Handles the reply of the driver to a page request. `is_present` is `false` if the driver has no memory for it. Returns
-/// `None` if no request has this token.
+/// Handles the reply of the driver to a page request. `is_present` is `false` if the driver has no memory for it.
+/// Returns `None` if no request has this token.
 pub fn complete_request(device: &mut Device, token: u64, is_present: bool) -> Option<()> {
     let state = &mut device.engine.faults;
     let at = state

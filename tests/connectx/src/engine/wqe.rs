@@ -59,8 +59,8 @@ impl Fence {
     /// Strong ordering.
     const STRONG: u32 = 3;
 
-    /// Returns the fence of a code. Codes 1 and, in part, 4 wait for work requests that change memory keys. They need no
-    /// fence here, because the device executes such work requests when they start.
+    /// Returns the fence of a code. Codes 1 and, in part, 4 wait for work requests that change memory keys. They need
+    /// no fence here, because the device executes such work requests when they start.
     fn from_code(code: u32) -> Fence {
         match code {
             0 | 1 => Fence::None,

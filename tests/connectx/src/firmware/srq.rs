@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Commands for shared receive queues: SRQs, XRC SRQs, and RMPs, from which the driver builds basic SRQs. The commands do
-//! the same with three context formats.
+//! Commands for shared receive queues: SRQs, XRC SRQs, and RMPs, from which the driver builds basic SRQs. The commands
+//! do the same with three context formats.
 
 use super::{Handler, Status};
 use crate::device::Device;

@@ -111,8 +111,8 @@ impl Network {
         self.count
     }
 
-    /// Accepts a packet of a device for the port with the LID `to`. Returns `false` if the packet is dropped by the fault
-    /// plan or a cut link.
+    /// Accepts a packet of a device for the port with the LID `to`. Returns `false` if the packet is dropped by the
+    /// fault plan or a cut link.
     pub fn accept(&mut self, now: Duration, to: u16, packet: Packet) -> bool {
         let rule = self.plan.rule(to, &packet);
         let (Some(rule), Some(random)) = (rule, &mut self.random) else {

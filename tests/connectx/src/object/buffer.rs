@@ -16,9 +16,9 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Returns the buffer of `size` bytes in a list of big-endian page addresses. The size of a page is 2 to the power of
-    /// `log_page_size` + 12, and the offset is in 64ths of a page. Returns `None` if the pages are too few or a parameter is
-    /// invalid.
+    /// Returns the buffer of `size` bytes in a list of big-endian page addresses. The size of a page is 2 to the power
+    /// of `log_page_size` + 12, and the offset is in 64ths of a page. Returns `None` if the pages are too few or a
+    /// parameter is invalid.
     pub fn new(pas: &[u8], log_page_size: u32, page_offset: u32, size: u64) -> Option<Self> {
         let log_page = log_page_size.checked_add(12).filter(|log| *log < 48)?;
         let offset = (u64::from(page_offset) << log_page) / 64;

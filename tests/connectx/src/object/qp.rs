@@ -191,7 +191,8 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// Returns `true` if the queue pair has streams. Without streams, the stream numbers of work requests have no effect.
+    /// Returns `true` if the queue pair has streams. Without streams, the stream numbers of work requests have no
+    /// effect.
     pub fn any(self) -> bool {
         self != Streams::default()
     }
@@ -297,8 +298,8 @@ impl SendRing {
     /// Size of a basic block in bytes.
     pub const BLOCK: usize = 64;
 
-    /// Returns a ring of `1 << log_size` blocks at the byte `start` of the buffer. `record` is the address of its counter in
-    /// the doorbell record.
+    /// Returns a ring of `1 << log_size` blocks at the byte `start` of the buffer. `record` is the address of its
+    /// counter in the doorbell record.
     pub fn new(buffer: Buffer, start: u64, log_size: u32, record: u64) -> SendRing {
         SendRing {
             buffer,
@@ -354,8 +355,8 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// Returns the index of the last posted work request by the doorbell record, if it is not recorded yet. Returns `None`
-    /// before the state RTS: the record may then have the counter from before a reset.
+    /// Returns the index of the last posted work request by the doorbell record, if it is not recorded yet. Returns
+    /// `None` before the state RTS: the record may then have the counter from before a reset.
     pub fn newly_posted(&self, dma: &Dma) -> Option<u16> {
         if matches!(self.state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return None;

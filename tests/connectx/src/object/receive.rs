@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Receive queues of QPs, and shared receive queues (SRQs, XRC SRQs and RMPs).
 //!
-//! The receive queue of a QP is a plain ring. A shared receive queue is a linked list of WQEs, since they are returned in
-//! any order. The driver counts posted receives in a doorbell record, and rings no doorbell.
+//! The receive queue of a QP is a plain ring. A shared receive queue is a linked list of WQEs, since they are returned
+//! in any order. The driver counts posted receives in a doorbell record, and rings no doorbell.
 
 use crate::device::Device;
 use crate::memory::{Dma, DmaFault};

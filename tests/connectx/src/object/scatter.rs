@@ -103,12 +103,14 @@ impl KeyMemory<'_> {
         Ok(())
     }
 
-    /// Checks the access to `length` bytes at `address` of `key`. The responder calls this before it executes a request.
+    /// Checks the access to `length` bytes at `address` of `key`. The responder calls this before it executes a
+    /// request.
     pub fn check(&self, key: u32, user: User, address: u64, length: u64) -> Result<(), MkeyFault> {
         mkey::check(self.keys, key, user, address, length)
     }
 
-    /// Fills `bytes` from the memory of the segments after the first `skip` bytes. The queue pair `qp` of `pd` sends them.
+    /// Fills `bytes` from the memory of the segments after the first `skip` bytes. The queue pair `qp` of `pd` sends
+    /// them.
     pub fn gather(
         &mut self,
         pd: u32,
@@ -135,7 +137,8 @@ impl KeyMemory<'_> {
         }
     }
 
-    /// Writes `bytes` to the memory of the segments after the first `skip` bytes. The queue pair `qp` of `pd` received them.
+    /// Writes `bytes` to the memory of the segments after the first `skip` bytes. The queue pair `qp` of `pd` received
+    /// them.
     pub fn scatter(
         &mut self,
         pd: u32,

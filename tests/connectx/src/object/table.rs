@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Table of objects by number. Firmware allocates the numbers. A freed number is reused as late as possible, so that the
-//! use of a stale number fails.
+//! Table of objects by number. Firmware allocates the numbers. A freed number is reused as late as possible, so that
+//! the use of a stale number fails.
 
 use std::collections::VecDeque;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Fuzzing with a hostile driver. The input selects actions of a valid driver, and bytes of them to change. Most input is
-//! therefore nearly valid and reaches deep into the device.
+//! Fuzzing with a hostile driver. The input selects actions of a valid driver, and bytes of them to change. Most input
+//! is therefore nearly valid and reaches deep into the device.
 //!
-//! The only expectation is that the fabric neither panics nor hangs. The targets in `fuzz/` call this module, and a test
-//! calls it with reproducible input.
+//! The only expectation is that the fabric neither panics nor hangs. The targets in `fuzz/` call this module, and a
+//! test calls it with reproducible input.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Test driver in this process. A machine is memory only. The driver sends commands by the command queue, writes rings and
-//! doorbells. Time advances only by calls of a test.
+//! Test driver in this process. A machine is memory only. The driver sends commands by the command queue, writes rings
+//! and doorbells. Time advances only by calls of a test.
 //!
 //! Keys translate each address to the same bus address, so tests use one kind of address only.
 

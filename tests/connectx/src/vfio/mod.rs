@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! vfio-user server, by which a virtual machine accesses its device. The documentation of QEMU has the protocol.
 //!
-//! [`codec`] has the messages. A [`connection`] serves one machine, and an [`Endpoint`] accepts the next machine after the
-//! end of a connection. A protocol violation or a full reply socket ends the connection; the fabric and the other machines
-//! are not affected.
+//! [`codec`] has the messages. A [`connection`] serves one machine, and an [`Endpoint`] accepts the next machine after
+//! the end of a connection. A protocol violation or a full reply socket ends the connection; the fabric and the other
+//! machines are not affected.
 
 pub mod codec;
 pub mod connection;

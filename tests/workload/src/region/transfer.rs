@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `transfer`: transfers in a loop until the process is killed, for tests of faults. `watch`: waits for the event that a
-//! region was freed.
+//! `transfer`: transfers in a loop until the process is killed, for tests of faults. `watch`: waits for the event that
+//! a region was freed.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,8 +14,8 @@ use crate::support::abi::symbol;
 
 /// Transfers in a loop, and prints "ops N" five times per second.
 ///
-/// At an error prints "error ERRNO after N ms", the duration of the failed transfer, and stops. With --persist continues,
-/// and prints "recovered" at the next success.
+/// At an error prints "error ERRNO after N ms", the duration of the failed transfer, and stops. With --persist
+/// continues, and prints "recovered" at the next success.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Transfer {
     /// Existing region

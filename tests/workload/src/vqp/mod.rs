@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! `vqp`: virtual queue pairs.
 //!
-//! `expose` registers memory and prints its address and key. The other programs access the memory ([`RemoteTarget`]), or
-//! exchange messages.
+//! `expose` registers memory and prints its address and key. The other programs access the memory ([`RemoteTarget`]),
+//! or exchange messages.
 
 mod count;
 mod fork;

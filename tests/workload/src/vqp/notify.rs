@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `vqp notify-writes` and `vqp verify-writes`: messages that follow writes. Writes to a busy node use RC, messages do not, so the
-//! transport switches each time. The bytes must be written before the message arrives.
+//! `vqp notify-writes` and `vqp verify-writes`: messages that follow writes. Writes to a busy node use RC, messages do
+//! not, so the transport switches each time. The bytes must be written before the message arrives.
 
 use std::io::Write;
 

@@ -24,7 +24,8 @@ impl Region {
     ///
     /// After [`Error::HostDown`](crate::Error::HostDown), [`Error::Io`](crate::Error::Io),
     /// [`Error::NoRnic`](crate::Error::NoRnic), [`Error::NotJoined`](crate::Error::NotJoined),
-    /// [`Error::Stale`](crate::Error::Stale) and [`Error::TimedOut`](crate::Error::TimedOut) the operation may have been executed, or may be executed later.
+    /// [`Error::Stale`](crate::Error::Stale) and [`Error::TimedOut`](crate::Error::TimedOut) the operation may have
+    /// been executed, or may be executed later.
     pub fn fetch_add(&self, offset: u64, operand: u64) -> Result<u64> {
         self.atomic(offset, sys::KITE_ATOMIC_FETCH_ADD, operand, 0)
     }

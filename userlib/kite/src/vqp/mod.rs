@@ -129,8 +129,8 @@ impl Vqp {
     /// Pushes 1 … [`PUSH_BATCH_MAX`](crate::PUSH_BATCH_MAX) work requests: all of them, or none. They execute in order,
     /// but a write may overtake earlier reads and atomics unless it has a [`fence`](SendWr::fence).
     ///
-    /// If a shared QP fails, reads and writes whose outcome is unknown are executed again: a write may overwrite a later
-    /// write of another process.
+    /// If a shared QP fails, reads and writes whose outcome is unknown are executed again: a write may overwrite a
+    /// later write of another process.
     ///
     /// # Errors
     /// - [`Error::BadHandle`](crate::Error::BadHandle): the local memory is an [`Mr`] of another session.

@@ -151,7 +151,8 @@ impl Requester<'_> {
             || channel.is_idle()
     }
 
-    /// Checks a work request, connects its channel, and executes it if it needs no PSNs. Returns the number of its PSNs.
+    /// Checks a work request, connects its channel, and executes it if it needs no PSNs. Returns the number of its
+    /// PSNs.
     fn prepare_wqe(&mut self, c: usize, wqe: &SendWqe, first: Psn) -> Result<u32, Stop> {
         if self.qp.requester.channels[c].failed {
             return Err(Stop::Failed(Syndrome::Flush));

@@ -48,8 +48,8 @@ impl Responder<'_> {
         }
     }
 
-    /// Checks that a packet starts a message if and only if no message is in progress, and that all packets but the last
-    /// have the size of the MTU.
+    /// Checks that a packet starts a message if and only if no message is in progress, and that all packets but the
+    /// last have the size of the MTU.
     fn check_framing(&self, packet: &Packet, position: Position) -> Result<(), Rejection> {
         let mtu = self.context.peer.mtu as usize;
         let fits = match position.ends() {
@@ -200,8 +200,8 @@ impl Responder<'_> {
         }
     }
 
-    /// Returns the rejection of a SEND packet that faults in the memory of its receive. `before` is the number of message
-    /// bytes in earlier packets.
+    /// Returns the rejection of a SEND packet that faults in the memory of its receive. `before` is the number of
+    /// message bytes in earlier packets.
     fn reject_receive_fault(
         &mut self,
         wqe: ReceiveWqe,

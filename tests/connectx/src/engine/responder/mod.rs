@@ -8,8 +8,8 @@
 //!
 //! # Recovery
 //!
-//! A gap in the PSNs causes one sequence NAK. The response to a duplicate request is repeated: a READ is executed again,
-//! and results of atomic operations are saved.
+//! A gap in the PSNs causes one sequence NAK. The response to a duplicate request is repeated: a READ is executed
+//! again, and results of atomic operations are saved.
 
 mod atomic;
 mod execution;

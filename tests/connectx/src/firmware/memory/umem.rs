@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! User memory (UMEM): pages that a program registers by DevX for queues in user space.
 //!
-//! A command that creates such a queue has the number of the user memory instead of a list of pages, and an offset instead
-//! of an address. The kernel creates no such queues, so its header does not define all of these fields.
+//! A command that creates such a queue has the number of the user memory instead of a list of pages, and an offset
+//! instead of an address. The kernel creates no such queues, so its header does not define all of these fields.
 
 use crate::device::Device;
 use crate::firmware::{Handler, Status};

@@ -70,8 +70,8 @@ impl Pair {
         self.rig.advance_time(LATER);
     }
 
-    /// Executes a work request of the first queue pair that accesses an absent page of `node`. The driver makes the page
-    /// present.
+    /// Executes a work request of the first queue pair that accesses an absent page of `node`. The driver makes the
+    /// page present.
     fn perform_paging(&mut self, node: usize, work: &WorkRequest) -> Cqe {
         let page = self.take(node);
         self.rig.post(&mut self.qps[0], work);

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Control QP: the UD QP that sends and receives datagrams.
+//! Setup QP: the UD QP for setup datagrams. Control requests use RC QPs.
 //!
 //! # Operation
 //!
 //! Datagrams set up RC connections and announce views. Only the connector thread sends datagrams, one at a
-//! time: [`ControlQp::send_setup`] waits for the send completion.
+//! time: [`SetupQp::send_setup`] waits for the send completion.
 //!
 //! # Recovery
 //!
 //! After a failed send or receive, the connector or the poller reports the failure
-//! ([`ControlQp::report_failure`]). The connector then restarts the QP. The state machines of connections and
+//! ([`SetupQp::report_failure`]). The connector then restarts the QP. The state machines of connections and
 //! announcements retransmit lost datagrams (`kite_core::proto`).
 //!
 //! # Locking
 //!
-//! `ControlQp::failed` is set with release order by the poller or the connector. Only the connector clears the
+//! `SetupQp::failed` is set with release order by the poller or the connector. Only the connector clears the
 //! flag, with full order.
 
 use super::{
     endpoint::{Endpoint, EndpointResources},
-    endpoint_table::CONTROL_ENDPOINT_ID,
+    endpoint_table::SETUP_ENDPOINT_ID,
     peer::Peer,
     recv::wake::ThreadWaker,
     send::slots::{Recovery, SlotClass},
@@ -44,22 +44,22 @@ use kernel::{
 };
 use kite_core::wire::setup::SetupDatagram;
 
-/// Queue key of all control QPs ("kite" in ASCII). The key prevents accidental deliveries only. Peers are
+/// Queue key of all setup QPs ("kite" in ASCII). The key prevents accidental deliveries only. Peers are
 /// authenticated by the secret in each datagram.
-const CONTROL_QKEY: u32 = 0x6b69_7465;
+const SETUP_QKEY: u32 = 0x6b69_7465;
 
 /// Maximum time in ms that a datagram waits for a slot.
 const DATAGRAM_TIMEOUT_MS: u32 = 1000;
 
 /// Control QP of a fabric.
-pub(super) struct ControlQp {
+pub(super) struct SetupQp {
     endpoint: Arc<Endpoint>,
     /// The QP is in ERR. The connector must restart the QP.
     failed: AtomicFlag,
     connector_waker: Arc<ThreadWaker>,
 }
 
-impl ControlQp {
+impl SetupQp {
     /// Creates the QP in RTS, with all receives posted.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl ControlQp {
         resources: &EndpointResources,
         connector_waker: Arc<ThreadWaker>,
     ) -> Result<Self> {
-        let endpoint = Endpoint::new_ud(resources, CONTROL_ENDPOINT_ID, CONTROL_QKEY)?;
+        let endpoint = Endpoint::new_ud(resources, SETUP_ENDPOINT_ID, SETUP_QKEY)?;
         Ok(Self {
             endpoint: Arc::new(endpoint, GFP_KERNEL)?,
             failed: AtomicFlag::new(false),
@@ -99,9 +99,9 @@ impl ControlQp {
         if !self.failed.xchg(false, Full) {
             return;
         }
-        rnic_info!(self.device(), "control QP failed, restarting\n");
-        if let Err(error) = self.endpoint.restart_ud(CONTROL_QKEY) {
-            rnic_warn!(self.device(), "control QP cannot be restarted: {error:?}\n");
+        rnic_info!(self.device(), "setup QP failed, restarting\n");
+        if let Err(error) = self.endpoint.restart_ud(SETUP_QKEY) {
+            rnic_warn!(self.device(), "setup QP cannot be restarted: {error:?}\n");
             self.failed.store(true, Release);
         }
     }
@@ -113,12 +113,12 @@ impl ControlQp {
         }
     }
 
-    /// Sends a datagram to the control QP of a peer, and waits for the send completion.
+    /// Sends a datagram to the setup QP of a peer, and waits for the send completion.
     ///
     /// # Errors
     ///
     /// - `EHOSTUNREACH`: the route is not resolved.
-    /// - `EIO`: the send failed. The connector restarts the control QP.
+    /// - `EIO`: the send failed. The connector restarts the setup QP.
     /// - Any error of acquiring a slot or of posting.
     pub(super) fn send_setup(&self, peer: &Peer, setup: &SetupDatagram) -> Result {
         let route = peer.route().ok_or_else(errno::hostunreach)?;
@@ -139,7 +139,7 @@ impl ControlQp {
             &sges,
             &route,
             peer.control_address.qpn,
-            CONTROL_QKEY,
+            SETUP_QKEY,
         );
         slot.account_post(1);
         // SAFETY: The request addresses the buffer of `slot` only. `slot.wait` below waits for its

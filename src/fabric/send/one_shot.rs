@@ -4,8 +4,8 @@
 //!
 //! # Operation
 //!
-//! A [`OneShot`] uses a DCI if both nodes have DC, and an RC connection otherwise. The peer's processor is not
-//! involved in a READ. Each function posts one work request at a time and waits for its completion.
+//! A [`OneShot`] uses a DCI if both nodes have DC, and an RC connection otherwise. The peer's processor is
+//! not involved in a READ. Each function posts one work request at a time and waits for its completion.
 //!
 //! # Recovery
 //!
@@ -13,7 +13,7 @@
 //! A request that does not complete returns `EIO` if its QP cannot be moved to RESET.
 
 use super::{
-    path::PostCredit,
+    post_credit::PostCredit,
     slots::{SlotClass, SlotGuard},
 };
 use crate::{
@@ -262,7 +262,8 @@ fn read_op(sges: &[Sge], remote: RemoteAddr) -> RdmaOp<'_> {
     }
 }
 
-/// Converts a status to a result. [`TryError::WouldBlock`] means that the QP failed and the request may be repeated.
+/// Converts a status to a result. [`TryError::WouldBlock`] means that the QP failed and the request may be
+/// repeated.
 fn status_to_result(status: WcStatus) -> TryResult {
     match status {
         WcStatus::Success => Ok(()),
