@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A QP with its receive buffers, and an ID by which receive completions find it.
+//! Endpoint: a QP with its receive buffers, and an ID by which receive completions find it.
+//!
+//! # Operation
 //!
 //! Receive completions carry the ID of the endpoint and the index of the buffer. IDs are never reused, so the
 //! completion of a removed endpoint finds no endpoint and is dropped. The only shared state is the counter of

@@ -10,9 +10,9 @@
 //!
 //! # Recovery
 //!
-//! An announcement ends when the epoch is not current any longer: the next view change starts new ones. Names
-//! are sent to a member only after packets sent in earlier views can no longer reach the member. So a
-//! synchronized view implies that the memory lent to dead homes can be freed.
+//! An announcement ends when the epoch is not current any longer: the next view change starts new ones. The
+//! last list of names is sent to a member only after packets sent in earlier views can no longer reach the
+//! member. So a synchronized view implies that the memory lent to dead homes can be freed.
 
 use super::MemoryService;
 use crate::{

@@ -2,6 +2,8 @@
 
 //! Services of one RNIC, and [`RecvDispatcher`], which passes received messages to them.
 //!
+//! # Operation
+//!
 //! A service references only the services on which it is built. This module handles the events that concern
 //! all services: view changes, leaving the cluster, and removal of the RNIC.
 

@@ -3,9 +3,14 @@
 //! Registration of user memory: by an mkey where the mlx5 hardware is accessible ([`crate::mlx5`]), else by
 //! fast registration.
 //!
+//! # Operation
+//!
 //! Fast registration (FRWR) is a work request. A dedicated RC QP, connected to itself, takes these requests:
-//! they do not queue behind data, and a failure flushes no request of another user. A QP that fails is
-//! destroyed, and the next registration creates another.
+//! they do not queue behind data, and a failure flushes no request of another user.
+//!
+//! # Recovery
+//!
+//! A QP that fails is destroyed, and the next registration creates another.
 //!
 //! # Locking
 //!

@@ -99,7 +99,7 @@ impl<G: InflightGuard> SegmentBatch<G> {
         conn: &Arc<Conn>,
         first: Segment,
         arena: Option<&Arc<LongTermDmaMap>>,
-        acquire_guard: impl FnOnce() -> Result<G>,
+        acquire_guard: impl FnOnce() -> TryResult<G>,
     ) -> TryResult<Option<Self>> {
         let (direction, mut limits) = (poster.direction, poster.wr_limits(conn));
         limits.max_sges = limits.max_sges.min(OWNED_WR_MAX_SGE);

@@ -26,7 +26,7 @@ use super::{
     slots::SlotGuard,
 };
 use crate::{
-    errno::TryError,
+    errno::{TryError, TryResult},
     fabric::conn::Conn,
     sys::{buffer::Buffer, deadline::Deadline},
 };
@@ -175,7 +175,7 @@ impl TransferStop {
 /// While a transfer holds guards or credits, it waits only for the RNIC. Before the transfer waits for a QP
 /// or a slot, it drains its segments in flight. Where the transfer would wait for memory of the caller, it
 /// stops with [`TransferStop::FaultNeeded`].
-pub(crate) struct Transfer<'a, G: InflightGuard, P: Fn() -> Result<G>> {
+pub(crate) struct Transfer<'a, G: InflightGuard, P: Fn() -> TryResult<G>> {
     poster: SegmentPoster<'a>,
     deadline: Deadline,
     acquire_guard: P,
@@ -185,7 +185,7 @@ pub(crate) struct Transfer<'a, G: InflightGuard, P: Fn() -> Result<G>> {
     resume: &'a mut ResumeState,
 }
 
-impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
+impl<'a, G: InflightGuard, P: Fn() -> TryResult<G>> Transfer<'a, G, P> {
     /// Starts a transfer, or resumes one.
     pub(crate) fn new(
         poster: SegmentPoster<'a>,
@@ -332,7 +332,7 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
         let posted = self
             .poster
             .post_segment(conn, segment, &self.acquire_guard, deadline);
-        posted.map_err(|error| TransferStop::new(error.into(), segment.buffer_offset))
+        posted.map_err(|error| TransferStop::new(error, segment.buffer_offset))
     }
 
     /// Waits for an operation. If its QP failed, waits for the other operations too, and repeats the failed
@@ -381,11 +381,9 @@ impl<'a, G: InflightGuard, P: Fn() -> Result<G>> Transfer<'a, G, P> {
             };
         }
         // If access is no longer permitted, return that error.
-        let error = (self.acquire_guard)().err().unwrap_or(EIO);
-        Err(TransferStop::new(
-            error.into(),
-            failed_op.segment.buffer_offset,
-        ))
+        let denied = (self.acquire_guard)().err();
+        let error = denied.unwrap_or(TryError::Failed(EIO));
+        Err(TransferStop::new(error, failed_op.segment.buffer_offset))
     }
 
     /// Waits for an operation, and copies the data of a short READ. Returns the failed operation if the QP
@@ -420,7 +418,7 @@ fn defer_copy_out(
 }
 
 /// Waits for the segments in flight of a failed transfer, since they name memory of the caller.
-impl<G: InflightGuard, P: Fn() -> Result<G>> Drop for Transfer<'_, G, P> {
+impl<G: InflightGuard, P: Fn() -> TryResult<G>> Drop for Transfer<'_, G, P> {
     fn drop(&mut self) {
         for op in self.inflight.iter().flatten() {
             op.wait();

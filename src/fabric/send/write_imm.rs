@@ -134,7 +134,7 @@ impl ImmWriteOp<'_> {
     /// - `ERANGE`: the payload is longer than the buffer of a slot.
     pub(crate) fn execute<G: InflightGuard>(
         &self,
-        acquire_guard: impl Fn() -> Result<G>,
+        acquire_guard: impl Fn() -> TryResult<G>,
         deadline: Deadline,
     ) -> Result {
         let bytes = self.payload.bytes;
@@ -167,7 +167,8 @@ impl ImmWriteOp<'_> {
             }
         }
         // If access is no longer permitted, return that error.
-        acquire_guard().and(Err(EIO))
+        drop(acquire_guard()?);
+        Err(EIO)
     }
 
     /// Posts the payload without waiting. Returns `None` if no credit or slot is available.
@@ -182,7 +183,7 @@ impl ImmWriteOp<'_> {
     /// - `ERANGE`: the payload is longer than the buffer of a slot.
     pub(crate) fn try_post<G: InflightGuard>(
         &self,
-        acquire_guard: impl FnOnce() -> Result<G>,
+        acquire_guard: impl FnOnce() -> TryResult<G>,
     ) -> Result<Option<InflightOp<G>>> {
         let bytes = self.payload.bytes;
         let (credit, slot) = match self.try_acquire() {

@@ -22,7 +22,7 @@
 use super::{chunk_map::ChunkMap, Mapping};
 use crate::{
     control::retry::retry_alloc,
-    errno::TryError,
+    errno::{TryError, TryResult},
     fabric::{conn::credit::StaleQp, send::inflight::InflightGuard},
     sys::revocable::{OwnedRevocableGuard, RevocableGuard},
 };
@@ -41,7 +41,7 @@ impl Mapping {
     /// # Errors
     ///
     /// See [`Self::access_chunks_at`].
-    pub(crate) fn start_remote_access(&self, version: u32) -> Result<RemoteAccess<'_>> {
+    pub(crate) fn start_remote_access(&self, version: u32) -> TryResult<RemoteAccess<'_>> {
         let _guard = self.access_chunks_at(version)?;
         Ok(RemoteAccess {
             mapping: self,
@@ -58,7 +58,7 @@ impl Mapping {
     pub(crate) fn start_owned_remote_access(
         self: &Arc<Self>,
         version: u32,
-    ) -> Result<OwnedRemoteAccess> {
+    ) -> TryResult<OwnedRemoteAccess> {
         let guard =
             OwnedRevocableGuard::try_access(self.clone(), |mapping| mapping.chunk_map.revocable());
         let guard = guard.ok_or_else(|| self.access_error())?;

@@ -2,7 +2,10 @@
 
 //! Completion ring of an I/O queue: delivers results to the owner of the queue.
 //!
-//! Requests of virtual queue pairs (VQPs) may outlive their I/O queue. Such requests refer only to the
+//! # Operation
+//!
+//! A completion is written to the CQ, and wakes the threads that wait for it. A queue of a module calls the
+//! module instead. Requests of virtual queue pairs (VQPs) may outlive their I/O queue. Such requests refer only to the
 //! [`CompletionRing`], so the drop of the last reference need not unpin the memory of the process.
 //!
 //! # Locking

@@ -2,6 +2,11 @@
 
 //! Reaping the batches of an I/O queue: completes the accesses of batches whose operation is done.
 //!
+//! # Operation
+//!
+//! The round of a queue polls its posted batches in order. The accesses of a completed part of a batch complete
+//! at once; the rest stays.
+//!
 //! # Recovery
 //!
 //! If the QP of a batch fails, the incomplete accesses become tasks again, and workers repeat them. A worker

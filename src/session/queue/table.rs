@@ -2,6 +2,11 @@
 
 //! I/O queues of a session: creation, lookup, mapping, and destruction.
 //!
+//! # Operation
+//!
+//! A program maps the rings of a queue, and the mapping keeps the session open. The poller thread drives the
+//! queue as a poll client until the queue is destroyed.
+//!
 //! # Locking
 //!
 //! `Session::io_queues` (mutex) protects the table. The holder may sleep in an allocation. `io_queues` nests

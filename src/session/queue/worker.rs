@@ -12,7 +12,8 @@
 //!
 //! `offloaded` is decremented with `CompletionRing::producer` locked, so that [`IoQueue::wait_workers_done`]
 //! misses no wakeup. If a worker fails to start, its thread decrements `offloaded` with `IoQueue::state`
-//! locked. No job runs with `IoQueue::state` locked.
+//! locked. No worker executes a job with `IoQueue::state`
+//! locked; the round of the queue polls jobs with it.
 
 use super::{
     job::Job,

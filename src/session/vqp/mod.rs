@@ -11,8 +11,8 @@
 //!
 //! # Locking
 //!
-//! The mutex `Session::vqps` protects [`SessionVqps`], and nests outside the VQP table, the MR table, and the
-//! poll client table, the VQP registry, and the locks of VQPs. The poller thread runs clients with the poll
+//! The mutex `Session::vqps` protects [`SessionVqps`]. It is taken before the locks of the VQP table, the VQP
+//! registry, the MR table, the poll clients and VQPs. The poller thread runs clients with the poll
 //! client table locked, and so only tries to lock `vqps`. No guard of the RNIC's services is held while a
 //! thread waits for an event, because RNIC removal waits for all guards.
 

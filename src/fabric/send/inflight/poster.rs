@@ -58,9 +58,9 @@ impl SegmentPoster<'_> {
         &self,
         conn: &Arc<Conn>,
         segment: Segment,
-        acquire_guard: impl FnOnce() -> Result<G>,
+        acquire_guard: impl FnOnce() -> TryResult<G>,
         deadline: Option<Deadline>,
-    ) -> Result<Option<InflightOp<G>>> {
+    ) -> TryResult<Option<InflightOp<G>>> {
         let posted = if segment.fits_slot_buffer() {
             self.post_bounced(conn, segment, acquire_guard, deadline)
         } else {
@@ -69,7 +69,7 @@ impl SegmentPoster<'_> {
         match posted {
             Ok(op) => Ok(Some(op)),
             Err(TryError::WouldBlock) => Ok(None),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         }
     }
 
@@ -79,7 +79,7 @@ impl SegmentPoster<'_> {
         &self,
         conn: &Arc<Conn>,
         segment: Segment,
-        acquire_guard: impl FnOnce() -> Result<G>,
+        acquire_guard: impl FnOnce() -> TryResult<G>,
         deadline: Option<Deadline>,
     ) -> TryResult<InflightOp<G>> {
         let limits = self.wr_limits(conn);
@@ -127,7 +127,7 @@ impl SegmentPoster<'_> {
         &self,
         conn: &Arc<Conn>,
         segment: Segment,
-        acquire_guard: impl FnOnce() -> Result<G>,
+        acquire_guard: impl FnOnce() -> TryResult<G>,
         deadline: Option<Deadline>,
     ) -> TryResult<InflightOp<G>> {
         let writable = self.direction == Direction::Read;
