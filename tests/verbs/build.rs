@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Turns the header of libibverbs into Rust.
+//! Generates Rust bindings from the header of libibverbs.
 
 use std::env;
 use std::error::Error;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Subset of libibverbs that connected QPs need, for the programs that kite is compared with.
 //!
-//! A [`Device`] has a protection domain and a CQ, a [`Buffer`] is memory registered with a device, and a [`Pair`] is
-//! an RC QP with access to one buffer. Peers exchange their [`End`] by other means before [`Pair::connect`].
+//! A [`Device`] has a protection domain and a CQ, a [`Buffer`] is memory registered with a device, and a [`Qp`] is an
+//! RC QP with access to one buffer. Peers exchange their [`QpAddress`] by other means before [`Qp::connect`].
 
 mod device;
 mod memory;
-mod pair;
 mod post;
+mod qp;
 mod region;
 mod request;
 
@@ -19,9 +19,9 @@ use anyhow::{anyhow, Result};
 
 pub use device::{Access, Device};
 pub use memory::Memory;
-pub use pair::Pair;
-pub use region::{Buffer, Lent, Shared};
-pub use request::{End, Request, Spot, Verb};
+pub use qp::Qp;
+pub use region::{Buffer, Mr, OwnedMr};
+pub use request::{QpAddress, RemoteAddr, Request, Verb};
 
 #[allow(missing_docs, unreachable_pub, dead_code, unsafe_op_in_unsafe_fn)]
 #[allow(non_camel_case_types, non_upper_case_globals, non_snake_case)]
@@ -37,16 +37,16 @@ const PORT: u8 = 1;
 pub const DEPTH: usize = 64;
 
 /// Maximum number of requests in one post.
-pub const CHAIN: usize = 32;
+pub const CHAIN_MAX: usize = 32;
 
-/// Returns the object that libibverbs has created, or the error of the call that returned null.
-fn made<T>(object: *mut T, what: &str) -> Result<NonNull<T>> {
+/// Converts a pointer that libibverbs returned. Null is the error of `errno`.
+fn check_ptr<T>(object: *mut T, what: &str) -> Result<NonNull<T>> {
     let error = io::Error::last_os_error();
-    NonNull::new(object).ok_or_else(|| anyhow!("making {what}: {error}"))
+    NonNull::new(object).ok_or_else(|| anyhow!("creating {what}: {error}"))
 }
 
-/// Converts a return code of libibverbs, which is `errno` or -1.
-fn done(code: c_int) -> io::Result<()> {
+/// Converts a return code of libibverbs: 0, an errno, or -1 with the error in `errno`.
+fn check_code(code: c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),
         code if code > 0 => Err(io::Error::from_raw_os_error(code)),
@@ -62,8 +62,8 @@ mod tests {
 
     #[test]
     fn nonzero_code_and_null_pointer_are_errors() {
-        assert!(done(0).is_ok());
-        assert_eq!(done(22).unwrap_err().raw_os_error(), Some(22));
-        assert!(made(ptr::null_mut::<u8>(), "nothing").is_err());
+        assert!(check_code(0).is_ok());
+        assert_eq!(check_code(22).unwrap_err().raw_os_error(), Some(22));
+        assert!(check_ptr(ptr::null_mut::<u8>(), "QP").is_err());
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Memory that an RNIC reads and writes: page-aligned, present, and never borrowed while it does.
+//! Page-aligned memory that an RNIC may access at any time. No references to its bytes are created.
 
 use std::alloc::{alloc_zeroed, dealloc, handle_alloc_error, Layout};
 use std::ptr::NonNull;
@@ -8,7 +8,7 @@ use anyhow::{ensure, Result};
 
 const PAGE: usize = 4096;
 
-/// Bytes at a fixed place.
+/// Memory with a fixed address.
 #[derive(Debug)]
 pub struct Memory {
     start: NonNull<u8>,
@@ -16,12 +16,12 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// So many, at least one, filled with seed 0.
+    /// Allocates `len` bytes with the content of seed 0.
     ///
     /// # Errors
-    /// If there are none, or too many.
+    /// `len` is 0, or exceeds the address space.
     pub fn new(len: usize) -> Result<Self> {
-        ensure!(len > 0, "no bytes");
+        ensure!(len > 0, "memory length must be greater than 0");
         let layout = Layout::from_size_align(len, PAGE)?;
         // SAFETY: the size is not zero.
         let start = unsafe { alloc_zeroed(layout) };
@@ -32,74 +32,76 @@ impl Memory {
     }
 
     /// Returns the number of bytes.
-    #[allow(clippy::len_without_is_empty)] // it never is
+    #[allow(clippy::len_without_is_empty)] // the length is never 0
     pub fn len(&self) -> usize {
         self.layout.size()
     }
 
-    /// Where they are.
+    /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Fills it with bytes that follow from `seed`.
+    /// Fills the memory with the pattern of `seed`.
     pub fn fill(&self, seed: u8) {
         for i in 0..self.len() {
             // SAFETY: in bounds. Volatile, since an RNIC may read the memory at any time.
-            unsafe { self.as_ptr().add(i).write_volatile(byte(seed, i)) };
+            unsafe { self.as_ptr().add(i).write_volatile(pattern(seed, i)) };
         }
     }
 
-    /// Copies bytes out, from `at` on.
+    /// Copies the bytes at `offset` to `to`.
     ///
     /// # Errors
-    /// If there are not so many.
-    pub fn load(&self, at: usize, to: &mut [u8]) -> Result<()> {
-        self.check(at, to.len())?;
+    /// The range exceeds the memory.
+    pub fn load(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        self.check_range(offset, to.len())?;
         for (i, byte) in to.iter_mut().enumerate() {
-            // SAFETY: in bounds; volatile, since an RNIC may have written it.
-            *byte = unsafe { self.as_ptr().add(at + i).read_volatile() };
+            // SAFETY: in bounds. Volatile, since an RNIC may write the memory at any time.
+            *byte = unsafe { self.as_ptr().add(offset + i).read_volatile() };
         }
         Ok(())
     }
 
-    /// Copies bytes in, from `at` on.
+    /// Copies `from` to `offset`.
     ///
     /// # Errors
-    /// If there are not so many.
-    pub fn store(&self, at: usize, from: &[u8]) -> Result<()> {
-        self.check(at, from.len())?;
+    /// The range exceeds the memory.
+    pub fn store(&self, offset: usize, from: &[u8]) -> Result<()> {
+        self.check_range(offset, from.len())?;
         for (i, byte) in from.iter().enumerate() {
             // SAFETY: in bounds. Volatile, since an RNIC may read the memory at any time.
-            unsafe { self.as_ptr().add(at + i).write_volatile(*byte) };
+            unsafe { self.as_ptr().add(offset + i).write_volatile(*byte) };
         }
         Ok(())
     }
 
-    fn check(&self, at: usize, len: usize) -> Result<()> {
-        let end = at.checked_add(len);
+    fn check_range(&self, offset: usize, len: usize) -> Result<()> {
+        let end = offset.checked_add(len);
         ensure!(
             end.is_some_and(|end| end <= self.len()),
-            "more than there is"
+            "range exceeds the memory of {} bytes",
+            self.len()
         );
         Ok(())
     }
 
     /// Returns `true` if the memory has the content of [`Self::fill`] with `seed`.
-    pub fn holds(&self, seed: u8) -> bool {
-        // SAFETY: in bounds; volatile, since an RNIC may have written it.
-        (0..self.len()).all(|i| unsafe { self.as_ptr().add(i).read_volatile() } == byte(seed, i))
+    pub fn matches(&self, seed: u8) -> bool {
+        // SAFETY: in bounds. Volatile, since an RNIC may write the memory at any time.
+        (0..self.len()).all(|i| unsafe { self.as_ptr().add(i).read_volatile() } == pattern(seed, i))
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it was allocated with this layout.
+        // SAFETY: `new` allocated the memory with this layout.
         unsafe { dealloc(self.as_ptr(), self.layout) };
     }
 }
 
-fn byte(seed: u8, i: usize) -> u8 {
+/// Returns byte `i` of the content of [`Memory::fill`].
+fn pattern(seed: u8, i: usize) -> u8 {
     (i % 251) as u8 ^ seed
 }
 
@@ -110,15 +112,15 @@ mod tests {
     #[test]
     fn different_fill_patterns_are_distinguished() {
         let memory = Memory::new(5000).unwrap();
-        assert!(memory.holds(0) && !memory.holds(1));
+        assert!(memory.matches(0) && !memory.matches(1));
         memory.fill(1);
-        assert!(memory.holds(1) && !memory.holds(0));
+        assert!(memory.matches(1) && !memory.matches(0));
         assert_eq!(memory.as_ptr() as usize % PAGE, 0);
         assert!(Memory::new(0).is_err());
     }
 
     #[test]
-    fn what_is_stored_is_loaded() {
+    fn load_after_store_returns_the_stored_bytes() {
         let (memory, mut found) = (Memory::new(10).unwrap(), [0; 3]);
         memory.store(7, b"abc").unwrap();
         memory.load(7, &mut found).unwrap();

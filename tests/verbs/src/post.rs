@@ -8,23 +8,22 @@ use std::ptr;
 use anyhow::{bail, ensure, Context, Result};
 
 use crate::raw::*;
-use crate::{done, Pair, Request, Spot, Verb, CHAIN, DEPTH};
+use crate::{check_code, Qp, RemoteAddr, Request, Verb, CHAIN_MAX, DEPTH};
 
-impl Pair {
-    /// Moves the first `len` bytes of the buffer once, and waits for the completion as impatient programs
-    /// do.
+impl Qp {
+    /// Executes one request for the first `len` bytes of the buffer, and polls for its completion.
     ///
     /// # Errors
-    /// As of [`Self::post`] and [`Self::poll`].
-    pub fn transfer(&self, verb: Verb, other: Spot, len: usize) -> Result<()> {
-        self.post(&[Request::whole(verb, other, len)])?;
+    /// See [`Self::post`] and [`Self::poll`].
+    pub fn transfer(&self, verb: Verb, remote: RemoteAddr, len: usize) -> Result<()> {
+        self.post(&[Request::from_start(verb, remote, len)])?;
         self.wait()
     }
 
-    /// Waits for a completion.
+    /// Polls until a completion arrives.
     ///
     /// # Errors
-    /// As of [`Self::poll`].
+    /// See [`Self::poll`].
     pub fn wait(&self) -> Result<()> {
         while !self.poll()? {
             std::hint::spin_loop();
@@ -32,52 +31,58 @@ impl Pair {
         Ok(())
     }
 
-    /// Moves the whole buffer `count` times, with `depth` requests under way.
+    /// Executes `count` requests for the whole buffer, with `depth` in flight.
     ///
     /// # Errors
-    /// As of [`Self::post`] and [`Self::poll`].
-    pub fn stream(&self, verb: Verb, other: Spot, count: usize, depth: usize) -> Result<()> {
-        ensure!(depth <= DEPTH, "at most {DEPTH} at a time");
-        let (mut begun, mut done) = (0, 0);
-        while done < count {
-            while begun < count && begun - done < depth {
-                self.post(&[Request::whole(verb, other, self.buffer.memory.len())])?;
-                begun += 1;
+    /// See [`Self::post`] and [`Self::poll`].
+    pub fn stream(&self, verb: Verb, remote: RemoteAddr, count: usize, depth: usize) -> Result<()> {
+        ensure!(depth <= DEPTH, "depth {depth} exceeds {DEPTH}");
+        let (mut posted, mut completed) = (0, 0);
+        while completed < count {
+            while posted < count && posted - completed < depth {
+                self.post(&[Request::from_start(verb, remote, self.buffer.memory.len())])?;
+                posted += 1;
             }
             while self.poll()? {
-                done += 1;
+                completed += 1;
             }
         }
         Ok(())
     }
 
-    /// Posts requests, at most [`CHAIN`] by one call. At most [`DEPTH`] may be under way.
+    /// Posts at most [`CHAIN_MAX`] requests with one doorbell. At most [`DEPTH`] may be in flight.
     ///
     /// # Errors
-    /// If there are too many, one is not in the buffer, or the queue pair is full or has failed.
+    /// - There are more than [`CHAIN_MAX`] requests.
+    /// - A request exceeds the buffer.
+    /// - The send queue is full, or the QP is in the error state.
     pub fn post(&self, requests: &[Request]) -> Result<()> {
         match requests.len() {
             0 => Ok(()),
             1 => self.post_chain::<1>(requests),
-            _ => self.post_chain::<CHAIN>(requests),
+            _ => self.post_chain::<CHAIN_MAX>(requests),
         }
     }
 
-    /// Posts at least one request and at most `N`, from the stack: it is timed, and nothing is allocated.
+    /// Posts 1 to `N` requests. The work requests are on the stack: an allocation would count in measured times.
     fn post_chain<const N: usize>(&self, requests: &[Request]) -> Result<()> {
-        ensure!(requests.len() <= N, "more than {N} requests in a chain");
-        let mut pieces = [ibv_sge::default(); N];
-        for (piece, request) in pieces.iter_mut().zip(requests) {
-            *piece = self.piece(request.at, request.len)?;
+        ensure!(
+            requests.len() <= N,
+            "{} requests in a chain, at most {N}",
+            requests.len()
+        );
+        let mut sges = [ibv_sge::default(); N];
+        for (sge, request) in sges.iter_mut().zip(requests) {
+            *sge = self.sge(request.offset, request.len)?;
         }
-        // SAFETY: zero is a request of opcode 0 and nothing else; pointers and unions allow it.
+        // SAFETY: zero is valid for integers, unions of integers, and pointers that may be null.
         let mut chain: [ibv_send_wr; N] = unsafe { zeroed() };
-        // All pointers come from these, which are the only borrows until the chain is posted.
-        let (piece, first) = (pieces.as_mut_ptr(), chain.as_mut_ptr());
+        // The chain has raw pointers to both arrays, so they must not be borrowed until the chain is posted.
+        let (sge, first) = (sges.as_mut_ptr(), chain.as_mut_ptr());
         for (i, request) in requests.iter().enumerate() {
-            // SAFETY: there are as many as requests at least.
+            // SAFETY: both arrays have at least as many elements as `requests`.
             unsafe {
-                request.fill(&mut *first.add(i), piece.add(i));
+                request.fill(&mut *first.add(i), sge.add(i));
                 if i > 0 {
                     (*first.add(i - 1)).next = first.add(i);
                 }
@@ -86,70 +91,70 @@ impl Pair {
         self.post_first(first)
     }
 
-    /// Receives one message to `len` bytes of the buffer from `at` on. One at a time may be waited for.
+    /// Posts a receive for one message of at most `len` bytes, to `offset` in the buffer.
     ///
     /// # Errors
-    /// If they are not in the buffer, or another is waited for.
-    pub fn receive(&self, at: usize, len: usize) -> Result<()> {
-        let mut piece = self.piece(at, len)?;
+    /// The range exceeds the buffer, or another receive is posted.
+    pub fn receive(&self, offset: usize, len: usize) -> Result<()> {
+        let mut sge = self.sge(offset, len)?;
         let mut request = ibv_recv_wr {
-            sg_list: &mut piece,
+            sg_list: &mut sge,
             num_sge: 1,
             ..Default::default()
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: all objects are live, and the request and its list too; the memory stays for as long as the pair.
+        // SAFETY: all objects are live, and the request and its SGE too. The buffer outlives the QP.
         let code = unsafe {
             let post = self.buffer.device.context.as_ref().ops.post_recv;
             post.context("no post_recv")?(self.qp.as_ptr(), &mut request, &mut bad)
         };
-        done(code).context("posting that a message is received")
+        check_code(code).context("posting a receive")
     }
 
-    fn piece(&self, at: usize, len: usize) -> Result<ibv_sge> {
-        let end = at.checked_add(len);
+    fn sge(&self, offset: usize, len: usize) -> Result<ibv_sge> {
+        let end = offset.checked_add(len);
         ensure!(
             end.is_some_and(|end| end <= self.buffer.memory.len()),
-            "more than the buffer has"
+            "range exceeds the buffer"
         );
         Ok(ibv_sge {
-            addr: self.end.spot.addr + at as u64,
+            addr: self.address.remote_addr.addr + offset as u64,
             length: u32::try_from(len)?,
-            // SAFETY: the memory region is live.
+            // SAFETY: the MR is live.
             lkey: unsafe { self.buffer.mr.as_ref() }.lkey,
         })
     }
 
     fn post_first(&self, request: *mut ibv_send_wr) -> Result<()> {
         let mut bad = ptr::null_mut();
-        // SAFETY: all objects are live, and the requests and their lists too; the memory stays for as long as the pair.
+        // SAFETY: all objects are live, and the requests and their SGEs too. The buffer outlives the QP.
         let code = unsafe {
             let post = self.buffer.device.context.as_ref().ops.post_send;
             post.context("no post_send")?(self.qp.as_ptr(), request, &mut bad)
         };
-        done(code).context("posting a request")
+        check_code(code).context("posting a request")
     }
 
-    /// Returns `true` if a request has completed.
+    /// Polls the CQ once. Returns `true` if a request has completed.
     ///
     /// # Errors
-    /// If it has failed.
+    /// The request has failed, or the CQ cannot be polled.
     pub fn poll(&self) -> Result<bool> {
         // SAFETY: the device is open.
         let poll = unsafe { self.buffer.device.context.as_ref() }.ops.poll_cq;
         let poll = poll.context("no poll_cq")?;
-        // SAFETY: it is plain numbers.
+        // SAFETY: zero is valid for all fields.
         let mut completion: ibv_wc = unsafe { zeroed() };
-        // SAFETY: the queue is live, and there is room for one completion.
+        // SAFETY: the CQ is live, and `completion` can be written.
         match unsafe { poll(self.buffer.device.cq.as_ptr(), 1, &mut completion) } {
             0 => Ok(false),
             1 if completion.status == IBV_WC_SUCCESS => Ok(true),
             1 => {
                 // SAFETY: the function returns a constant string for any status.
-                let why = unsafe { CStr::from_ptr(ibv_wc_status_str(completion.status)) };
-                bail!("a request failed: {}", why.to_string_lossy());
+                let status = unsafe { CStr::from_ptr(ibv_wc_status_str(completion.status)) };
+                bail!("request failed: {}", status.to_string_lossy());
             }
-            _ => bail!("polling the completion queue failed"),
+            _ => bail!("polling the CQ failed"),
         }
     }
 }

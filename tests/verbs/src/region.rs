@@ -8,60 +8,61 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use crate::raw::*;
-use crate::{Device, Memory, Spot};
+use crate::{Device, Memory, RemoteAddr};
 
-/// Memory that others may reach and that is not ours.
+/// MR of memory that the caller owns.
 #[derive(Debug)]
-pub struct Shared<'a> {
+pub struct Mr<'a> {
     mr: NonNull<ibv_mr>,
-    _of: PhantomData<&'a Device>,
+    _device: PhantomData<&'a Device>,
 }
 
-impl Shared<'_> {
+impl Mr<'_> {
     /// Takes ownership of a memory region of a device.
     pub(crate) fn new(mr: NonNull<ibv_mr>) -> Self {
         Self {
             mr,
-            _of: PhantomData,
+            _device: PhantomData,
         }
     }
 
     /// Returns address and key, to be sent to peers.
-    pub fn spot(&self) -> Spot {
-        // SAFETY: it is live.
+    pub fn remote_addr(&self) -> RemoteAddr {
+        // SAFETY: the MR is live.
         let mr = unsafe { self.mr.as_ref() };
-        Spot {
+        RemoteAddr {
             addr: mr.addr as u64,
             rkey: mr.rkey,
         }
     }
 }
 
-impl Drop for Shared<'_> {
+impl Drop for Mr<'_> {
     fn drop(&mut self) {
-        // SAFETY: we own it.
+        // SAFETY: the object owns the MR.
         unsafe { ibv_dereg_mr(self.mr.as_ptr()) };
     }
 }
 
-/// Memory that the other side may reach besides the buffer of a pair.
+/// MR with memory of its own, besides the buffer of a QP.
 #[derive(Debug)]
-pub struct Lent<'a> {
-    pub(crate) shared: Shared<'a>,
-    // It goes last.
+pub struct OwnedMr<'a> {
+    pub(crate) mr: Mr<'a>,
+    // Fields are dropped in order: the MR before its memory.
     pub(crate) _memory: Memory,
 }
 
-impl Lent<'_> {
+impl OwnedMr<'_> {
     /// Returns address and key, to be sent to the peer.
-    pub fn spot(&self) -> Spot {
-        self.shared.spot()
+    pub fn remote_addr(&self) -> RemoteAddr {
+        self.mr.remote_addr()
     }
 }
 
-/// Memory that queue pairs of a device may reach.
+/// Registered memory that QPs of a device may access.
 ///
-/// The pointer is a live region that this owns.
+/// # Invariants
+/// `mr` refers to a live MR of `memory`, which the buffer owns.
 #[derive(Debug)]
 pub struct Buffer {
     pub(crate) mr: NonNull<ibv_mr>,
@@ -69,19 +70,19 @@ pub struct Buffer {
     pub(crate) device: Arc<Device>,
 }
 
-// SAFETY: functions of libibverbs may be called by any thread, also on the same object.
+// SAFETY: libibverbs is thread-safe: any thread may use any object, also concurrently.
 unsafe impl Send for Buffer {}
 // SAFETY: likewise.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Registers so many bytes.
+    /// Allocates and registers `size` bytes.
     ///
     /// # Errors
-    /// If they cannot be pinned.
+    /// The memory cannot be pinned.
     pub fn new(device: &Arc<Device>, size: usize) -> Result<Arc<Self>> {
         let memory = Memory::new(size)?;
-        // SAFETY: the memory outlives its region.
+        // SAFETY: the memory outlives its MR.
         let mr = unsafe { device.register(memory.as_ptr(), memory.len()) }?;
         Ok(Arc::new(Self {
             mr,
@@ -93,7 +94,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: we own it.
+        // SAFETY: the object owns the MR.
         unsafe { ibv_dereg_mr(self.mr.as_ptr()) };
     }
 }

@@ -5,20 +5,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::raw::*;
 
-/// One side of a connection.
+/// Address of a QP, and of its buffer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct End {
+pub struct QpAddress {
     pub(crate) gid: [u8; 16],
     pub(crate) lid: u16,
     pub(crate) qpn: u32,
     pub(crate) mtu: u32,
-    /// The buffer.
-    pub spot: Spot,
+    /// Address and key of the buffer.
+    pub remote_addr: RemoteAddr,
 }
 
-/// Memory of the other side.
+/// Address and key of memory of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Spot {
+pub struct RemoteAddr {
     pub(crate) addr: u64,
     pub(crate) rkey: u32,
 }
@@ -26,45 +26,45 @@ pub struct Spot {
 /// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// To the other side.
+    /// RDMA WRITE.
     Write,
-    /// From the other side.
+    /// RDMA READ.
     Read,
-    /// Makes eight bytes of the other side `new` if they are `expected`; what they were comes back.
+    /// Atomic compare-and-swap of 8 remote bytes. The previous value is written to the buffer.
     CompareSwap {
         /// Comparand.
         expected: u64,
         /// New value.
         new: u64,
     },
-    /// Adds to eight bytes of the other side; what they were comes back.
+    /// Atomic fetch-and-add of 8 remote bytes. The previous value is written to the buffer.
     FetchAdd {
         /// Addend.
         operand: u64,
     },
-    /// To where the other side has posted that it receives; it has no [`Spot`].
+    /// SEND to a receive of the peer. The remote address is ignored.
     Send,
 }
 
-/// A request.
+/// Work request of a send queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     /// Operation.
     pub verb: Verb,
-    /// The first byte of the buffer.
-    pub at: usize,
-    /// Bytes; 8 of atomic operations.
+    /// Offset in the buffer.
+    pub offset: usize,
+    /// Number of bytes: 8 for atomic operations.
     pub len: usize,
-    /// Memory of the other side, if the verb has any.
-    pub spot: Spot,
+    /// Memory of the peer, unless the verb is a SEND.
+    pub remote_addr: RemoteAddr,
     /// Requests a completion on success. A failed request always has a completion.
-    pub signalled: bool,
+    pub signaled: bool,
 }
 
-impl Spot {
-    /// So many bytes behind.
-    pub fn plus(self, offset: usize) -> Self {
-        Spot {
+impl RemoteAddr {
+    /// Returns the address `offset` bytes further.
+    pub fn offset_by(self, offset: usize) -> Self {
+        RemoteAddr {
             addr: self.addr + offset as u64,
             ..self
         }
@@ -73,21 +73,21 @@ impl Spot {
 
 impl Request {
     /// Creates a request for the first `len` bytes of the buffer, with a completion.
-    pub(crate) fn whole(verb: Verb, spot: Spot, len: usize) -> Self {
+    pub(crate) fn from_start(verb: Verb, remote_addr: RemoteAddr, len: usize) -> Self {
         Self {
             verb,
-            at: 0,
+            offset: 0,
             len,
-            spot,
-            signalled: true,
+            remote_addr,
+            signaled: true,
         }
     }
 
     /// Fills in the request of libibverbs, which must be zero.
-    pub(crate) fn fill(&self, raw: &mut ibv_send_wr, piece: *mut ibv_sge) {
-        (raw.sg_list, raw.num_sge) = (piece, 1);
-        raw.send_flags = if self.signalled { IBV_SEND_SIGNALED } else { 0 };
-        let Spot { addr, rkey } = self.spot;
+    pub(crate) fn fill(&self, raw: &mut ibv_send_wr, sge: *mut ibv_sge) {
+        (raw.sg_list, raw.num_sge) = (sge, 1);
+        raw.send_flags = if self.signaled { IBV_SEND_SIGNALED } else { 0 };
+        let RemoteAddr { addr, rkey } = self.remote_addr;
         let (opcode, operands) = match self.verb {
             Verb::Send => (IBV_WR_SEND, None),
             Verb::Write => (IBV_WR_RDMA_WRITE, None),

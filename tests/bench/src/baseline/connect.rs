@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use kite::Cluster;
 use kite_bench::statistics::Times;
-use plain_verbs::{Access, Buffer, Device, End, Pair};
+use plain_verbs::{Access, Buffer, Device, Qp, QpAddress};
 use serde::Serialize;
 
 use crate::hello::{Hello, Link};
@@ -84,10 +84,10 @@ fn open(device: &str) -> Result<Arc<Buffer>> {
 fn by_verbs(link: &mut Link, kept: Option<&Arc<Buffer>>) -> Result<Duration> {
     let start = Instant::now();
     let buffer = kept.map_or_else(|| open(""), |kept| Ok(kept.clone()))?;
-    let pair = Pair::over(&buffer)?;
-    link.say(pair.end())?;
-    let other: End = link.hear()?;
-    pair.connect(&other)?;
+    let qp = Qp::with_buffer(&buffer)?;
+    link.say(qp.address())?;
+    let other: QpAddress = link.hear()?;
+    qp.connect(&other)?;
     Ok(start.elapsed())
 }
 
@@ -146,10 +146,10 @@ pub(crate) fn run(connect: &Connect) -> Result<ConnectTimes> {
 /// Connects as often as the other side does: a server has opened its device, and registered its memory, long ago.
 pub(crate) fn serve(mut link: Link, device: &str) -> Result<()> {
     let buffer = open(device)?;
-    while let Some(other) = link.hear_more::<End>()? {
-        let pair = Pair::over(&buffer)?;
-        pair.connect(&other)?;
-        link.say(pair.end())?;
+    while let Some(other) = link.hear_more::<QpAddress>()? {
+        let qp = Qp::with_buffer(&buffer)?;
+        qp.connect(&other)?;
+        link.say(qp.address())?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{ensure, Result};
 use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 use kite_bench::statistics::Times;
-use plain_verbs::{End, Pair, Request};
+use plain_verbs::{Qp, QpAddress, Request};
 
 use crate::hello::{Hello, Link};
 use crate::rdma::{times, with_warm_up, OURS};
@@ -110,35 +110,35 @@ pub(crate) fn serve_kite(mut link: Link, size: usize) -> Result<()> {
 /// As by kite.
 fn by_verbs(echo: &Echo) -> Result<Times> {
     let size = echo.size;
-    let pair = Pair::new("", 2 * size)?;
-    pair.memory().store(0, &vec![OURS; size])?;
+    let qp = Qp::new("", 2 * size)?;
+    qp.memory().store(0, &vec![OURS; size])?;
     let hello = Hello::Echo {
         size,
         count: with_warm_up(echo.iterations),
-        end: pair.end().clone(),
+        end: qp.address().clone(),
     };
     let mut link = Link::to(&echo.address, &hello)?;
-    pair.connect(&link.hear()?)?;
+    qp.connect(&link.hear()?)?;
     let times = times(echo.iterations, || {
-        pair.receive(size, size)?;
-        send(&pair, size)?;
-        pair.wait()?;
-        pair.wait()
+        qp.receive(size, size)?;
+        send(&qp, size)?;
+        qp.wait()?;
+        qp.wait()
     })?;
     let mut came = vec![0; size];
-    pair.memory().load(size, &mut came)?;
+    qp.memory().load(size, &mut came)?;
     ensure!(came.iter().all(|byte| *byte == OURS), "wrong bytes");
     Ok(times)
 }
 
 /// The first bytes of the buffer.
-fn send(pair: &Pair, len: usize) -> Result<()> {
-    pair.post(&[Request {
+fn send(qp: &Qp, len: usize) -> Result<()> {
+    qp.post(&[Request {
         verb: plain_verbs::Verb::Send,
-        at: 0,
+        offset: 0,
         len,
-        spot: pair.end().spot,
-        signalled: true,
+        remote_addr: qp.address().remote_addr,
+        signaled: true,
     }])
 }
 
@@ -147,22 +147,22 @@ pub(crate) fn serve_verbs(
     mut link: Link,
     (size, count): (usize, usize),
     device: &str,
-    end: &End,
+    end: &QpAddress,
 ) -> Result<()> {
-    let pair = Pair::new(device, size)?;
-    pair.connect(end)?;
-    pair.receive(0, size)?;
-    link.say(pair.end())?;
-    pair.wait()?;
+    let qp = Qp::new(device, size)?;
+    qp.connect(end)?;
+    qp.receive(0, size)?;
+    link.say(qp.address())?;
+    qp.wait()?;
     for _ in 1..count {
-        pair.receive(0, size)?;
-        send(&pair, size)?;
+        qp.receive(0, size)?;
+        send(&qp, size)?;
         // The echo has gone, and the next message is here.
-        pair.wait()?;
-        pair.wait()?;
+        qp.wait()?;
+        qp.wait()?;
     }
-    send(&pair, size)?;
-    pair.wait()?;
+    send(&qp, size)?;
+    qp.wait()?;
     // Until then it is needed.
     link.reader().read_to_end(&mut Vec::new())?;
     Ok(())

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 use anyhow::{ensure, Context, Result};
 use clap::ValueEnum;
-use plain_verbs::{End, Verb};
+use plain_verbs::{QpAddress, Verb};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -38,15 +38,23 @@ pub(crate) enum Hello {
     /// To send bytes.
     Source { bytes: u64 },
     /// To lend `size` bytes to a queue pair.
-    Rdma { size: usize, end: End },
+    Rdma { size: usize, end: QpAddress },
     /// To lend so many regions.
-    Regions { count: usize, len: usize, end: End },
+    Regions {
+        count: usize,
+        len: usize,
+        end: QpAddress,
+    },
     /// To lend `size` bytes to virtual queue pairs of kite.
     Memory { size: usize },
     /// To send back messages of at most `size` bytes by a virtual queue pair of kite.
     Messages { size: usize },
     /// To send back `count` messages of at most `size` bytes by a queue pair.
-    Echo { size: usize, count: usize, end: End },
+    Echo {
+        size: usize,
+        count: usize,
+        end: QpAddress,
+    },
     /// To connect queue pairs, one after the other.
     Connections,
     /// Returns the busy time of the processors, as often as requested.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Context, Result};
 use kite::{AllocOptions, Cluster};
 use kite_bench::statistics::Times;
-use plain_verbs::Pair;
+use plain_verbs::Qp;
 
 /// Byte that fills a region.
 const FILLING: u8 = 0x5a;
@@ -61,8 +61,8 @@ pub(crate) fn lend(lend: &Lend) -> Result<Times> {
         let options = AllocOptions::new(size as u64);
         lend.often.times(|| Ok(cluster.alloc(&options)?.free()?))
     } else {
-        let pair = Pair::new("", 1)?;
-        lend.often.times(|| pair.lend(size).map(drop))
+        let qp = Qp::new("", 1)?;
+        lend.often.times(|| qp.alloc_mr(size).map(drop))
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use kite_bench::statistics::Times;
-use plain_verbs::{End, Pair};
+use plain_verbs::{Qp, QpAddress};
 use serde::Serialize;
 
 use crate::hello::{Direction, Hello, Link};
@@ -39,32 +39,33 @@ impl Rate {
 
 /// Two queue pairs that are connected.
 struct ConnectedPair {
-    pair: Pair,
-    other: End,
+    qp: Qp,
+    other: QpAddress,
     /// The other side serves until this is closed.
     _link: Link,
 }
 
 impl ConnectedPair {
     fn to(timed: &Timed, size: usize) -> Result<Self> {
-        let pair = Pair::new(&timed.device, size)?;
-        pair.memory().fill(OURS);
+        let qp = Qp::new(&timed.device, size)?;
+        qp.memory().fill(OURS);
         let hello = Hello::Rdma {
             size,
-            end: pair.end().clone(),
+            end: qp.address().clone(),
         };
         let mut link = Link::to(&timed.what.address, &hello)?;
-        let other: End = link.hear()?;
-        pair.connect(&other)?;
+        let other: QpAddress = link.hear()?;
+        qp.connect(&other)?;
         Ok(Self {
-            pair,
+            qp,
             other,
             _link: link,
         })
     }
 
     fn transfer(&self, operation: Direction, len: usize) -> Result<()> {
-        self.pair.transfer(operation.into(), self.other.spot, len)
+        self.qp
+            .transfer(operation.into(), self.other.remote_addr, len)
     }
 
     /// Checks that the operation has moved its bytes.
@@ -72,12 +73,12 @@ impl ConnectedPair {
         let expected = match operation {
             Direction::Read => THEIRS,
             Direction::Write => {
-                self.pair.memory().fill(0);
+                self.qp.memory().fill(0);
                 self.transfer(Direction::Read, size)?;
                 OURS
             }
         };
-        ensure!(self.pair.memory().holds(expected), "wrong bytes");
+        ensure!(self.qp.memory().matches(expected), "wrong bytes");
         Ok(())
     }
 }
@@ -131,8 +132,8 @@ pub(crate) fn rate(timed: &Timed, depth: usize) -> Result<Rate> {
     let (operation, size) = (timed.what.operation, timed.what.size);
     let connected = ConnectedPair::to(timed, size)?;
     let stream = |count| {
-        let ConnectedPair { pair, other, .. } = &connected;
-        pair.stream(operation.into(), other.spot, count, depth)
+        let ConnectedPair { qp, other, .. } = &connected;
+        qp.stream(operation.into(), other.remote_addr, count, depth)
     };
     stream(warm_up(timed.iterations) + depth)?;
     let start = Instant::now();
@@ -143,11 +144,11 @@ pub(crate) fn rate(timed: &Timed, depth: usize) -> Result<Rate> {
 }
 
 /// Lends a buffer until the other side hangs up.
-pub(crate) fn serve(mut link: Link, size: usize, device: &str, end: &End) -> Result<()> {
-    let pair = Pair::new(device, size)?;
-    pair.memory().fill(THEIRS);
-    pair.connect(end)?;
-    link.say(pair.end())?;
+pub(crate) fn serve(mut link: Link, size: usize, device: &str, end: &QpAddress) -> Result<()> {
+    let qp = Qp::new(device, size)?;
+    qp.memory().fill(THEIRS);
+    qp.connect(end)?;
+    link.say(qp.address())?;
     link.reader().read_to_end(&mut Vec::new())?;
     Ok(())
 }

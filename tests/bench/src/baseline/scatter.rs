@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use kite::{AllocOptions, Cluster, Region};
 use kite_bench::statistics::Times;
-use plain_verbs::{End, Pair, Spot};
+use plain_verbs::{Qp, QpAddress, RemoteAddr};
 
 use crate::hello::{Direction, Hello, Link};
 
@@ -116,42 +116,42 @@ impl Writer for OverKite {
 }
 
 struct OverVerbs {
-    pair: Pair,
+    qp: Qp,
     mark: u8,
-    spots: Vec<Spot>,
+    remote_addrs: Vec<RemoteAddr>,
     /// The other side lends until this is closed.
     _link: Link,
 }
 
 impl OverVerbs {
     fn to(address: &str, scatter: &Scatter) -> Result<Self> {
-        let pair = Pair::new("", SIZE)?;
+        let qp = Qp::new("", SIZE)?;
         let hello = Hello::Regions {
             count: scatter.regions,
             len: scatter.len,
-            end: pair.end().clone(),
+            end: qp.address().clone(),
         };
         let mut link = Link::to(address, &hello)?;
-        let other: End = link.hear()?;
-        pair.connect(&other)?;
+        let other: QpAddress = link.hear()?;
+        qp.connect(&other)?;
         Ok(Self {
-            pair,
+            qp,
             mark: 0,
-            spots: link.hear()?,
+            remote_addrs: link.hear()?,
             _link: link,
         })
     }
 
     fn transfer(&self, operation: Direction, region: usize, offset: usize) -> Result<()> {
-        let spot = self.spots[region].plus(offset);
-        self.pair.transfer(operation.into(), spot, SIZE)
+        let remote_addr = self.remote_addrs[region].offset_by(offset);
+        self.qp.transfer(operation.into(), remote_addr, SIZE)
     }
 }
 
 impl Writer for OverVerbs {
     fn mark(&mut self, mark: u8) {
         self.mark = mark;
-        self.pair.memory().fill(mark);
+        self.qp.memory().fill(mark);
     }
 
     fn write(&self, region: usize, offset: usize) -> Result<()> {
@@ -159,9 +159,9 @@ impl Writer for OverVerbs {
     }
 
     fn verify(&mut self, region: usize, offset: usize) -> Result<bool> {
-        self.pair.memory().fill(!self.mark);
+        self.qp.memory().fill(!self.mark);
         self.transfer(Direction::Read, region, offset)?;
-        Ok(self.pair.memory().holds(self.mark))
+        Ok(self.qp.memory().matches(self.mark))
     }
 }
 
@@ -171,15 +171,15 @@ pub(crate) fn serve(
     count: usize,
     len: usize,
     device: &str,
-    end: &End,
+    end: &QpAddress,
 ) -> Result<()> {
-    let pair = Pair::new(device, SIZE)?;
-    pair.connect(end)?;
-    link.say(pair.end())?;
-    let lent = (0..count).map(|_| pair.lend(len));
+    let qp = Qp::new(device, SIZE)?;
+    qp.connect(end)?;
+    link.say(qp.address())?;
+    let lent = (0..count).map(|_| qp.alloc_mr(len));
     let lent = lent.collect::<Result<Vec<_>>>()?;
-    let spots: Vec<Spot> = lent.iter().map(|lent| lent.spot()).collect();
-    link.say(&spots)?;
+    let remote_addrs: Vec<RemoteAddr> = lent.iter().map(|lent| lent.remote_addr()).collect();
+    link.say(&remote_addrs)?;
     link.reader().read_to_end(&mut Vec::new())?;
     Ok(())
 }

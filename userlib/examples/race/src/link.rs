@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
-use plain_verbs::End;
+use plain_verbs::QpAddress;
 use rustix::net::sockopt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ pub(crate) enum Hello {
     /// Requests the name of the memory of this memory node.
     Memory,
     /// Sends the address of a QP. Requests that of a QP of the memory node, and its memory.
-    Verbs(End),
+    Verbs(QpAddress),
 }
 
 /// TCP connection for requests and replies.

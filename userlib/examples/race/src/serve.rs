@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use kite::{Buffer, Cluster, Mr, Rights};
-use plain_verbs::{Access, Device, Pair, Spot};
+use plain_verbs::{Access, Device, Qp, RemoteAddr};
 
 use crate::layout::{new_table, GROUPS, MEMORIES_MAX};
 use crate::link::{Hello, Link};
@@ -46,7 +46,7 @@ struct TableInfo {
     name: String,
     members: Arc<[String]>,
     device: &'static Arc<Device>,
-    spot: Spot,
+    remote_addr: RemoteAddr,
 }
 
 /// Serves until the process is killed.
@@ -107,7 +107,7 @@ fn create_table(serve: &ServeArgs) -> Result<TableInfo> {
         name: name.to_string(),
         members: members(serve, name)?,
         device: &lent.device,
-        spot: register_for_verbs(lent)?,
+        remote_addr: register_for_verbs(lent)?,
     })
 }
 
@@ -133,13 +133,13 @@ fn request_mr_name(server: SocketAddr) -> Result<MrName> {
 }
 
 /// Registers the memory with user-space verbs. Returns its address and key.
-fn register_for_verbs(lent: &'static LentMemory) -> Result<Spot> {
+fn register_for_verbs(lent: &'static LentMemory) -> Result<RemoteAddr> {
     let memory = lent.memory.buffer();
     // SAFETY: the memory stays valid until the process ends, and there are no references to it.
-    let shared = unsafe { lent.device.share(memory.as_ptr(), memory.len()) }?;
-    let spot = shared.spot();
-    mem::forget(shared);
-    Ok(spot)
+    let mr = unsafe { lent.device.reg_mr(memory.as_ptr(), memory.len()) }?;
+    let remote_addr = mr.remote_addr();
+    mem::forget(mr);
+    Ok(remote_addr)
 }
 
 /// Replies to a worker. For a worker with verbs, keeps the QP until the worker closes the connection.
@@ -148,10 +148,10 @@ fn reply(stream: TcpStream, info: &TableInfo) -> Result<()> {
     match link.receive()? {
         Hello::Table => link.send(&&*info.members),
         Hello::Memory => link.send(&info.name),
-        Hello::Verbs(end) => {
-            let pair = Pair::on(info.device, 1)?;
-            pair.connect(&end)?;
-            link.send(&(pair.end(), info.spot, &info.name))?;
+        Hello::Verbs(address) => {
+            let qp = Qp::on_device(info.device, 1)?;
+            qp.connect(&address)?;
+            link.send(&(qp.address(), info.remote_addr, &info.name))?;
             link.wait_closed()
         }
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Transport by queue pairs of user-space verbs, for comparison. The ends exchange their addresses over TCP.
+//! Transport by RC QPs of user-space verbs, for comparison. Both ends exchange their QP addresses over TCP.
 
 use std::sync::Arc;
 
 use anyhow::{ensure, Result};
-use plain_verbs::{Access, Device, End, Pair, Spot, Verb};
+use plain_verbs::{Access, Device, Qp, QpAddress, RemoteAddr, Verb};
 
 use crate::error::TransportError;
 use crate::layout::offset_in_memory;
@@ -13,12 +13,12 @@ use crate::member::Member;
 
 use super::{Queue, QueueSet, Request, Transport, LOCAL_BYTES};
 
-/// Queue pair to a memory.
+/// QP that is connected to the memory node of a memory.
 #[derive(Debug)]
 struct VerbsQueue {
-    pair: Pair,
-    spot: Spot,
-    /// The memory node destroys its queue pair when this connection is closed.
+    qp: Qp,
+    remote_addr: RemoteAddr,
+    /// The memory node destroys its QP when this connection is closed.
     _link: Link,
 }
 
@@ -39,18 +39,18 @@ pub(crate) fn connect(members: &[Member]) -> Result<impl Transport, TransportErr
 
 impl VerbsQueue {
     fn new(device: &Arc<Device>, member: &Member) -> Result<Self> {
-        let pair = Pair::on(device, LOCAL_BYTES)?;
-        let mut link = Link::to(member.server, &Hello::Verbs(pair.end().clone()))?;
-        let (other, spot, name): (End, Spot, String) = link.receive()?;
+        let qp = Qp::on_device(device, LOCAL_BYTES)?;
+        let mut link = Link::to(member.server, &Hello::Verbs(qp.address().clone()))?;
+        let (other, remote_addr, name): (QpAddress, RemoteAddr, String) = link.receive()?;
         ensure!(
             name == member.name.to_string(),
             "{} now serves another memory",
             member.server
         );
-        pair.connect(&other)?;
+        qp.connect(&other)?;
         Ok(Self {
-            pair,
-            spot,
+            qp,
+            remote_addr,
             _link: link,
         })
     }
@@ -65,21 +65,23 @@ impl VerbsQueue {
         };
         plain_verbs::Request {
             verb,
-            at: offset,
+            offset,
             len: request.len(),
-            spot: self.spot.plus(offset_in_memory(request.addr()) as usize),
-            signalled: false,
+            remote_addr: self
+                .remote_addr
+                .offset_by(offset_in_memory(request.addr()) as usize),
+            signaled: false,
         }
     }
 }
 
 impl Queue for VerbsQueue {
     fn store(&self, offset: usize, from: &[u8]) -> Result<()> {
-        self.pair.memory().store(offset, from)
+        self.qp.memory().store(offset, from)
     }
 
     fn load(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        self.pair.memory().load(offset, into)
+        self.qp.memory().load(offset, into)
     }
 
     fn post(&self, batch: &[(&Request<'_>, usize)]) -> Result<()> {
@@ -88,12 +90,12 @@ impl Queue for VerbsQueue {
             .map(|(request, offset)| self.request(request, *offset));
         let mut requests: Vec<_> = requests.collect();
         if let Some(last) = requests.last_mut() {
-            last.signalled = true;
+            last.signaled = true;
         }
-        self.pair.post(&requests)
+        self.qp.post(&requests)
     }
 
     fn wait(&self) -> Result<()> {
-        self.pair.wait()
+        self.qp.wait()
     }
 }

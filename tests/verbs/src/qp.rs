@@ -9,102 +9,107 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 
 use crate::raw::*;
-use crate::{done, made, Access, Buffer, Device, End, Lent, Memory, Spot, DEPTH, PORT};
+use crate::{
+    check_code, check_ptr, Access, Buffer, Device, Memory, OwnedMr, QpAddress, RemoteAddr, DEPTH,
+    PORT,
+};
 
 /// Reads and atomic operations in flight per QP, a number that any RNIC supports.
 const READS: u8 = 16;
 
-/// A queue pair that may reach one buffer.
+/// RC QP with access to one buffer.
 ///
-/// The pointer is a live queue pair that this owns.
+/// # Invariants
+/// `qp` refers to a live QP, which this object owns.
 #[derive(Debug)]
-pub struct Pair {
+pub struct Qp {
     pub(crate) qp: NonNull<ibv_qp>,
-    pub(crate) end: End,
+    pub(crate) address: QpAddress,
     pub(crate) buffer: Arc<Buffer>,
 }
 
-impl Pair {
-    /// Opens a device without atomic operations, the first if it has no name, and makes the objects.
+impl Qp {
+    /// Creates a QP with a buffer of `size` bytes on a device that it opens without atomic operations. An empty name
+    /// selects the first device.
     ///
     /// # Errors
-    /// As of [`Device::open`] and [`Self::on`].
+    /// See [`Device::open`] and [`Self::on_device`].
     pub fn new(device: &str, size: usize) -> Result<Self> {
-        Self::on(&Device::open(device, Access::Plain)?, size)
+        Self::on_device(&Device::open(device, Access::Plain)?, size)
     }
 
-    /// Makes one of a device, with a buffer of its own.
+    /// Creates a QP with a buffer of `size` bytes.
     ///
     /// # Errors
-    /// If its objects cannot be made.
-    pub fn on(device: &Arc<Device>, size: usize) -> Result<Self> {
-        Self::over(&Buffer::new(device, size)?)
+    /// The buffer cannot be registered, or the QP cannot be created.
+    pub fn on_device(device: &Arc<Device>, size: usize) -> Result<Self> {
+        Self::with_buffer(&Buffer::new(device, size)?)
     }
 
-    /// Makes one that may reach a buffer, which others may reach, too.
+    /// Creates a QP with access to a buffer, which several QPs may share.
     ///
     /// # Errors
-    /// If it cannot be made.
-    pub fn over(buffer: &Arc<Buffer>) -> Result<Self> {
+    /// The QP cannot be created.
+    pub fn with_buffer(buffer: &Arc<Buffer>) -> Result<Self> {
         let device = &buffer.device;
-        // SAFETY: the domain and the completion queue are live.
-        let qp = unsafe { ibv_create_qp(device.pd.as_ptr(), &mut qp_of(device.cq)) };
-        let qp = made(qp, "a queue pair")?;
-        let end = End {
+        // SAFETY: the protection domain and the CQ are live.
+        let qp = unsafe { ibv_create_qp(device.pd.as_ptr(), &mut init_attr(device.cq)) };
+        let qp = check_ptr(qp, "QP")?;
+        let address = QpAddress {
             gid: device.gid,
             lid: device.port.lid,
-            // SAFETY: it is live.
+            // SAFETY: the QP is live.
             qpn: unsafe { qp.as_ref() }.qp_num,
             mtu: device.port.active_mtu,
-            spot: Spot {
+            remote_addr: RemoteAddr {
                 addr: buffer.memory.as_ptr() as u64,
-                // SAFETY: it is live.
+                // SAFETY: the MR is live.
                 rkey: unsafe { buffer.mr.as_ref() }.rkey,
             },
         };
         Ok(Self {
             qp,
-            end,
+            address,
             buffer: buffer.clone(),
         })
     }
 
-    /// Lends more memory.
+    /// Allocates `len` bytes, and registers them for peers.
     ///
     /// # Errors
-    /// If it cannot be pinned.
-    pub fn lend(&self, len: usize) -> Result<Lent<'_>> {
+    /// The memory cannot be pinned.
+    pub fn alloc_mr(&self, len: usize) -> Result<OwnedMr<'_>> {
         let memory = Memory::new(len)?;
-        // SAFETY: the memory outlives its region, and is never borrowed.
-        let shared = unsafe { self.buffer.device.share(memory.as_ptr(), memory.len()) }?;
-        Ok(Lent {
-            shared,
+        // SAFETY: the memory outlives its MR, and has no references.
+        let mr = unsafe { self.buffer.device.reg_mr(memory.as_ptr(), memory.len()) }?;
+        Ok(OwnedMr {
+            mr,
             _memory: memory,
         })
     }
 
-    /// The buffer, which stays where it is for as long as the pair.
+    /// Returns the memory of the buffer, whose address does not change.
     pub fn memory(&self) -> &Memory {
         &self.buffer.memory
     }
 
     /// Returns the address that the peer needs to connect.
-    pub fn end(&self) -> &End {
-        &self.end
+    pub fn address(&self) -> &QpAddress {
+        &self.address
     }
 
-    /// Makes the queue pair ready.
+    /// Moves the QP to RTS, connected to the QP of the peer.
     ///
     /// # Errors
-    /// If the other side cannot be reached.
-    pub fn connect(&self, other: &End) -> Result<()> {
+    /// A state change fails.
+    pub fn connect(&self, peer: &QpAddress) -> Result<()> {
         self.modify(
             IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
             ibv_qp_attr {
                 qp_state: IBV_QPS_INIT,
                 port_num: PORT,
                 qp_access_flags: self.buffer.device.access.flags(),
-                ..nothing()
+                ..zeroed_qp_attr()
             },
         )?;
         self.modify(
@@ -117,12 +122,12 @@ impl Pair {
                 | IBV_QP_MIN_RNR_TIMER,
             ibv_qp_attr {
                 qp_state: IBV_QPS_RTR,
-                path_mtu: self.end.mtu.min(other.mtu),
-                dest_qp_num: other.qpn,
+                path_mtu: self.address.mtu.min(peer.mtu),
+                dest_qp_num: peer.qpn,
                 max_dest_rd_atomic: READS,
                 min_rnr_timer: 12,
-                ah_attr: self.way_to(other),
-                ..nothing()
+                ah_attr: self.address_vector(peer),
+                ..zeroed_qp_attr()
             },
         )?;
         self.modify(
@@ -138,54 +143,52 @@ impl Pair {
                 retry_cnt: 7,
                 rnr_retry: 7,
                 max_rd_atomic: READS,
-                ..nothing()
+                ..zeroed_qp_attr()
             },
         )
     }
 
-    fn way_to(&self, other: &End) -> ibv_ah_attr {
+    fn address_vector(&self, peer: &QpAddress) -> ibv_ah_attr {
         ibv_ah_attr {
             grh: ibv_global_route {
-                dgid: ibv_gid { raw: other.gid },
+                dgid: ibv_gid { raw: peer.gid },
                 sgid_index: self.buffer.device.gid_index,
                 hop_limit: 64,
                 ..Default::default()
             },
-            dlid: other.lid,
+            dlid: peer.lid,
             is_global: 1,
             port_num: PORT,
-            ..nothing_at_all()
+            ..zeroed_ah_attr()
         }
     }
 
     fn modify(&self, mask: u32, mut attr: ibv_qp_attr) -> Result<()> {
-        // SAFETY: the queue pair is live, and the attributes of the mask are set.
+        // SAFETY: the QP is live, and the attributes in the mask are set.
         let code = unsafe { ibv_modify_qp(self.qp.as_ptr(), &mut attr, mask as c_int) };
-        done(code).with_context(|| format!("setting attributes {mask:#x} of a queue pair"))
+        check_code(code).with_context(|| format!("modifying attributes {mask:#x} of a QP"))
     }
 }
 
-impl Drop for Pair {
+impl Drop for Qp {
     fn drop(&mut self) {
-        // SAFETY: we own them, and what uses another goes first. Failures leave them to the exit.
-        unsafe {
-            ibv_destroy_qp(self.qp.as_ptr());
-        }
+        // SAFETY: the object owns the QP. After a failure the process exit frees it.
+        unsafe { ibv_destroy_qp(self.qp.as_ptr()) };
     }
 }
 
-fn nothing() -> ibv_qp_attr {
-    // SAFETY: it is plain numbers.
+fn zeroed_qp_attr() -> ibv_qp_attr {
+    // SAFETY: zero is valid for all fields.
     unsafe { zeroed() }
 }
 
-fn nothing_at_all() -> ibv_ah_attr {
-    // SAFETY: it is plain numbers.
+fn zeroed_ah_attr() -> ibv_ah_attr {
+    // SAFETY: zero is valid for all fields.
     unsafe { zeroed() }
 }
 
-fn qp_of(cq: NonNull<ibv_cq>) -> ibv_qp_init_attr {
-    // SAFETY: it is plain numbers, and pointers that may be null.
+fn init_attr(cq: NonNull<ibv_cq>) -> ibv_qp_init_attr {
+    // SAFETY: zero is valid for integers and for pointers that may be null.
     let mut attr: ibv_qp_init_attr = unsafe { zeroed() };
     (attr.send_cq, attr.recv_cq) = (cq.as_ptr(), cq.as_ptr());
     attr.qp_type = IBV_QPT_RC;
