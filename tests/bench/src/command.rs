@@ -81,9 +81,9 @@ impl Commands {
             | (_, Contender::KiteOpened | Contender::VerbsKept | Contender::KiteVerbs) => {
                 connect(place, cell, contender, count)
             }
-            (_, Contender::KiteRc) => vqp(place, cell, "connected", count),
-            (_, Contender::KiteVqpQueue) => vqp(place, cell, "connected --queue", count),
-            (_, Contender::KiteDc | Contender::KiteVqp) => vqp(place, cell, "dynamic", count),
+            (_, Contender::KiteRc) => vqp(place, cell, "rc", count),
+            (_, Contender::KiteVqpQueue) => vqp(place, cell, "rc --queue", count),
+            (_, Contender::KiteDc | Contender::KiteVqp) => vqp(place, cell, "dc", count),
             (Kind::Fill, Contender::Kite) => fill(place, cell, count),
             (_, Contender::KiteQueue) => kite_rate(place, cell, count),
             (_, Contender::TwoWrites) => baseline(place, cell, "two-writes", count),
@@ -192,7 +192,7 @@ fn load(place: &Place, cell: Cell, contender: Contender) -> Commands {
     };
     let (clients, parse): (_, fn(&str) -> Result<f64>) = match cell.kind {
         Kind::Pace => (format!("{PACED} --rate {}", cell.at), |output| {
-            number(output, "/processor_us_per_call")
+            number(output, "/cpu_us_per_call")
         }),
         _ => (cell.at.to_string(), |output| {
             Ok(number(output, "/calls_per_second")? / 1e3)
@@ -269,8 +269,8 @@ fn echo(place: &Place, cell: Cell, contender: Contender, count: u64) -> Commands
     }
 }
 
-fn vqp(place: &Place, cell: Cell, way: &str, count: u64) -> Commands {
-    let what = format!("vqp --node {} --way {way}", place.node);
+fn vqp(place: &Place, cell: Cell, transport: &str, count: u64) -> Commands {
+    let what = format!("vqp --node {} --transport {transport}", place.node);
     match cell.kind {
         Kind::Rate => Commands {
             parse: thousands,
@@ -287,7 +287,7 @@ fn lend(cell: Cell, contender: Contender, count: u64) -> Commands {
     };
     Commands {
         client: format!(
-            "{PROGRAMS}/kite-baseline lend {how} --size {} --iterations {count}",
+            "{PROGRAMS}/kite-baseline register {how} --size {} --iterations {count}",
             cell.at
         ),
         server: None,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Connection setup until requests may be posted: virtual queue pairs of kite, and queue pairs of user-space verbs,
-//! whose addresses are exchanged over TCP (KRCORE, figures 8 and 9).
+//! Connection setup until requests can be posted (KRCORE, figures 8 and 9): VQPs of kite, and QPs of user-space verbs,
+//! which exchange their addresses over TCP.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -12,103 +12,105 @@ use kite_bench::statistics::Times;
 use plain_verbs::{Access, Buffer, Device, Qp, QpAddress};
 use serde::Serialize;
 
-use crate::hello::{Hello, Link};
+use crate::link::{Link, PeerRequest};
 
-/// Bytes that a queue pair may reach.
-const SIZE: usize = 4096;
+/// Bytes of the buffer of a QP.
+const BUFFER_BYTES: usize = 4096;
 
 #[derive(clap::Args)]
 pub(crate) struct Connect {
-    /// Where the other sides listen, if not over kite
+    /// ADDRESS:PORT of the servers, without --kite
     #[arg(required_unless_present = "kite")]
     addresses: Vec<String>,
-    /// Over kite, to these nodes
+    /// Connect VQPs to these nodes instead of QPs of verbs
     #[arg(long, value_name = "NODES", value_delimiter = ',')]
     kite: Vec<u32>,
-    /// Open the device once instead of for each connection, and register memory once
+    /// Open the device or session, and register memory, once instead of for each connection
     #[arg(long)]
     keep: bool,
     /// Concurrent clients
     #[arg(long, default_value_t = 1)]
     clients: usize,
-    /// Repetitions of each client
+    /// Connections of each client to each server
     #[arg(long, default_value_t = 1)]
     iterations: usize,
 }
 
-/// Results.
+/// Result of [`run`].
 #[derive(Serialize)]
 pub(crate) struct ConnectTimes {
     #[serde(flatten)]
     times: Times,
-    /// Connections per second of all clients together. A client closes a connection before it sets up the next.
+    /// Connections per second of all clients. A client closes each connection before it sets up the next one.
     per_second: f64,
 }
 
-/// Method of setup, with the objects that it reuses.
-enum Maker<'a> {
+/// Kind of connections, with the objects that are reused.
+enum Connector<'a> {
     Kite(&'a [u32], Option<Cluster>),
     Verbs(Vec<Link>, Option<Arc<Buffer>>),
 }
 
-impl Maker<'_> {
-    /// Times a connection to each.
-    fn connect(&mut self) -> Result<Vec<Duration>> {
+impl Connector<'_> {
+    /// Connects to each server, and returns the times.
+    fn connect_all(&mut self) -> Result<Vec<Duration>> {
         match self {
-            Self::Kite(nodes, kept) => {
-                let times = nodes.iter().map(|node| by_kite(*node, kept.as_ref()));
+            Self::Kite(nodes, reused) => {
+                let times = nodes.iter().map(|node| connect_vqp(*node, reused.as_ref()));
                 times.collect()
             }
-            Self::Verbs(links, kept) => {
-                let times = links.iter_mut().map(|link| by_verbs(link, kept.as_ref()));
+            Self::Verbs(links, reused) => {
+                let times = links
+                    .iter_mut()
+                    .map(|link| connect_qp(link, reused.as_ref()));
                 times.collect()
             }
         }
     }
 }
 
-fn by_kite(node: u32, kept: Option<&Cluster>) -> Result<Duration> {
+fn connect_vqp(node: u32, reused: Option<&Cluster>) -> Result<Duration> {
     let start = Instant::now();
-    let cluster = kept.map_or_else(Cluster::open, |kept| Ok(kept.clone()))?;
+    let cluster = reused.map_or_else(Cluster::open, |reused| Ok(reused.clone()))?;
     let vqp = cluster.connect(node)?;
     let time = start.elapsed();
     drop(vqp);
     Ok(time)
 }
 
-/// Memory of a device that was just opened.
-fn open(device: &str) -> Result<Arc<Buffer>> {
-    Buffer::new(&Device::open(device, Access::Plain)?, SIZE)
+/// Opens a device, and registers a buffer.
+fn open_buffer(device: &str) -> Result<Arc<Buffer>> {
+    Buffer::new(&Device::open(device, Access::Plain)?, BUFFER_BYTES)
 }
 
-fn by_verbs(link: &mut Link, kept: Option<&Arc<Buffer>>) -> Result<Duration> {
+fn connect_qp(link: &mut Link, reused: Option<&Arc<Buffer>>) -> Result<Duration> {
     let start = Instant::now();
-    let buffer = kept.map_or_else(|| open(""), |kept| Ok(kept.clone()))?;
+    let buffer = reused.map_or_else(|| open_buffer(""), |reused| Ok(reused.clone()))?;
     let qp = Qp::with_buffer(&buffer)?;
-    link.say(qp.address())?;
-    let other: QpAddress = link.hear()?;
-    qp.connect(&other)?;
+    link.send(qp.address())?;
+    let peer: QpAddress = link.receive()?;
+    qp.connect(&peer)?;
     Ok(start.elapsed())
 }
 
 impl Connect {
-    fn maker(&self) -> Result<Maker<'_>> {
+    fn connector(&self) -> Result<Connector<'_>> {
         if !self.kite.is_empty() {
-            let kept = self.keep.then(Cluster::open).transpose()?;
-            return Ok(Maker::Kite(&self.kite, kept));
+            let reused = self.keep.then(Cluster::open).transpose()?;
+            return Ok(Connector::Kite(&self.kite, reused));
         }
-        let link = |address: &String| Link::to(address, &Hello::Connections);
+        let link = |address: &String| Link::connect(address, &PeerRequest::Connect);
         let links = self.addresses.iter().map(link).collect::<Result<_>>()?;
-        let kept = self.keep.then(|| open("")).transpose()?;
-        Ok(Maker::Verbs(links, kept))
+        let reused = self.keep.then(|| open_buffer("")).transpose()?;
+        Ok(Connector::Verbs(links, reused))
     }
 
-    /// Waits at either barrier, also when it fails.
-    fn client(&self, ready: &Barrier, done: &Barrier) -> Result<Vec<Duration>> {
-        let maker = self.maker();
+    /// Runs one client. Waits at both barriers even after a failure, so that the other clients do not block.
+    fn run_client(&self, ready: &Barrier, done: &Barrier) -> Result<Vec<Duration>> {
+        let connector = self.connector();
         ready.wait();
-        let rounds = maker.and_then(|mut maker| {
-            let rounds = (0..self.iterations).map(|_| maker.connect());
+        let rounds = connector.and_then(|mut connector| {
+            let rounds = (0..self.iterations).map(|_| connector.connect_all());
             rounds.collect::<Result<Vec<_>>>()
         });
         done.wait();
@@ -116,40 +118,40 @@ impl Connect {
     }
 }
 
-/// Times connections of all clients, each from its beginning to where requests may be posted.
+/// Measures the connections of concurrent clients, each from its start until requests can be posted.
 pub(crate) fn run(connect: &Connect) -> Result<ConnectTimes> {
-    // All clients begin when each can.
+    // The clock starts when all clients are ready.
     let (ready, done) = (
         Barrier::new(connect.clients + 1),
         Barrier::new(connect.clients + 1),
     );
-    let (times, whole) = thread::scope(|scope| {
+    let (times, elapsed) = thread::scope(|scope| {
         let clients: Vec<_> = (0..connect.clients)
-            .map(|_| scope.spawn(|| connect.client(&ready, &done)))
+            .map(|_| scope.spawn(|| connect.run_client(&ready, &done)))
             .collect();
         ready.wait();
         let start = Instant::now();
         done.wait();
-        let whole = start.elapsed();
-        let ended = clients.into_iter().map(|client| client.join());
-        let times = ended.map(|times| times.ok().context("a panic")?);
+        let elapsed = start.elapsed();
+        let results = clients.into_iter().map(|client| client.join());
+        let times = results.map(|times| times.ok().context("thread panicked")?);
         times
             .collect::<Result<Vec<_>>>()
-            .map(|times| (times.concat(), whole))
+            .map(|times| (times.concat(), elapsed))
     })?;
     Ok(ConnectTimes {
-        per_second: times.len() as f64 / whole.as_secs_f64(),
-        times: Times::of(times).context("nothing was measured")?,
+        per_second: times.len() as f64 / elapsed.as_secs_f64(),
+        times: Times::of(times).context("no iterations")?,
     })
 }
 
-/// Connects as often as the other side does: a server has opened its device, and registered its memory, long ago.
+/// Connects one QP for each address that the client sends. The device is opened, and memory registered, before.
 pub(crate) fn serve(mut link: Link, device: &str) -> Result<()> {
-    let buffer = open(device)?;
-    while let Some(other) = link.hear_more::<QpAddress>()? {
+    let buffer = open_buffer(device)?;
+    while let Some(peer) = link.receive_next::<QpAddress>()? {
         let qp = Qp::with_buffer(&buffer)?;
-        qp.connect(&other)?;
-        link.say(qp.address())?;
+        qp.connect(&peer)?;
+        link.send(qp.address())?;
     }
     Ok(())
 }

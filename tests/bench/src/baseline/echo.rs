@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Messages that the other side sends back: by virtual queue pairs of kite, by SEND and RECV of user-space verbs, and
-//! over TCP. A message is done when its echo is here.
+//! Ping-pong of messages: by VQPs of kite, by SEND and RECV of user-space verbs, and over TCP. The time of a message ends
+//! when its echo is received.
 
 use std::io::Read;
 use std::time::Duration;
@@ -10,24 +10,24 @@ use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 use kite_bench::statistics::Times;
 use plain_verbs::{Qp, QpAddress, Request};
 
-use crate::hello::{Hello, Link};
-use crate::rdma::{times, with_warm_up, OURS};
+use crate::link::{Link, PeerRequest};
+use crate::rdma::{time_each, with_warm_up, CLIENT_SEED};
 use crate::tcp;
 
-/// Where virtual queue pairs are listened for.
-const PORT: u32 = 7800;
+/// VQP port of the server.
+const VQP_PORT: u32 = 7800;
 
-/// Longer than anything takes.
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
+/// Maximum time of a message or a connection.
+const TIMEOUT: Option<Duration> = Some(Duration::from_secs(60));
 
 #[derive(clap::Args)]
 pub(crate) struct Echo {
-    /// Where the other side listens
+    /// ADDRESS:PORT of the server
     address: String,
-    /// By virtual queue pairs, to this node, instead of verbs
+    /// Use a VQP to this node instead of verbs
     #[arg(long, value_name = "NODE", conflicts_with = "tcp")]
     kite: Option<u32>,
-    /// Over TCP instead
+    /// Use TCP instead of verbs
     #[arg(long)]
     tcp: bool,
     /// Bytes of each message
@@ -40,34 +40,37 @@ pub(crate) struct Echo {
 
 pub(crate) fn run(echo: &Echo) -> Result<Times> {
     match echo.kite {
-        Some(node) => by_kite(echo, node),
+        Some(node) => echo_by_vqp(echo, node),
         None if echo.tcp => tcp::exchanges(&echo.address, [echo.size; 2], echo.iterations),
-        None => by_verbs(echo),
+        None => echo_by_verbs(echo),
     }
 }
 
-/// Sends from the first half of the memory, and receives to the second.
-fn by_kite(echo: &Echo, node: u32) -> Result<Times> {
+/// Sends from the first half of the buffer, and receives to the second half.
+fn echo_by_vqp(echo: &Echo, node: u32) -> Result<Times> {
     let size = echo.size;
-    let mut link = Link::to(&echo.address, &Hello::Messages { size })?;
-    let port = link.hear()?;
+    let mut link = Link::connect(&echo.address, &PeerRequest::VqpEcho { size })?;
+    let port = link.receive()?;
     let cluster = Cluster::open()?;
     let local = cluster.reg_mr(Buffer::new(2 * size)?, Rights::empty())?;
-    local.buffer().store(0, &vec![OURS; size])?;
+    local.buffer().store(0, &vec![CLIENT_SEED; size])?;
     let vqp = cluster.connect_to(node, port)?;
-    let times = times(echo.iterations, || {
-        vqp.push(&[message(&local, size)])?;
-        vqp.receive(&local, size, size, PATIENCE)?;
-        settle(&vqp)
+    let times = time_each(echo.iterations, || {
+        vqp.push(&[send_wr(&local, size)])?;
+        vqp.receive(&local, size, size, TIMEOUT)?;
+        pop_send(&vqp)
     })?;
-    let mut came = vec![0; size];
-    local.buffer().load(size, &mut came)?;
-    ensure!(came.iter().all(|byte| *byte == OURS), "wrong bytes");
+    let mut received = vec![0; size];
+    local.buffer().load(size, &mut received)?;
+    ensure!(
+        received.iter().all(|byte| *byte == CLIENT_SEED),
+        "echo has wrong bytes"
+    );
     Ok(times)
 }
 
-/// The first bytes of the memory.
-fn message(local: &Mr, len: usize) -> SendWr<'_> {
+/// Returns a SEND of the first `len` bytes of an MR.
+fn send_wr(local: &Mr, len: usize) -> SendWr<'_> {
     SendWr {
         tag: 0,
         op: WrOp::Send,
@@ -82,56 +85,59 @@ fn message(local: &Mr, len: usize) -> SendWr<'_> {
     }
 }
 
-/// Waits until a message has gone.
-fn settle(vqp: &Vqp) -> Result<()> {
-    vqp.pop(1, PATIENCE)?[0].result?;
+/// Waits for the completion of a SEND.
+fn pop_send(vqp: &Vqp) -> Result<()> {
+    vqp.pop(1, TIMEOUT)?[0].result?;
     Ok(())
 }
 
-/// Sends back what comes by a virtual queue pair, until its other end is closed.
-pub(crate) fn serve_kite(mut link: Link, size: usize) -> Result<()> {
+/// Echoes the messages of a VQP until the client closes it.
+pub(crate) fn serve_vqp(mut link: Link, size: usize) -> Result<()> {
     let cluster = Cluster::open()?;
     let local = cluster.reg_mr(Buffer::new(size)?, Rights::empty())?;
-    let listener = cluster.listen(PORT)?;
-    link.say(&PORT)?;
-    let (vqp, _) = listener.accept(PATIENCE)?;
-    // For the next.
+    let listener = cluster.listen(VQP_PORT)?;
+    link.send(&VQP_PORT)?;
+    let (vqp, _) = listener.accept(TIMEOUT)?;
+    // Frees the port for the next client.
     drop(listener);
     loop {
-        let came = match vqp.receive(&local, 0, size, PATIENCE) {
+        let message = match vqp.receive(&local, 0, size, TIMEOUT) {
             Err(Error::ConnectionReset) => return Ok(()),
-            came => came?,
+            message => message?,
         };
-        vqp.push(&[message(&local, came.len)])?;
-        settle(&vqp)?;
+        vqp.push(&[send_wr(&local, message.len)])?;
+        pop_send(&vqp)?;
     }
 }
 
-/// As by kite.
-fn by_verbs(echo: &Echo) -> Result<Times> {
+/// Sends from the first half of the buffer, and receives to the second half.
+fn echo_by_verbs(echo: &Echo) -> Result<Times> {
     let size = echo.size;
     let qp = Qp::new("", 2 * size)?;
-    qp.memory().store(0, &vec![OURS; size])?;
-    let hello = Hello::Echo {
+    qp.memory().store(0, &vec![CLIENT_SEED; size])?;
+    let request = PeerRequest::VerbsEcho {
         size,
         count: with_warm_up(echo.iterations),
-        end: qp.address().clone(),
+        client: qp.address().clone(),
     };
-    let mut link = Link::to(&echo.address, &hello)?;
-    qp.connect(&link.hear()?)?;
-    let times = times(echo.iterations, || {
+    let mut link = Link::connect(&echo.address, &request)?;
+    qp.connect(&link.receive()?)?;
+    let times = time_each(echo.iterations, || {
         qp.receive(size, size)?;
         send(&qp, size)?;
         qp.wait()?;
         qp.wait()
     })?;
-    let mut came = vec![0; size];
-    qp.memory().load(size, &mut came)?;
-    ensure!(came.iter().all(|byte| *byte == OURS), "wrong bytes");
+    let mut received = vec![0; size];
+    qp.memory().load(size, &mut received)?;
+    ensure!(
+        received.iter().all(|byte| *byte == CLIENT_SEED),
+        "echo has wrong bytes"
+    );
     Ok(times)
 }
 
-/// The first bytes of the buffer.
+/// Posts a SEND of the first `len` bytes of the buffer.
 fn send(qp: &Qp, len: usize) -> Result<()> {
     qp.post(&[Request {
         verb: plain_verbs::Verb::Send,
@@ -142,28 +148,28 @@ fn send(qp: &Qp, len: usize) -> Result<()> {
     }])
 }
 
-/// Sends back so many messages, each before the next comes.
+/// Echoes `count` messages. The receive for the next message is posted before an echo is sent.
 pub(crate) fn serve_verbs(
     mut link: Link,
     (size, count): (usize, usize),
     device: &str,
-    end: &QpAddress,
+    peer: &QpAddress,
 ) -> Result<()> {
     let qp = Qp::new(device, size)?;
-    qp.connect(end)?;
+    qp.connect(peer)?;
     qp.receive(0, size)?;
-    link.say(qp.address())?;
+    link.send(qp.address())?;
     qp.wait()?;
     for _ in 1..count {
         qp.receive(0, size)?;
         send(&qp, size)?;
-        // The echo has gone, and the next message is here.
+        // Wait for two completions: of the echo, and of the next message.
         qp.wait()?;
         qp.wait()?;
     }
     send(&qp, size)?;
     qp.wait()?;
-    // Until then it is needed.
+    // Keep the QP until the client closes the connection.
     link.reader().read_to_end(&mut Vec::new())?;
     Ok(())
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What kite is compared with: the same reads, writes and messages by user-space verbs, and over TCP; and where the
-//! work is more than one request, the same work by kite, too.
+//! `kite-baseline`: the workloads of `kite bench` by user-space verbs and over TCP, and workloads of kite that need a
+//! server of their own.
 //!
-//! One node serves, the other measures and prints JSON. A write is done when it is known to have
-//! arrived, and a read when its bytes are here, as with kite.
+//! `kite-baseline serve` runs on one node. The other subcommands run on another node, and print their result as JSON.
+//! As with kite, the time of a write ends with its acknowledgement, and that of a read when its bytes are received.
 
 mod connect;
 mod echo;
-mod hello;
+mod link;
 mod load;
-mod manage;
 mod rdma;
+mod regions;
 mod scatter;
 mod tcp;
 mod vqp;
@@ -21,7 +21,7 @@ use std::thread;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
-use hello::{greeted, Direction, Hello};
+use link::{accept_link, Direction, PeerRequest};
 
 #[derive(Parser)]
 struct BaselineArgs {
@@ -31,73 +31,73 @@ struct BaselineArgs {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Be the other side of all the others
+    /// Serve the other subcommands
     Serve {
-        /// Where to listen
+        /// ADDRESS:PORT to listen at
         address: String,
-        /// RDMA device [default: the first]
+        /// RDMA device [default: first device]
         #[arg(long, default_value = "")]
         device: String,
     },
-    /// Time one-sided verbs, one after the other
-    Verbs(Timed),
-    /// Time two one-sided writes, one after the other: of eight bytes, and of the given size
-    TwoWrites(Timed),
-    /// Count one-sided verbs, many at a time
+    /// Latency of one-sided verbs
+    Verbs(MeasureArgs),
+    /// Latency of two dependent writes by verbs: of 8 bytes, and of the given size
+    TwoWrites(MeasureArgs),
+    /// Rate of one-sided verbs
     Rate {
         #[command(flatten)]
-        timed: Timed,
+        args: MeasureArgs,
         /// Operations in flight
         #[arg(long)]
         depth: usize,
     },
-    /// Time one-sided verbs by a virtual queue pair of kite, one after the other or many at a time
+    /// Latency of reads or writes by a VQP of kite, or their rate with --depth
     Vqp {
         #[command(flatten)]
-        timed: Timed,
-        /// The node of the other side
+        args: MeasureArgs,
+        /// Node of the server
         #[arg(long)]
         node: u32,
-        /// By which way all have to go
+        /// Transport that all requests must use
         #[arg(long)]
-        way: vqp::Way,
-        /// Count them, so many at a time
+        transport: vqp::Transport,
+        /// Operations in flight
         #[arg(long)]
         depth: Option<usize>,
-        /// By a queue instead of system calls
+        /// Submit by an I/O queue instead of system calls
         #[arg(long, requires = "depth")]
         queue: bool,
     },
-    /// Time requests and answers over TCP, one after the other
-    Tcp(Timed),
-    /// Stream over TCP
+    /// Latency of requests and replies over TCP
+    Tcp(MeasureArgs),
+    /// Bandwidth of a TCP stream
     Stream {
         #[command(flatten)]
-        what: TransferArgs,
+        transfer: TransferArgs,
         /// Number of bytes
         #[arg(long)]
         bytes: u64,
     },
-    /// Time small writes to places at random, one after the other
+    /// Latency of small writes to random offsets of one or more regions
     Scatter(scatter::Scatter),
-    /// Time lending memory, and taking it back
-    Lend(manage::Lend),
-    /// Time filling memory of another node, by kite
-    Fill(manage::Fill),
-    /// Time messages that the other side sends back, one after the other
+    /// Time to register and deregister memory
+    Register(regions::Register),
+    /// Time to fill a region of another node by kite
+    Fill(regions::Fill),
+    /// Round-trip time of messages
     Echo(echo::Echo),
-    /// Time connections
+    /// Time and rate of connection setup
     Connect(connect::Connect),
-    /// Count calls of many clients
+    /// Rate and CPU time of RPC by concurrent clients
     Load(load::Load),
 }
 
-/// Operation, size and peer.
+/// Operation, size and server.
 #[derive(clap::Args)]
 struct TransferArgs {
-    /// Where the other side listens
+    /// ADDRESS:PORT of the server
     address: String,
-    /// Which way the bytes go
+    /// Direction of the transfer
     #[arg(long)]
     operation: Direction,
     /// Bytes of each operation
@@ -105,14 +105,15 @@ struct TransferArgs {
     size: usize,
 }
 
+/// Transfer, and number of repetitions.
 #[derive(clap::Args)]
-struct Timed {
+struct MeasureArgs {
     #[command(flatten)]
-    what: TransferArgs,
+    transfer: TransferArgs,
     /// Number of operations
     #[arg(long)]
     iterations: usize,
-    /// RDMA device [default: the first]
+    /// RDMA device [default: first device]
     #[arg(long, default_value = "")]
     device: String,
 }
@@ -120,35 +121,35 @@ struct Timed {
 fn main() -> Result<()> {
     match BaselineArgs::parse().command {
         Command::Serve { address, device } => serve(&address, &device),
-        Command::Verbs(timed) => show(&rdma::measure(&timed)?),
-        Command::TwoWrites(timed) => show(&rdma::two_writes(&timed)?),
-        Command::Rate { timed, depth } => show(&rdma::rate(&timed, depth)?),
+        Command::Verbs(args) => print_json(&rdma::latency(&args)?),
+        Command::TwoWrites(args) => print_json(&rdma::two_writes(&args)?),
+        Command::Rate { args, depth } => print_json(&rdma::rate(&args, depth)?),
         Command::Vqp {
-            timed,
+            args,
             node,
-            way,
+            transport,
             depth: None,
             ..
-        } => show(&vqp::measure(&timed, node, way)?),
+        } => print_json(&vqp::latency(&args, node, transport)?),
         Command::Vqp {
-            timed,
+            args,
             node,
-            way,
+            transport,
             depth: Some(depth),
             queue,
-        } => show(&vqp::rate(&timed, node, way, (depth, queue))?),
-        Command::Tcp(timed) => show(&tcp::measure(&timed)?),
-        Command::Stream { what, bytes } => show(&tcp::stream(&what, bytes)?),
-        Command::Scatter(scatter) => show(&scatter::run(&scatter)?),
-        Command::Lend(lend) => show(&manage::lend(&lend)?),
-        Command::Fill(fill) => show(&manage::fill(&fill)?),
-        Command::Echo(echo) => show(&echo::run(&echo)?),
-        Command::Connect(connect) => show(&connect::run(&connect)?),
-        Command::Load(load) => show(&load::run(&load)?),
+        } => print_json(&vqp::rate(&args, node, transport, (depth, queue))?),
+        Command::Tcp(args) => print_json(&tcp::latency(&args)?),
+        Command::Stream { transfer, bytes } => print_json(&tcp::stream(&transfer, bytes)?),
+        Command::Scatter(scatter) => print_json(&scatter::run(&scatter)?),
+        Command::Register(register) => print_json(&regions::register(&register)?),
+        Command::Fill(fill) => print_json(&regions::fill(&fill)?),
+        Command::Echo(echo) => print_json(&echo::run(&echo)?),
+        Command::Connect(connect) => print_json(&connect::run(&connect)?),
+        Command::Load(load) => print_json(&load::run(&load)?),
     }
 }
 
-fn show(value: &impl serde::Serialize) -> Result<()> {
+fn print_json(value: &impl serde::Serialize) -> Result<()> {
     println!("{}", serde_json::to_string(value)?);
     Ok(())
 }
@@ -156,27 +157,31 @@ fn show(value: &impl serde::Serialize) -> Result<()> {
 fn serve(address: &str, device: &str) -> Result<()> {
     let listener = TcpListener::bind(address).with_context(|| format!("listening at {address}"))?;
     println!("ready");
-    for link in listener.incoming() {
-        let link = link?;
+    for stream in listener.incoming() {
+        let stream = stream?;
         let device = device.to_owned();
         thread::spawn(move || {
-            let served = greeted(link).and_then(|(hello, link)| match hello {
-                Hello::Answer { request, reply } => tcp::answer(link, request, reply),
-                Hello::Sink => tcp::sink(link),
-                Hello::Source { bytes } => tcp::source(link, bytes),
-                Hello::Rdma { size, end } => rdma::serve(link, size, &device, &end),
-                Hello::Regions { count, len, end } => {
-                    scatter::serve(link, count, len, &device, &end)
+            let result = accept_link(stream).and_then(|(request, link)| match request {
+                PeerRequest::Reply { request, reply } => tcp::reply(link, request, reply),
+                PeerRequest::Sink => tcp::sink(link),
+                PeerRequest::Source { bytes } => tcp::source(link, bytes),
+                PeerRequest::VerbsMemory { size, client } => {
+                    rdma::serve(link, size, &device, &client)
                 }
-                Hello::Memory { size } => vqp::serve(link, size),
-                Hello::Messages { size } => echo::serve_kite(link, size),
-                Hello::Echo { size, count, end } => {
-                    echo::serve_verbs(link, (size, count), &device, &end)
+                PeerRequest::VerbsRegions { count, len, client } => {
+                    scatter::serve(link, count, len, &device, &client)
                 }
-                Hello::Connections => connect::serve(link, &device),
-                Hello::Busy => load::tell_busy(link),
+                PeerRequest::VqpMemory { size } => vqp::serve(link, size),
+                PeerRequest::VqpEcho { size } => echo::serve_vqp(link, size),
+                PeerRequest::VerbsEcho {
+                    size,
+                    count,
+                    client,
+                } => echo::serve_verbs(link, (size, count), &device, &client),
+                PeerRequest::Connect => connect::serve(link, &device),
+                PeerRequest::CpuTime => load::serve_cpu_time(link),
             });
-            if let Err(error) = served {
+            if let Err(error) = result {
                 eprintln!("kite-baseline: {error:#}");
             }
         });

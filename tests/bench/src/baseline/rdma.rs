@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Reads and writes by user-space verbs: one request posted and its completion polled for, or many.
+//! Latency and rate of reads and writes by user-space verbs.
 //!
-//! perftest reports half the round trip of a ping-pong as the time of a write. A caller that needs the acknowledgement
-//! waits longer, as here and with kite.
+//! The latency of a write ends with its acknowledgement, as with kite. perftest reports half the round trip of a ping-pong
+//! instead.
 
 use std::io::Read;
 use std::time::{Duration, Instant};
@@ -12,143 +12,144 @@ use kite_bench::statistics::Times;
 use plain_verbs::{Qp, QpAddress};
 use serde::Serialize;
 
-use crate::hello::{Direction, Hello, Link};
-use crate::Timed;
+use crate::link::{Direction, Link, PeerRequest};
+use crate::MeasureArgs;
 
-/// Initial content of the buffers of the two sides.
-pub(crate) const OURS: u8 = 0x55;
-pub(crate) const THEIRS: u8 = 0xaa;
+/// Seeds of the initial content of the buffers.
+pub(crate) const CLIENT_SEED: u8 = 0x55;
+pub(crate) const SERVER_SEED: u8 = 0xaa;
 
-/// Bytes of the first of two writes: as many as a key has.
-const FIRST: usize = 8;
+/// Bytes of the first of two writes, as many as a key of a table.
+const FIRST_WRITE_BYTES: usize = 8;
 
-/// Operations in a second.
+/// Result of a measurement with several operations in flight.
 #[derive(Serialize)]
 pub(crate) struct Rate {
     operations_per_second: f64,
 }
 
 impl Rate {
-    /// Returns the rate of a number of operations in this time.
-    pub(crate) fn of(operations: usize, time: Duration) -> Self {
+    /// Returns the rate of a number of operations in a time.
+    pub(crate) fn new(operations: usize, time: Duration) -> Self {
         Self {
             operations_per_second: operations as f64 / time.as_secs_f64(),
         }
     }
 }
 
-/// Two queue pairs that are connected.
-struct ConnectedPair {
+/// QP that is connected to a QP of the server.
+struct ConnectedQp {
     qp: Qp,
-    other: QpAddress,
-    /// The other side serves until this is closed.
+    peer: QpAddress,
+    /// The server destroys its QP when this connection is closed.
     _link: Link,
 }
 
-impl ConnectedPair {
-    fn to(timed: &Timed, size: usize) -> Result<Self> {
-        let qp = Qp::new(&timed.device, size)?;
-        qp.memory().fill(OURS);
-        let hello = Hello::Rdma {
+impl ConnectedQp {
+    fn new(args: &MeasureArgs, size: usize) -> Result<Self> {
+        let qp = Qp::new(&args.device, size)?;
+        qp.memory().fill(CLIENT_SEED);
+        let request = PeerRequest::VerbsMemory {
             size,
-            end: qp.address().clone(),
+            client: qp.address().clone(),
         };
-        let mut link = Link::to(&timed.what.address, &hello)?;
-        let other: QpAddress = link.hear()?;
-        qp.connect(&other)?;
+        let mut link = Link::connect(&args.transfer.address, &request)?;
+        let peer: QpAddress = link.receive()?;
+        qp.connect(&peer)?;
         Ok(Self {
             qp,
-            other,
+            peer,
             _link: link,
         })
     }
 
     fn transfer(&self, operation: Direction, len: usize) -> Result<()> {
         self.qp
-            .transfer(operation.into(), self.other.remote_addr, len)
+            .transfer(operation.into(), self.peer.remote_addr, len)
     }
 
-    /// Checks that the operation has moved its bytes.
+    /// Checks that the operations have transferred their bytes.
     fn verify(&self, operation: Direction, size: usize) -> Result<()> {
         let expected = match operation {
-            Direction::Read => THEIRS,
+            Direction::Read => SERVER_SEED,
             Direction::Write => {
                 self.qp.memory().fill(0);
                 self.transfer(Direction::Read, size)?;
-                OURS
+                CLIENT_SEED
             }
         };
-        ensure!(self.qp.memory().matches(expected), "wrong bytes");
+        ensure!(self.qp.memory().matches(expected), "buffer has wrong bytes");
         Ok(())
     }
 }
 
-/// Returns the operations of the warm-up, which is long enough for any number of iterations.
-pub(crate) fn warm_up(iterations: usize) -> usize {
+/// Returns the number of operations of the warm-up: a tenth of the iterations, from 1 to 1000.
+pub(crate) fn warm_up_count(iterations: usize) -> usize {
     (iterations / 10).clamp(1, 1000)
 }
 
-/// Returns all operations of [`times`], the warm-up included.
+/// Returns the number of operations of [`time_each`], the warm-up included.
 pub(crate) fn with_warm_up(iterations: usize) -> usize {
-    warm_up(iterations) + iterations
+    warm_up_count(iterations) + iterations
 }
 
-/// Times what `once` does.
-pub(crate) fn times(iterations: usize, once: impl Fn() -> Result<()>) -> Result<Times> {
-    let timed = || -> Result<Duration> {
+/// Measures each call of `operation`, after a warm-up.
+pub(crate) fn time_each(iterations: usize, operation: impl Fn() -> Result<()>) -> Result<Times> {
+    let measure = || -> Result<Duration> {
         let start = Instant::now();
-        once()?;
+        operation()?;
         Ok(start.elapsed())
     };
     for _ in iterations..with_warm_up(iterations) {
-        once()?;
+        operation()?;
     }
-    let times = (0..iterations).map(|_| timed());
-    Times::of(times.collect::<Result<Vec<_>>>()?).context("nothing was measured")
+    let times = (0..iterations).map(|_| measure());
+    Times::of(times.collect::<Result<Vec<_>>>()?).context("no iterations")
 }
 
-pub(crate) fn measure(timed: &Timed) -> Result<Times> {
-    let (operation, size) = (timed.what.operation, timed.what.size);
-    let connected = ConnectedPair::to(timed, size)?;
-    let times = times(timed.iterations, || connected.transfer(operation, size))?;
+/// Returns the times of single operations.
+pub(crate) fn latency(args: &MeasureArgs) -> Result<Times> {
+    let (operation, size) = (args.transfer.operation, args.transfer.size);
+    let connected = ConnectedQp::new(args, size)?;
+    let times = time_each(args.iterations, || connected.transfer(operation, size))?;
     connected.verify(operation, size)?;
     Ok(times)
 }
 
-/// Times the two writes that a call consists of, without its other work.
-pub(crate) fn two_writes(timed: &Timed) -> Result<Times> {
-    let size = timed.what.size.max(FIRST);
-    let connected = ConnectedPair::to(timed, size)?;
-    let times = times(timed.iterations, || {
-        connected.transfer(Direction::Write, FIRST)?;
-        connected.transfer(Direction::Write, timed.what.size)
+/// Returns the times of the two writes that an RPC consists of.
+pub(crate) fn two_writes(args: &MeasureArgs) -> Result<Times> {
+    let size = args.transfer.size.max(FIRST_WRITE_BYTES);
+    let connected = ConnectedQp::new(args, size)?;
+    let times = time_each(args.iterations, || {
+        connected.transfer(Direction::Write, FIRST_WRITE_BYTES)?;
+        connected.transfer(Direction::Write, args.transfer.size)
     })?;
     connected.verify(Direction::Write, size)?;
     Ok(times)
 }
 
 /// Returns the operations per second with `depth` in flight.
-pub(crate) fn rate(timed: &Timed, depth: usize) -> Result<Rate> {
-    let (operation, size) = (timed.what.operation, timed.what.size);
-    let connected = ConnectedPair::to(timed, size)?;
+pub(crate) fn rate(args: &MeasureArgs, depth: usize) -> Result<Rate> {
+    let (operation, size) = (args.transfer.operation, args.transfer.size);
+    let connected = ConnectedQp::new(args, size)?;
     let stream = |count| {
-        let ConnectedPair { qp, other, .. } = &connected;
-        qp.stream(operation.into(), other.remote_addr, count, depth)
+        let ConnectedQp { qp, peer, .. } = &connected;
+        qp.stream(operation.into(), peer.remote_addr, count, depth)
     };
-    stream(warm_up(timed.iterations) + depth)?;
+    stream(warm_up_count(args.iterations) + depth)?;
     let start = Instant::now();
-    stream(timed.iterations)?;
-    let rate = Rate::of(timed.iterations, start.elapsed());
+    stream(args.iterations)?;
+    let rate = Rate::new(args.iterations, start.elapsed());
     connected.verify(operation, size)?;
     Ok(rate)
 }
 
-/// Lends a buffer until the other side hangs up.
-pub(crate) fn serve(mut link: Link, size: usize, device: &str, end: &QpAddress) -> Result<()> {
+/// Connects a QP with a buffer, until the client closes the connection.
+pub(crate) fn serve(mut link: Link, size: usize, device: &str, peer: &QpAddress) -> Result<()> {
     let qp = Qp::new(device, size)?;
-    qp.memory().fill(THEIRS);
-    qp.connect(end)?;
-    link.say(qp.address())?;
+    qp.memory().fill(SERVER_SEED);
+    qp.connect(peer)?;
+    link.send(qp.address())?;
     link.reader().read_to_end(&mut Vec::new())?;
     Ok(())
 }

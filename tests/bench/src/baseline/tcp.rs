@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Remote memory as a program without RDMA would do it: a write is bytes and a byte that
-//! acknowledges them, a read is a request and the bytes.
+//! Remote memory over TCP, without RDMA. A write sends the bytes, and receives one byte as acknowledgement. A read sends a
+//! request, and receives the bytes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -10,36 +10,37 @@ use anyhow::{ensure, Context, Result};
 use kite_bench::statistics::Times;
 use serde::Serialize;
 
-use crate::hello::{Direction, Hello, Link};
-use crate::rdma::warm_up;
-use crate::{Timed, TransferArgs};
+use crate::link::{Direction, Link, PeerRequest};
+use crate::rdma::warm_up_count;
+use crate::{MeasureArgs, TransferArgs};
 
-/// Bytes of a request to read: as many as an offset and a length have.
-const REQUEST: usize = 16;
+/// Bytes of a read request: an offset and a length.
+const READ_REQUEST_BYTES: usize = 16;
 
-/// Bytes of a block in streams without replies.
-const BLOCK: usize = 64 << 10;
+/// Bytes of a read or write of the socket in streams.
+const BLOCK_BYTES: usize = 64 << 10;
 
 #[derive(Serialize)]
-pub(crate) struct Stream {
+pub(crate) struct StreamResult {
     mib_per_second: f64,
 }
 
-pub(crate) fn measure(timed: &Timed) -> Result<Times> {
-    let sizes = match timed.what.operation {
-        Direction::Write => [timed.what.size, 1],
-        Direction::Read => [REQUEST, timed.what.size],
+/// Returns the times of single operations.
+pub(crate) fn latency(args: &MeasureArgs) -> Result<Times> {
+    let sizes = match args.transfer.operation {
+        Direction::Write => [args.transfer.size, 1],
+        Direction::Read => [READ_REQUEST_BYTES, args.transfer.size],
     };
-    exchanges(&timed.what.address, sizes, timed.iterations)
+    exchanges(&args.transfer.address, sizes, args.iterations)
 }
 
-/// Times requests and replies of so many bytes.
+/// Returns the times of exchanges of a request and a reply of these sizes.
 pub(crate) fn exchanges(
     address: &str,
     [request, reply]: [usize; 2],
     iterations: usize,
 ) -> Result<Times> {
-    let mut link = Link::to(address, &Hello::Answer { request, reply })?;
+    let mut link = Link::connect(address, &PeerRequest::Reply { request, reply })?;
     let (request, mut reply) = (vec![1; request], vec![0; reply]);
     let mut exchange = || -> Result<Duration> {
         let start = Instant::now();
@@ -47,45 +48,50 @@ pub(crate) fn exchanges(
         link.reader().read_exact(&mut reply)?;
         Ok(start.elapsed())
     };
-    for _ in 0..warm_up(iterations) {
+    for _ in 0..warm_up_count(iterations) {
         exchange()?;
     }
     let times = (0..iterations).map(|_| exchange());
-    Times::of(times.collect::<Result<Vec<_>>>()?).context("nothing was measured")
+    Times::of(times.collect::<Result<Vec<_>>>()?).context("no iterations")
 }
 
-pub(crate) fn stream(what: &TransferArgs, bytes: u64) -> Result<Stream> {
-    let block = vec![1; what.size.max(BLOCK)];
-    let (moved, time) = match what.operation {
-        Direction::Write => write_stream(Link::to(&what.address, &Hello::Sink)?, &block, bytes)?,
+/// Returns the bandwidth of a stream of at least `bytes` bytes.
+pub(crate) fn stream(transfer: &TransferArgs, bytes: u64) -> Result<StreamResult> {
+    let block = vec![1; transfer.size.max(BLOCK_BYTES)];
+    let (received, time) = match transfer.operation {
+        Direction::Write => write_stream(
+            Link::connect(&transfer.address, &PeerRequest::Sink)?,
+            &block,
+            bytes,
+        )?,
         Direction::Read => {
-            let mut link = Link::to(&what.address, &Hello::Source { bytes })?;
+            let mut link = Link::connect(&transfer.address, &PeerRequest::Source { bytes })?;
             let start = Instant::now();
             (drain(&mut link)?, start.elapsed())
         }
     };
-    ensure!(moved >= bytes, "{moved} of {bytes} bytes arrived");
-    Ok(Stream {
-        mib_per_second: moved as f64 / f64::from(1 << 20) / time.as_secs_f64(),
+    ensure!(received >= bytes, "received {received} of {bytes} bytes");
+    Ok(StreamResult {
+        mib_per_second: received as f64 / f64::from(1 << 20) / time.as_secs_f64(),
     })
 }
 
 fn write_stream(mut link: Link, block: &[u8], bytes: u64) -> Result<(u64, Duration)> {
     let start = Instant::now();
-    send(&link, block, bytes)?;
+    send_blocks(&link, block, bytes)?;
     link.writer().shutdown(Shutdown::Write)?;
-    Ok((link.hear()?, start.elapsed()))
+    Ok((link.receive()?, start.elapsed()))
 }
 
-/// Sends at least so many bytes.
-fn send(link: &Link, block: &[u8], bytes: u64) -> std::io::Result<()> {
+/// Sends at least `bytes` bytes, in whole blocks.
+fn send_blocks(link: &Link, block: &[u8], bytes: u64) -> std::io::Result<()> {
     let blocks = bytes.div_ceil(block.len() as u64);
     (0..blocks).try_for_each(|_| link.writer().write_all(block))
 }
 
 /// Receives until the end of the stream. Returns the number of bytes.
 fn drain(link: &mut Link) -> Result<u64> {
-    let (mut block, mut bytes) = (vec![0; BLOCK], 0);
+    let (mut block, mut bytes) = (vec![0; BLOCK_BYTES], 0);
     loop {
         match link.reader().read(&mut block)? {
             0 => return Ok(bytes),
@@ -94,7 +100,7 @@ fn drain(link: &mut Link) -> Result<u64> {
     }
 }
 
-pub(crate) fn answer(mut link: Link, request: usize, reply: usize) -> Result<()> {
+pub(crate) fn reply(mut link: Link, request: usize, reply: usize) -> Result<()> {
     let (mut request, reply) = (vec![0; request], vec![1; reply]);
     loop {
         match link.reader().read_exact(&mut request) {
@@ -107,38 +113,38 @@ pub(crate) fn answer(mut link: Link, request: usize, reply: usize) -> Result<()>
 
 pub(crate) fn sink(mut link: Link) -> Result<()> {
     let bytes = drain(&mut link)?;
-    link.say(&bytes)
+    link.send(&bytes)
 }
 
 pub(crate) fn source(link: Link, bytes: u64) -> Result<()> {
-    Ok(send(&link, &vec![1; BLOCK], bytes)?)
+    Ok(send_blocks(&link, &vec![1; BLOCK_BYTES], bytes)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hello::greeted;
+    use crate::link::accept_link;
     use std::net::TcpListener;
     use std::thread;
 
-    /// An address that serves one connection.
-    fn served() -> String {
+    /// Starts a server for one connection. Returns its address.
+    fn start_server() -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         thread::spawn(
-            move || match greeted(listener.accept().unwrap().0).unwrap() {
-                (Hello::Answer { request, reply }, link) => answer(link, request, reply),
-                (Hello::Sink, link) => sink(link),
-                (Hello::Source { bytes }, link) => source(link, bytes),
-                (hello, _) => panic!("{hello:?}"),
+            move || match accept_link(listener.accept().unwrap().0).unwrap() {
+                (PeerRequest::Reply { request, reply }, link) => self::reply(link, request, reply),
+                (PeerRequest::Sink, link) => sink(link),
+                (PeerRequest::Source { bytes }, link) => source(link, bytes),
+                (request, _) => panic!("{request:?}"),
             },
         );
         address
     }
 
-    fn what(operation: Direction) -> TransferArgs {
+    fn transfer_args(operation: Direction) -> TransferArgs {
         TransferArgs {
-            address: served(),
+            address: start_server(),
             operation,
             size: 100_000,
         }
@@ -147,12 +153,12 @@ mod tests {
     #[test]
     fn each_direction_returns_valid_times() {
         for operation in [Direction::Write, Direction::Read] {
-            let timed = Timed {
-                what: what(operation),
+            let args = MeasureArgs {
+                transfer: transfer_args(operation),
                 iterations: 5,
                 device: String::new(),
             };
-            let times = measure(&timed).unwrap();
+            let times = latency(&args).unwrap();
             assert!(times.min_us > 0.0 && times.min_us <= times.p99_us);
         }
     }
@@ -160,8 +166,8 @@ mod tests {
     #[test]
     fn each_stream_direction_returns_a_rate() {
         for operation in [Direction::Write, Direction::Read] {
-            let done = stream(&what(operation), 1 << 20).unwrap();
-            assert!(done.mib_per_second > 0.0);
+            let result = stream(&transfer_args(operation), 1 << 20).unwrap();
+            assert!(result.mib_per_second > 0.0);
         }
     }
 }

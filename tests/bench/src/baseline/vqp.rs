@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Reads and writes by a virtual queue pair of kite: one pushed and popped, or many. They go by DC, or by a connection
-//! once the other node gets enough requests; which it was is looked at.
+//! Latency and rate of reads and writes by a VQP of kite, with DC or with RC as transport.
+//!
+//! kite promotes a node to RC after enough requests. A warm-up causes the promotion, and the statistics must show that all
+//! measured requests used the given transport.
 
 use std::time::{Duration, Instant};
 
@@ -9,70 +11,72 @@ use clap::ValueEnum;
 use kite::{Buffer, Cluster, IoQueue, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 use kite_bench::statistics::Times;
 
-use crate::hello::{Direction, Hello, Link};
-use crate::rdma::{times, warm_up, Rate, OURS, THEIRS};
-use crate::Timed;
+use crate::link::{Direction, Link, PeerRequest};
+use crate::rdma::{time_each, warm_up_count, Rate, CLIENT_SEED, SERVER_SEED};
+use crate::MeasureArgs;
 
-/// Longer than anything takes.
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
+/// Maximum time of a completion.
+const TIMEOUT: Option<Duration> = Some(Duration::from_secs(60));
 
-/// Bytes that are pushed together at most: more do not go by a connection.
-const PUSH_BYTES: usize = 1 << 20;
+/// Maximum bytes of a push: kite executes larger ones by DC.
+const PUSH_BYTES_MAX: usize = 1 << 20;
 
-/// Requests of a stretch, bytes of each, and how many are under way: one or two stretches make a node worth a connection.
-const STRETCH: usize = 1024;
-const SMALL: usize = 8;
-const DEPTH: usize = 32;
+/// Warm-up before measurements by RC: requests of a batch, their maximum size in bytes, and their number in flight. kite
+/// promotes the node after one or two batches.
+const WARM_UP_REQUESTS: usize = 1024;
+const WARM_UP_BYTES: usize = 8;
+const WARM_UP_DEPTH: usize = 32;
 
-/// Stretches until it has long been worth one.
-const STRETCHES: usize = 100;
+/// Batches after which the warm-up fails.
+const WARM_UP_BATCHES_MAX: usize = 100;
 
-/// By which way requests go.
+/// Transport of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Way {
-    /// By DC, which is for good where the module may promote no node
-    Dynamic,
-    /// By a connection
-    Connected,
+pub(crate) enum Transport {
+    /// DC, which needs a module with `max_promoted=0`
+    Dc,
+    /// RC
+    Rc,
 }
 
-/// A queue pair to the node of the other side, and memory at both ends.
+/// VQP to the node of the server, and memory of both nodes.
 struct ConnectedVqp {
     cluster: Cluster,
     vqp: Vqp,
     local: Mr,
     remote: RemoteMemory,
     size: usize,
-    /// The other side serves until this is closed.
+    /// The server deregisters its memory when this connection is closed.
     _link: Link,
 }
 
 impl ConnectedVqp {
-    fn to(timed: &Timed, node: u32) -> Result<Self> {
-        let size = timed.what.size;
-        let mut link = Link::to(&timed.what.address, &Hello::Memory { size })?;
-        let (addr, key) = link.hear()?;
+    fn new(args: &MeasureArgs, node: u32) -> Result<Self> {
+        let size = args.transfer.size;
+        let mut link = Link::connect(&args.transfer.address, &PeerRequest::VqpMemory { size })?;
+        let (addr, rkey) = link.receive()?;
         let cluster = Cluster::open()?;
         let local = cluster.reg_mr(Buffer::new(size)?, Rights::empty())?;
-        local.buffer().store(0, &vec![OURS; size])?;
+        local.buffer().store(0, &vec![CLIENT_SEED; size])?;
         Ok(Self {
             vqp: cluster.connect(node)?,
             cluster,
             local,
-            remote: RemoteMemory { addr, rkey: key },
+            remote: RemoteMemory { addr, rkey },
             size,
             _link: link,
         })
     }
 
-    fn work(&self, operation: Direction) -> SendWr<'_> {
-        let verb = match operation {
+    /// Returns a signaled request for the whole buffer.
+    fn send_wr(&self, operation: Direction) -> SendWr<'_> {
+        let op = match operation {
             Direction::Write => WrOp::Write,
             Direction::Read => WrOp::Read,
         };
         SendWr {
             tag: 0,
-            op: verb,
+            op,
             local: &self.local,
             local_offset: 0,
             len: self.size,
@@ -84,158 +88,167 @@ impl ConnectedVqp {
         }
     }
 
-    /// Waits for completions. Returns how many came.
-    fn settle(&self, most: usize) -> Result<usize> {
-        let done = self.vqp.pop(most, PATIENCE)?;
-        for done in &done {
-            done.result?;
+    /// Waits for up to `max` completions. Returns their number.
+    fn pop(&self, max: usize) -> Result<usize> {
+        let completions = self.vqp.pop(max, TIMEOUT)?;
+        for completion in &completions {
+            completion.result?;
         }
-        Ok(done.len())
+        Ok(completions.len())
     }
 
     fn transfer(&self, operation: Direction) -> Result<()> {
-        self.vqp.push(&[self.work(operation)])?;
-        self.settle(1).map(drop)
+        self.vqp.push(&[self.send_wr(operation)])?;
+        self.pop(1).map(drop)
     }
 
-    /// Makes a request `count` times, with `depth` under way.
-    fn stream(&self, work: SendWr<'_>, count: usize, depth: usize) -> Result<()> {
-        let works = vec![work; depth.min(PUSH_BYTES / work.len)];
-        let (mut begun, mut done) = (0, 0);
-        while done < count {
-            let room = (count - begun).min(depth - (begun - done));
-            let more = room.min(works.len());
-            if more != 0 {
-                self.vqp.push(&works[..more])?;
-                begun += more;
+    /// Executes a request `count` times, with `depth` in flight.
+    fn stream(&self, wr: SendWr<'_>, count: usize, depth: usize) -> Result<()> {
+        let batch = vec![wr; depth.min(PUSH_BYTES_MAX / wr.len)];
+        let (mut pushed, mut completed) = (0, 0);
+        while completed < count {
+            let remaining = (count - pushed).min(depth - (pushed - completed));
+            let len = remaining.min(batch.len());
+            if len != 0 {
+                self.vqp.push(&batch[..len])?;
+                pushed += len;
             }
-            done += self.settle(depth)?;
+            completed += self.pop(depth)?;
         }
         Ok(())
     }
 
-    /// As [`Self::stream`], by a queue that is shared with the kernel, which pushes together what it finds there.
-    fn stream_by(
+    /// Like [`Self::stream`], but submits by an I/O queue.
+    fn stream_by_queue(
         &self,
         queue: &mut IoQueue,
-        work: SendWr<'_>,
+        wr: SendWr<'_>,
         count: usize,
         depth: usize,
     ) -> Result<()> {
-        let depth = depth.min(PUSH_BYTES / work.len);
-        let (mut begun, mut done) = (0, 0);
-        while done < count {
-            while begun < count.min(done + depth) {
-                queue.push(&self.vqp, &work)?;
-                begun += 1;
+        let depth = depth.min(PUSH_BYTES_MAX / wr.len);
+        let (mut pushed, mut completed) = (0, 0);
+        while completed < count {
+            while pushed < count.min(completed + depth) {
+                queue.push(&self.vqp, &wr)?;
+                pushed += 1;
             }
             queue.submit()?;
             queue.wait()?.result?;
-            done += 1;
-            while let Some(one) = queue.try_next()? {
-                one.result?;
-                done += 1;
+            completed += 1;
+            while let Some(completion) = queue.try_next()? {
+                completion.result?;
+                completed += 1;
             }
         }
         Ok(())
     }
 
-    /// Returns the requests of this node by RC.
+    /// Returns the number of VQP requests that this node has executed by RC.
     fn vqp_rc_requests(&self) -> Result<usize> {
         Ok(usize::try_from(self.cluster.stats()?.vqp_rc_requests)?)
     }
 
-    /// Has requests go that way, which takes some until the other node is worth a connection.
-    fn take(&self, way: Way, operation: Direction) -> Result<()> {
+    /// Executes requests until they use the given transport.
+    fn warm_up(&self, transport: Transport, operation: Direction) -> Result<()> {
         let small = SendWr {
-            len: SMALL.min(self.size),
-            ..self.work(operation)
+            len: WARM_UP_BYTES.min(self.size),
+            ..self.send_wr(operation)
         };
-        for _ in 0..STRETCHES {
+        for _ in 0..WARM_UP_BATCHES_MAX {
             let before = self.vqp_rc_requests()?;
-            self.stream(small, STRETCH, DEPTH)?;
-            let connected = self.vqp_rc_requests()? - before;
-            if way == Way::Dynamic || connected >= STRETCH {
+            self.stream(small, WARM_UP_REQUESTS, WARM_UP_DEPTH)?;
+            let by_rc = self.vqp_rc_requests()? - before;
+            if transport == Transport::Dc || by_rc >= WARM_UP_REQUESTS {
                 return Ok(());
             }
         }
-        bail!("the other node gets no connection");
+        bail!("node was not promoted to RC");
     }
 
-    /// Times what makes `count` requests at least, all of which have to go that way.
-    fn all_by<T>(
+    /// Runs `measure`, which executes at least `count` requests. Fails unless all of them use the given transport.
+    fn measure_on<T>(
         &self,
-        way: Way,
-        timed: &Timed,
-        time: impl FnOnce(usize) -> Result<T>,
+        transport: Transport,
+        args: &MeasureArgs,
+        measure: impl FnOnce(usize) -> Result<T>,
     ) -> Result<T> {
-        let count = timed.iterations;
-        self.take(way, timed.what.operation)?;
+        let count = args.iterations;
+        self.warm_up(transport, args.transfer.operation)?;
         let before = self.vqp_rc_requests()?;
-        let done = time(count)?;
-        let connected = self.vqp_rc_requests()? - before;
-        let went = match way {
-            Way::Dynamic => connected == 0,
-            Way::Connected => connected >= count,
+        let result = measure(count)?;
+        let by_rc = self.vqp_rc_requests()? - before;
+        let is_expected = match transport {
+            Transport::Dc => by_rc == 0,
+            Transport::Rc => by_rc >= count,
         };
-        ensure!(went, "{connected} of {count} requests went by connections");
-        Ok(done)
+        ensure!(is_expected, "{by_rc} of {count} requests used RC");
+        Ok(result)
     }
 
-    /// Checks that the operation has moved its bytes.
+    /// Checks that the operations have transferred their bytes.
     fn verify(&self, operation: Direction) -> Result<()> {
         let expected = match operation {
-            Direction::Read => THEIRS,
+            Direction::Read => SERVER_SEED,
             Direction::Write => {
                 self.local.buffer().store(0, &vec![0; self.size])?;
                 self.transfer(Direction::Read)?;
-                OURS
+                CLIENT_SEED
             }
         };
-        let mut found = vec![0; self.size];
-        self.local.buffer().load(0, &mut found)?;
-        ensure!(found.iter().all(|byte| *byte == expected), "wrong bytes");
+        let mut content = vec![0; self.size];
+        self.local.buffer().load(0, &mut content)?;
+        ensure!(
+            content.iter().all(|byte| *byte == expected),
+            "buffer has wrong bytes"
+        );
         Ok(())
     }
 }
 
-pub(crate) fn measure(timed: &Timed, node: u32, way: Way) -> Result<Times> {
-    let operation = timed.what.operation;
-    let connected = ConnectedVqp::to(timed, node)?;
-    let times = connected.all_by(way, timed, |count| {
-        times(count, || connected.transfer(operation))
+/// Returns the times of single operations.
+pub(crate) fn latency(args: &MeasureArgs, node: u32, transport: Transport) -> Result<Times> {
+    let operation = args.transfer.operation;
+    let connected = ConnectedVqp::new(args, node)?;
+    let times = connected.measure_on(transport, args, |count| {
+        time_each(count, || connected.transfer(operation))
     })?;
     connected.verify(operation)?;
     Ok(times)
 }
 
-/// Returns the operations per second with `depth` in flight, by system calls or by an I/O queue.
-pub(crate) fn rate(timed: &Timed, node: u32, way: Way, how: (usize, bool)) -> Result<Rate> {
-    let (operation, (depth, by_queue)) = (timed.what.operation, how);
-    let connected = ConnectedVqp::to(timed, node)?;
-    let make = || connected.cluster.create_queue(depth as u32, 1);
-    let mut queue = by_queue.then(make).transpose()?;
-    let work = connected.work(operation);
+/// Returns the operations per second with a number in flight, by an I/O queue or by system calls.
+pub(crate) fn rate(
+    args: &MeasureArgs,
+    node: u32,
+    transport: Transport,
+    (depth, by_queue): (usize, bool),
+) -> Result<Rate> {
+    let operation = args.transfer.operation;
+    let connected = ConnectedVqp::new(args, node)?;
+    let create = || connected.cluster.create_queue(depth as u32, 1);
+    let mut queue = by_queue.then(create).transpose()?;
+    let wr = connected.send_wr(operation);
     let mut stream = |count| match &mut queue {
-        Some(queue) => connected.stream_by(queue, work, count, depth),
-        None => connected.stream(work, count, depth),
+        Some(queue) => connected.stream_by_queue(queue, wr, count, depth),
+        None => connected.stream(wr, count, depth),
     };
-    let rate = connected.all_by(way, timed, |count| {
-        stream(warm_up(count) + depth)?;
+    let rate = connected.measure_on(transport, args, |count| {
+        stream(warm_up_count(count) + depth)?;
         let start = Instant::now();
         stream(count)?;
-        Ok(Rate::of(count, start.elapsed()))
+        Ok(Rate::new(count, start.elapsed()))
     })?;
     connected.verify(operation)?;
     Ok(rate)
 }
 
-/// Lends memory to virtual queue pairs until the other side hangs up.
+/// Registers memory for VQPs until the client closes the connection.
 pub(crate) fn serve(mut link: Link, size: usize) -> Result<()> {
     let memory = Buffer::new(size)?;
-    memory.store(0, &vec![THEIRS; size])?;
-    let lent = Cluster::open()?.reg_mr(memory, Rights::empty())?;
-    link.say(&(lent.remote_memory().addr, lent.remote_memory().rkey))?;
-    while link.hear_more::<()>()?.is_some() {}
+    memory.store(0, &vec![SERVER_SEED; size])?;
+    let mr = Cluster::open()?.reg_mr(memory, Rights::empty())?;
+    link.send(&(mr.remote_memory().addr, mr.remote_memory().rkey))?;
+    while link.receive_next::<()>()?.is_some() {}
     Ok(())
 }
