@@ -6,40 +6,40 @@ use std::fmt;
 use kite_cluster::Fabric;
 use serde::Serialize;
 
-/// Time of one measurement in seconds, which exceeds a time slice of the host.
+/// Time of one measurement in seconds, longer than a time slice of the host.
 const SECONDS: f64 = 0.7;
 
-/// A quantity.
+/// Measured quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
-    /// The median time of single operations in µs: less is better.
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Metric {
+    /// Median time of single operations in µs: less is better.
     Latency,
-    /// Thousands of instructions of single operations, of both sides together: less is better.
+    /// Thousands of instructions of single operations, of both nodes together: less is better.
     Instructions,
-    /// MiB/s: more is better.
+    /// Transferred MiB/s: more is better.
     Bandwidth,
-    /// Thousands of operations in a second, many at a time: more is better.
+    /// Thousands of operations per second, with 32 in flight: more is better.
     Rate,
-    /// The median time of calls in µs, of eight bytes each and replies of so many: less is better.
-    Calls,
-    /// Thousands of calls in a second of so many clients: more is better.
-    Clients,
-    /// The time of processors of both sides in µs for each of so many calls in a second: less is better.
-    Pace,
-    /// The median time in µs to lend so many bytes, and to end that: less is better.
-    Lend,
-    /// The median time in µs to fill memory of the other node: less is better.
+    /// Median time in µs of RPCs with requests of 8 bytes, by size of the reply: less is better.
+    CallLatency,
+    /// Thousands of RPCs per second, by number of clients: more is better.
+    CallRate,
+    /// CPU time of both nodes in µs per RPC, by RPCs per second: less is better.
+    CallCpuTime,
+    /// Median time in µs to register and deregister memory, by size: less is better.
+    Registration,
+    /// Median time in µs to fill memory of the other node: less is better.
     Fill,
-    /// The median time in µs until a message of so many bytes is back: less is better.
+    /// Median round-trip time in µs of a message, by size: less is better.
     Echo,
-    /// The median time of connections in µs, of so many clients at a time: less is better.
-    Connect,
-    /// Connections in a second of so many clients: more is better.
-    Connects,
+    /// Median time in µs of connection setup, by number of clients: less is better.
+    ConnectLatency,
+    /// Connections per second, by number of clients: more is better.
+    ConnectRate,
 }
 
-/// Quantity of the points of a kind.
+/// Independent variable of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Axis {
@@ -48,159 +48,176 @@ pub(crate) enum Axis {
     CallsPerSecond,
 }
 
+/// Operation whose metric is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Operation {
     Write,
     Read,
     Call,
-    Lend,
+    Register,
     Fill,
     Echo,
     Connect,
 }
 
-/// One thing to know of every contender.
+/// One measurement of all contenders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Cell {
-    pub(crate) kind: Kind,
+    pub(crate) metric: Metric,
     pub(crate) operation: Operation,
-    /// Bytes of an operation, or whatever the axis counts.
-    pub(crate) at: u64,
+    /// Value on the [`Axis`] of the metric.
+    pub(crate) point: u64,
 }
 
 /// Implementation that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Contender {
-    /// `kite bench`.
+    /// Regions of kite, with `kite bench`.
     Kite,
     /// `kite bench bandwidth` with four threads.
     KiteThreads,
-    /// `kite bench rate`: by a queue pair.
+    /// I/O queue of kite, with `kite bench rate`.
     KiteQueue,
-    /// Requests of a virtual queue pair that go by a connection, as its node gets many.
-    KiteRc,
-    /// Those that go by DC, from a node that promotes none.
-    KiteDc,
-    /// Those that are pushed by a queue pair instead of system calls, and go by a connection.
+    /// VQP whose requests use RC, since kite has promoted the node.
+    KiteVqpRc,
+    /// VQP whose requests use DC, on a node with `max_promoted=0`.
+    KiteVqpDc,
+    /// VQP whose requests use RC, and are submitted by an I/O queue instead of system calls.
     KiteVqpQueue,
-    /// A virtual queue pair, in a session that is open.
+    /// VQP in an open session.
     KiteVqp,
-    /// kite with a new session for each connection.
-    KiteOpened,
-    /// User-space verbs: one request posted and polled for; for bandwidth, perftest's many at once.
+    /// VQP in a new session for each connection.
+    KiteNewSession,
+    /// User-space verbs: one request in flight, or for bandwidth perftest.
     Verbs,
-    /// The device kept open for the next connection.
+    /// User-space verbs with an open device and registered memory.
     VerbsKept,
-    /// The same program, which runs over kite.
-    KiteVerbs,
-    /// Reliable queue pairs that the kernel connects.
+    /// Program of [`Self::VerbsKept`] with `libkite_verbs.so` preloaded.
+    KitePreload,
+    /// RC QPs of a kernel module.
     KernelRc,
-    /// Two writes by user-space verbs, of which a call is made.
+    /// Two writes by user-space verbs, without a server: lower bound of an RPC.
     TwoWrites,
-    /// kite from within the kernel.
+    /// kite from a kernel module.
     KiteKernel,
-    /// Verbs from within the kernel.
+    /// Verbs from a kernel module.
     VerbsKernel,
-    /// perftest's own latency, of which that of writes is one way of a ping-pong.
+    /// Latency of perftest, which reports half a ping-pong for writes.
     Perftest,
-    /// The same over TCP.
+    /// TCP sockets.
     Tcp,
 }
 
-impl Kind {
+impl Metric {
+    /// Returns the unit of values.
     pub(crate) fn unit(self) -> &'static str {
         match self {
-            Kind::Latency => "µs",
-            Kind::Instructions => "10³ instructions",
-            Kind::Bandwidth => "MiB/s",
-            Kind::Rate => "10³ operations/s",
-            Kind::Clients => "10³ calls/s",
-            Kind::Pace => "µs of processors",
-            Kind::Connects => "connections/s",
-            Kind::Calls | Kind::Lend | Kind::Fill | Kind::Echo | Kind::Connect => "µs",
+            Metric::Latency => "µs",
+            Metric::Instructions => "10³ instructions",
+            Metric::Bandwidth => "MiB/s",
+            Metric::Rate => "10³ operations/s",
+            Metric::CallRate => "10³ calls/s",
+            Metric::CallCpuTime => "µs of CPU time",
+            Metric::ConnectRate => "connect rate",
+            Metric::CallLatency
+            | Metric::Registration
+            | Metric::Fill
+            | Metric::Echo
+            | Metric::ConnectLatency => "µs",
         }
     }
 
-    /// Which operations there are of it.
+    /// Returns the operations of the metric.
     pub(crate) fn operations(self) -> &'static [Operation] {
         match self {
-            Kind::Calls | Kind::Clients | Kind::Pace => &[Operation::Call],
-            Kind::Lend => &[Operation::Lend],
-            Kind::Fill => &[Operation::Fill],
-            Kind::Echo => &[Operation::Echo],
-            Kind::Connect | Kind::Connects => &[Operation::Connect],
-            Kind::Latency | Kind::Instructions | Kind::Bandwidth | Kind::Rate => {
+            Metric::CallLatency | Metric::CallRate | Metric::CallCpuTime => &[Operation::Call],
+            Metric::Registration => &[Operation::Register],
+            Metric::Fill => &[Operation::Fill],
+            Metric::Echo => &[Operation::Echo],
+            Metric::ConnectLatency | Metric::ConnectRate => &[Operation::Connect],
+            Metric::Latency | Metric::Instructions | Metric::Bandwidth | Metric::Rate => {
                 &[Operation::Write, Operation::Read]
             }
         }
     }
 
-    /// Returns the contenders.
+    /// Returns the contenders of the metric, in the order of the report.
     pub(crate) fn contenders(self) -> &'static [Contender] {
         use Contender::*;
         match self {
-            Kind::Latency => &[Kite, KiteRc, KiteDc, Verbs, Perftest, Tcp],
-            Kind::Instructions => &[Kite, Verbs, KiteKernel, VerbsKernel],
-            Kind::Bandwidth => &[Kite, KiteThreads, Verbs, Tcp],
-            Kind::Rate => &[KiteQueue, KiteVqpQueue, KiteRc, KiteDc, Verbs],
-            Kind::Calls => &[Kite, TwoWrites, Tcp],
-            Kind::Clients | Kind::Pace => &[Kite, Tcp],
-            Kind::Lend | Kind::Fill => &[Kite, Verbs],
-            Kind::Echo => &[KiteVqp, Verbs, Tcp],
-            Kind::Connect | Kind::Connects => {
-                &[KiteVqp, KiteOpened, KiteVerbs, VerbsKept, Verbs, KernelRc]
-            }
+            Metric::Latency => &[Kite, KiteVqpRc, KiteVqpDc, Verbs, Perftest, Tcp],
+            Metric::Instructions => &[Kite, Verbs, KiteKernel, VerbsKernel],
+            Metric::Bandwidth => &[Kite, KiteThreads, Verbs, Tcp],
+            Metric::Rate => &[KiteQueue, KiteVqpQueue, KiteVqpRc, KiteVqpDc, Verbs],
+            Metric::CallLatency => &[Kite, TwoWrites, Tcp],
+            Metric::CallRate | Metric::CallCpuTime => &[Kite, Tcp],
+            Metric::Registration | Metric::Fill => &[Kite, Verbs],
+            Metric::Echo => &[KiteVqp, Verbs, Tcp],
+            Metric::ConnectLatency | Metric::ConnectRate => &[
+                KiteVqp,
+                KiteNewSession,
+                KitePreload,
+                VerbsKept,
+                Verbs,
+                KernelRc,
+            ],
         }
     }
 
-    /// Whose speed decides how much is measured.
-    pub(crate) fn yardstick(self) -> Contender {
+    /// Returns the contender whose speed sets the number of operations.
+    pub(crate) fn reference(self) -> Contender {
         match self {
-            Kind::Calls => Contender::TwoWrites,
-            Kind::Clients | Kind::Pace => Contender::Tcp,
+            Metric::CallLatency => Contender::TwoWrites,
+            Metric::CallRate | Metric::CallCpuTime => Contender::Tcp,
             _ => Contender::Verbs,
         }
     }
 
     pub(crate) fn axis(self) -> Axis {
         match self {
-            Kind::Clients | Kind::Connect | Kind::Connects => Axis::Clients,
-            Kind::Pace => Axis::CallsPerSecond,
+            Metric::CallRate | Metric::ConnectLatency | Metric::ConnectRate => Axis::Clients,
+            Metric::CallCpuTime => Axis::CallsPerSecond,
             _ => Axis::Bytes,
         }
     }
 
     fn points(self) -> &'static [u64] {
         match self {
-            Kind::Latency | Kind::Instructions => &[8, 64, 512, 4 << 10, 64 << 10],
-            Kind::Bandwidth => &[4 << 10, 64 << 10, 1 << 20],
-            Kind::Rate => &[8, 64, 512, 4 << 10, 64 << 10],
-            Kind::Calls => &[8, 64, 512, 4096, 64 << 10],
-            Kind::Clients => &[1, 2, 4, 8, 16],
-            Kind::Pace => &[25, 50, 100, 200],
-            Kind::Lend | Kind::Fill => &[4 << 10, 64 << 10, 1 << 20],
-            Kind::Echo => &[8, 512, 4 << 10, 64 << 10],
-            Kind::Connect | Kind::Connects => &[1, 8],
+            Metric::Latency | Metric::Instructions => &[8, 64, 512, 4 << 10, 64 << 10],
+            Metric::Bandwidth => &[4 << 10, 64 << 10, 1 << 20],
+            Metric::Rate => &[8, 64, 512, 4 << 10, 64 << 10],
+            Metric::CallLatency => &[8, 64, 512, 4096, 64 << 10],
+            Metric::CallRate => &[1, 2, 4, 8, 16],
+            Metric::CallCpuTime => &[25, 50, 100, 200],
+            Metric::Registration | Metric::Fill => &[4 << 10, 64 << 10, 1 << 20],
+            Metric::Echo => &[8, 512, 4 << 10, 64 << 10],
+            Metric::ConnectLatency | Metric::ConnectRate => &[1, 8],
         }
     }
 }
 
 impl Contender {
-    /// Returns `true` if the fabric supports the contender: Soft-RoCE has no DC, and is not InfiniBand.
-    pub(crate) fn runs_on(self, fabric: Fabric) -> bool {
+    /// Returns `true` if the fabric supports the contender. VQPs need DC, which Soft-RoCE lacks.
+    pub(crate) fn is_supported_on(self, fabric: Fabric) -> bool {
         use Contender::*;
-        let there_alone = matches!(
+        let needs_connectx = matches!(
             self,
-            KiteRc | KiteVqpQueue | KiteDc | KiteVqp | KiteOpened | KiteVerbs | KernelRc
+            KiteVqpRc
+                | KiteVqpQueue
+                | KiteVqpDc
+                | KiteVqp
+                | KiteNewSession
+                | KitePreload
+                | KernelRc
         );
-        !there_alone || fabric == Fabric::Connectx
+        !needs_connectx || fabric == Fabric::Connectx
     }
 
-    /// Returns `true` if the node that serves all others measures this one, and the other node serves.
-    pub(crate) fn goes_back(self) -> bool {
-        self == Contender::KiteDc
+    /// Returns `true` if the client of this contender runs on the node that serves the others.
+    pub(crate) fn runs_on_server_node(self) -> bool {
+        self == Contender::KiteVqpDc
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -208,13 +225,13 @@ impl Contender {
             Contender::Kite => "kite",
             Contender::KiteThreads => "kite, 4 threads",
             Contender::KiteQueue => "kite, queue",
-            Contender::KiteRc => "VQP by RC",
-            Contender::KiteDc => "VQP by DC",
+            Contender::KiteVqpRc => "VQP by RC",
+            Contender::KiteVqpDc => "VQP by DC",
             Contender::KiteVqpQueue => "VQP, queue",
             Contender::KiteVqp => "kite, VQP",
-            Contender::KiteOpened => "kite, opened",
+            Contender::KiteNewSession => "new session",
             Contender::VerbsKept => "verbs, kept",
-            Contender::KiteVerbs => "kept, over kite",
+            Contender::KitePreload => "verbs preloaded",
             Contender::KernelRc => "RC, kernel",
             Contender::TwoWrites => "two writes",
             Contender::Verbs => "verbs",
@@ -227,7 +244,7 @@ impl Contender {
 }
 
 impl Operation {
-    /// Returns the equivalent without a server: a call is a request and its reply bytes.
+    /// Returns the one-sided operation that transfers the bytes: a read for the reply of a call, a write for a fill.
     pub(crate) fn one_sided(self) -> Self {
         match self {
             Operation::Call => Operation::Read,
@@ -241,7 +258,7 @@ impl Operation {
             Operation::Write => "write",
             Operation::Read => "read",
             Operation::Call => "call",
-            Operation::Lend => "lend",
+            Operation::Register => "register",
             Operation::Fill => "fill",
             Operation::Echo => "echo",
             Operation::Connect => "connect",
@@ -250,83 +267,92 @@ impl Operation {
 }
 
 impl Cell {
-    /// All of these kinds, in the order of the report.
-    pub(crate) fn of(kinds: &[Kind]) -> impl Iterator<Item = Cell> + '_ {
-        let rows = kinds.iter().copied().flat_map(|kind| {
-            let operations = kind.operations().iter();
-            operations.map(move |&operation| (kind, operation))
+    /// Returns the cells of these metrics, in the order of the report.
+    pub(crate) fn of_metrics(metrics: &[Metric]) -> impl Iterator<Item = Cell> + '_ {
+        let rows = metrics.iter().copied().flat_map(|metric| {
+            let operations = metric.operations().iter();
+            operations.map(move |&operation| (metric, operation))
         });
-        rows.flat_map(|(kind, operation)| {
-            kind.points().iter().map(move |&at| Cell {
-                kind,
+        rows.flat_map(|(metric, operation)| {
+            metric.points().iter().map(move |&point| Cell {
+                metric,
                 operation,
-                at,
+                point,
             })
         })
     }
 
-    /// Returns the operations of the first estimate.
+    /// Returns the number of operations of the first estimate.
     pub(crate) fn first_count(self) -> u64 {
-        match self.kind {
-            Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill | Kind::Echo => 20,
-            Kind::Connect | Kind::Connects => 20,
-            Kind::Rate => 200,
-            // The number results from a time.
-            Kind::Clients | Kind::Pace => 1,
-            // Enough for a median: the same operation takes about the same instructions each time.
-            Kind::Instructions => 100,
-            Kind::Bandwidth => ((1 << 20) / self.at).clamp(5, 100),
+        match self.metric {
+            Metric::Latency
+            | Metric::CallLatency
+            | Metric::Registration
+            | Metric::Fill
+            | Metric::Echo => 20,
+            Metric::ConnectLatency | Metric::ConnectRate => 20,
+            Metric::Rate => 200,
+            // The duration is fixed instead.
+            Metric::CallRate | Metric::CallCpuTime => 1,
+            // Enough for a median, since the number of instructions varies little.
+            Metric::Instructions => 100,
+            Metric::Bandwidth => ((1 << 20) / self.point).clamp(5, 100),
         }
     }
 
-    /// Returns the operations to measure, given a measured `value`.
+    /// Returns the number of operations of a measurement, given an estimate of its value.
     pub(crate) fn count(self, value: f64) -> u64 {
-        let operations_per_second = match self.kind {
-            Kind::Latency | Kind::Calls | Kind::Lend | Kind::Fill => 1e6 / value,
-            Kind::Echo | Kind::Connect => 1e6 / value,
-            // Of each client.
-            Kind::Connects => value / self.at as f64,
-            Kind::Rate => value * 1e3,
-            Kind::Instructions | Kind::Clients | Kind::Pace => return self.first_count(),
-            Kind::Bandwidth => value * f64::from(1 << 20) / self.at as f64,
+        let operations_per_second = match self.metric {
+            Metric::Latency | Metric::CallLatency | Metric::Registration | Metric::Fill => {
+                1e6 / value
+            }
+            Metric::Echo | Metric::ConnectLatency => 1e6 / value,
+            // The number is per client.
+            Metric::ConnectRate => value / self.point as f64,
+            Metric::Rate => value * 1e3,
+            Metric::Instructions | Metric::CallRate | Metric::CallCpuTime => {
+                return self.first_count()
+            }
+            Metric::Bandwidth => value * f64::from(1 << 20) / self.point as f64,
         };
-        // Saturates, whatever the value is.
+        // The cast saturates, also for an infinite value.
         ((operations_per_second * SECONDS) as u64).clamp(self.first_count(), 20_000)
     }
 }
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            Kind::Latency => "latency",
-            Kind::Instructions => "instructions",
-            Kind::Bandwidth => "bandwidth",
-            Kind::Rate => "rate",
-            Kind::Calls => "calls",
-            Kind::Clients => "clients",
-            Kind::Pace => "pace",
-            Kind::Lend => "lending",
-            Kind::Fill => "filling",
-            Kind::Echo => "echoes",
-            Kind::Connect => "connections",
-            Kind::Connects => "connections/s",
+        let metric = match self.metric {
+            Metric::Latency => "latency",
+            Metric::Instructions => "instructions",
+            Metric::Bandwidth => "bandwidth",
+            Metric::Rate => "rate",
+            Metric::CallLatency => "call latency",
+            Metric::CallRate => "call rate",
+            Metric::CallCpuTime => "call CPU time",
+            Metric::Registration => "registration",
+            Metric::Fill => "fill",
+            Metric::Echo => "echo",
+            Metric::ConnectLatency => "connect latency",
+            Metric::ConnectRate => "connect rate",
         };
-        write!(f, "{kind} {} {}", self.operation.name(), self.point())
+        write!(f, "{metric} {} {}", self.operation.name(), self.label())
     }
 }
 
 impl Cell {
-    /// Where it is on the axis, as people write it.
-    pub(crate) fn point(&self) -> String {
-        match self.kind.axis() {
-            Axis::Bytes => size(self.at),
-            Axis::Clients if self.at == 1 => "1 client".into(),
-            Axis::Clients => format!("{} clients", self.at),
-            Axis::CallsPerSecond => format!("{} calls/s", self.at),
+    /// Returns the value on the axis with its unit.
+    pub(crate) fn label(&self) -> String {
+        match self.metric.axis() {
+            Axis::Bytes => size(self.point),
+            Axis::Clients if self.point == 1 => "1 client".into(),
+            Axis::Clients => format!("{} clients", self.point),
+            Axis::CallsPerSecond => format!("{} calls/s", self.point),
         }
     }
 }
 
+/// Formats a size in the largest unit that divides it.
 fn size(bytes: u64) -> String {
     let (kib, mib) = (1 << 10, 1 << 20);
     match bytes {
@@ -340,24 +366,24 @@ fn size(bytes: u64) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) const ALL: [Kind; 12] = [
-        Kind::Latency,
-        Kind::Instructions,
-        Kind::Bandwidth,
-        Kind::Rate,
-        Kind::Calls,
-        Kind::Clients,
-        Kind::Pace,
-        Kind::Lend,
-        Kind::Fill,
-        Kind::Echo,
-        Kind::Connect,
-        Kind::Connects,
+    pub(crate) const ALL: [Metric; 12] = [
+        Metric::Latency,
+        Metric::Instructions,
+        Metric::Bandwidth,
+        Metric::Rate,
+        Metric::CallLatency,
+        Metric::CallRate,
+        Metric::CallCpuTime,
+        Metric::Registration,
+        Metric::Fill,
+        Metric::Echo,
+        Metric::ConnectLatency,
+        Metric::ConnectRate,
     ];
 
     #[test]
     fn cells_have_expected_number_and_no_duplicates() {
-        let cells: Vec<Cell> = Cell::of(&ALL).collect();
+        let cells: Vec<Cell> = Cell::of_metrics(&ALL).collect();
         assert_eq!(
             cells.len(),
             2 * 5 + 2 * 5 + 2 * 3 + 2 * 5 + 5 + 5 + 4 + 3 + 3 + 4 + 2 + 2
@@ -369,16 +395,16 @@ pub(crate) mod tests {
 
     #[test]
     fn iteration_count_follows_the_estimate() {
-        let cell = |kind, at| Cell {
-            kind,
+        let cell = |metric, point| Cell {
+            metric,
             operation: Operation::Read,
-            at,
+            point,
         };
-        assert_eq!(cell(Kind::Latency, 8).count(1000.0), 700);
-        assert_eq!(cell(Kind::Latency, 8).count(1e9), 20);
-        assert_eq!(cell(Kind::Latency, 8).count(0.0), 20_000);
-        assert_eq!(cell(Kind::Bandwidth, 1 << 20).count(100.0), 70);
-        assert_eq!(cell(Kind::Bandwidth, 1 << 20).count(0.1), 5);
+        assert_eq!(cell(Metric::Latency, 8).count(1000.0), 700);
+        assert_eq!(cell(Metric::Latency, 8).count(1e9), 20);
+        assert_eq!(cell(Metric::Latency, 8).count(0.0), 20_000);
+        assert_eq!(cell(Metric::Bandwidth, 1 << 20).count(100.0), 70);
+        assert_eq!(cell(Metric::Bandwidth, 1 << 20).count(0.1), 5);
     }
 
     #[test]

@@ -1,57 +1,57 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The commands that measure, and what they print.
+//! Commands that measure contenders.
 
-use anyhow::{bail, Context, Result};
-use serde_json::Value;
+use anyhow::Result;
 
-use crate::cell::{Cell, Contender, Kind, Operation};
+use crate::cell::{Cell, Contender, Metric, Operation};
+use crate::parse::{column, number, plain_thousands, thousands};
 
-/// Where the programs are on a node.
-pub(crate) const PROGRAMS: &str = "/kite/target/release";
+/// Directory of the programs on a node.
+pub(crate) const PROGRAM_DIR: &str = "/kite/target/release";
 
-/// Has a program of verbs run over kite.
-pub(crate) const OVER_KITE: &str = "LD_PRELOAD=/kite/target/release/libkite_verbs.so";
+/// Environment that preloads `libkite_verbs.so`.
+pub(crate) const PRELOAD: &str = "LD_PRELOAD=/kite/target/release/libkite_verbs.so";
 
-/// The kernel modules that measure.
-const MODULE: &str = "/kite/build/user/kite_latency.ko";
-const CONNECTOR: &str = "/kite/build/user/kite_connect.ko";
+/// Kernel modules that measure.
+const LATENCY_MODULE: &str = "/kite/build/user/kite_latency.ko";
+const CONNECT_MODULE: &str = "/kite/build/user/kite_connect.ko";
 
-/// The region that `kite bench serve` makes on the server.
-pub(crate) const CALLED: &str = "bench-calls";
+/// Region that `kite bench serve` allocates on the server.
+pub(crate) const RPC_REGION: &str = "bench-calls";
 
-/// Requests under way of [`Kind::Rate`].
+/// Requests in flight of [`Metric::Rate`].
 const DEPTH: u64 = 32;
 
-/// Time of the load of clients, in seconds.
+/// Duration of [`Metric::CallRate`] and [`Metric::CallCpuTime`] in seconds.
 const LOAD_SECONDS: u32 = 3;
 
-/// Clients of [`Kind::Pace`], as in LITE's measurement.
-const PACED: u64 = 8;
+/// Clients of [`Metric::CallCpuTime`], as in LITE, figure 13.
+const CPU_TIME_CLIENTS: u64 = 8;
 
-/// So many times as often as others [`Contender::KiteVqp`] connects, for its connections are short.
-const OFTEN: u64 = 100;
+/// Factor of the number of connections of [`Contender::KiteVqp`], which are the fastest.
+const VQP_CONNECT_FACTOR: u64 = 100;
 
 /// Threads of [`Contender::KiteThreads`].
 const THREADS: u64 = 4;
 
-/// Where the two sides meet.
+/// Address of the server, and RNIC of the client.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
-    /// The server's address.
+pub(crate) struct Endpoint {
+    /// IP address of the server.
     pub(crate) address: String,
-    /// The port of kite-baseline.
+    /// Port of `kite-baseline serve`.
     pub(crate) port: u16,
-    /// That of one whose verbs run over kite.
-    pub(crate) port_over_kite: u16,
-    /// The server's number in the cluster.
+    /// Port of `kite-baseline serve` with `libkite_verbs.so` preloaded.
+    pub(crate) preload_port: u16,
+    /// Node number of the server.
     pub(crate) node: u32,
-    /// The client's RNIC, if it has more than one.
+    /// RNIC of the client, if its machine has several.
     pub(crate) rnic: Option<String>,
 }
 
-impl Place {
-    /// An option of a program, if there is an RNIC to name.
-    fn option(&self, name: &str) -> String {
+impl Endpoint {
+    /// Returns the option `name` with the RNIC, or an empty string.
+    fn rnic_option(&self, name: &str) -> String {
         let rnic = self.rnic.as_ref();
         rnic.map(|rnic| format!("--{name} {rnic}"))
             .unwrap_or_default()
@@ -61,106 +61,107 @@ impl Place {
 /// Commands, and parsers of their output.
 #[derive(Debug)]
 pub(crate) struct Commands {
-    /// On the client.
+    /// Command line of the client.
     pub(crate) client: String,
-    /// On the server, for this measurement alone; it listens at perftest's port.
+    /// Command line of the server of this measurement, if `kite-baseline serve` is not the server.
     pub(crate) server: Option<String>,
-    /// Finds the result in what the client prints.
+    /// Returns the value in the output of the client.
     pub(crate) parse: fn(&str) -> Result<f64>,
 }
 
 impl Commands {
-    pub(crate) fn of(place: &Place, cell: Cell, contender: Contender, count: u64) -> Self {
-        match (cell.kind, contender) {
-            (Kind::Calls, Contender::Kite) => kite_calls(place, cell, count),
-            (Kind::Clients | Kind::Pace, _) => load(place, cell, contender),
-            (Kind::Lend, _) => lend(cell, contender, count),
-            (Kind::Echo, _) => echo(place, cell, contender, count),
-            (_, Contender::KernelRc) => connect_kernel(place, cell, count),
-            (Kind::Connect | Kind::Connects, _)
-            | (_, Contender::KiteOpened | Contender::VerbsKept | Contender::KiteVerbs) => {
-                connect(place, cell, contender, count)
+    /// Returns the commands that execute `count` operations of a contender.
+    pub(crate) fn new(endpoint: &Endpoint, cell: Cell, contender: Contender, count: u64) -> Self {
+        match (cell.metric, contender) {
+            (Metric::CallLatency, Contender::Kite) => kite_calls(endpoint, cell, count),
+            (Metric::CallRate | Metric::CallCpuTime, _) => load(endpoint, cell, contender),
+            (Metric::Registration, _) => register(cell, contender, count),
+            (Metric::Echo, _) => echo(endpoint, cell, contender, count),
+            (_, Contender::KernelRc) => connect_kernel(endpoint, cell, count),
+            (Metric::ConnectLatency | Metric::ConnectRate, _)
+            | (_, Contender::KiteNewSession | Contender::VerbsKept | Contender::KitePreload) => {
+                connect(endpoint, cell, contender, count)
             }
-            (_, Contender::KiteRc) => vqp(place, cell, "rc", count),
-            (_, Contender::KiteVqpQueue) => vqp(place, cell, "rc --queue", count),
-            (_, Contender::KiteDc | Contender::KiteVqp) => vqp(place, cell, "dc", count),
-            (Kind::Fill, Contender::Kite) => fill(place, cell, count),
-            (_, Contender::KiteQueue) => kite_rate(place, cell, count),
-            (_, Contender::TwoWrites) => baseline(place, cell, "two-writes", count),
-            (Kind::Rate, Contender::Verbs) => verbs_rate(place, cell, count),
-            (Kind::Bandwidth, Contender::Kite) => kite_bandwidth(place, cell, count, 1),
-            (_, Contender::KiteKernel) => within_kernel(place, cell, "kite", count),
-            (_, Contender::VerbsKernel) => within_kernel(place, cell, "verbs", count),
-            (_, Contender::KiteThreads) => kite_bandwidth(place, cell, count, THREADS),
-            (Kind::Bandwidth, Contender::Tcp) => stream(place, cell, count),
-            (_, Contender::Perftest) | (Kind::Bandwidth, _) => perftest(place, cell, count),
-            (_, Contender::Kite) => kite_latency(place, cell, count),
-            (_, Contender::Verbs) => baseline(place, cell, "verbs", count),
-            (_, Contender::Tcp) => baseline(place, cell, "tcp", count),
+            (_, Contender::KiteVqpRc) => vqp(endpoint, cell, "rc", count),
+            (_, Contender::KiteVqpQueue) => vqp(endpoint, cell, "rc --queue", count),
+            (_, Contender::KiteVqpDc | Contender::KiteVqp) => vqp(endpoint, cell, "dc", count),
+            (Metric::Fill, Contender::Kite) => fill(endpoint, cell, count),
+            (_, Contender::KiteQueue) => kite_rate(endpoint, cell, count),
+            (_, Contender::TwoWrites) => baseline(endpoint, cell, "two-writes", count),
+            (Metric::Rate, Contender::Verbs) => verbs_rate(endpoint, cell, count),
+            (Metric::Bandwidth, Contender::Kite) => kite_bandwidth(endpoint, cell, count, 1),
+            (_, Contender::KiteKernel) => kernel_latency(endpoint, cell, "kite", count),
+            (_, Contender::VerbsKernel) => kernel_latency(endpoint, cell, "verbs", count),
+            (_, Contender::KiteThreads) => kite_bandwidth(endpoint, cell, count, THREADS),
+            (Metric::Bandwidth, Contender::Tcp) => stream(endpoint, cell, count),
+            (_, Contender::Perftest) | (Metric::Bandwidth, _) => perftest(endpoint, cell, count),
+            (_, Contender::Kite) => kite_latency(endpoint, cell, count),
+            (_, Contender::Verbs) => baseline(endpoint, cell, "verbs", count),
+            (_, Contender::Tcp) => baseline(endpoint, cell, "tcp", count),
         }
     }
 }
 
-fn kite_latency(place: &Place, cell: Cell, count: u64) -> Commands {
+fn kite_latency(endpoint: &Endpoint, cell: Cell, count: u64) -> Commands {
     Commands {
         client: format!(
-            "{PROGRAMS}/kite {} bench latency --json --node {} --operation {} --size {} \
+            "{PROGRAM_DIR}/kite {} bench latency --json --node {} --operation {} --size {} \
              --iterations {count}",
-            place.option("rnic"),
-            place.node,
+            endpoint.rnic_option("rnic"),
+            endpoint.node,
             cell.operation.name(),
-            cell.at
+            cell.point
         ),
         server: None,
         parse: |output| number(output, "/0/median_us"),
     }
 }
 
-fn kite_bandwidth(place: &Place, cell: Cell, count: u64, threads: u64) -> Commands {
+fn kite_bandwidth(endpoint: &Endpoint, cell: Cell, count: u64, threads: u64) -> Commands {
     Commands {
         client: format!(
-            "{PROGRAMS}/kite {} bench bandwidth --json --node {} --operation {} --size {} \
+            "{PROGRAM_DIR}/kite {} bench bandwidth --json --node {} --operation {} --size {} \
              --bytes {} --threads {threads}",
-            place.option("rnic"),
-            place.node,
+            endpoint.rnic_option("rnic"),
+            endpoint.node,
             cell.operation.name(),
-            cell.at,
-            cell.at * count
+            cell.point,
+            cell.point * count
         ),
         server: None,
         parse: |output| number(output, "/0/mib_per_second"),
     }
 }
 
-fn kite_calls(place: &Place, cell: Cell, count: u64) -> Commands {
+fn kite_calls(endpoint: &Endpoint, cell: Cell, count: u64) -> Commands {
     Commands {
         client: format!(
-            "{PROGRAMS}/kite {} bench rpc {CALLED} --json --size {} --iterations {count}",
-            place.option("rnic"),
-            cell.at
+            "{PROGRAM_DIR}/kite {} bench rpc {RPC_REGION} --json --size {} --iterations {count}",
+            endpoint.rnic_option("rnic"),
+            cell.point
         ),
         server: None,
         parse: |output| number(output, "/0/median_us"),
     }
 }
 
-fn kite_rate(place: &Place, cell: Cell, count: u64) -> Commands {
+fn kite_rate(endpoint: &Endpoint, cell: Cell, count: u64) -> Commands {
     Commands {
         client: format!(
-            "{PROGRAMS}/kite {} bench rate --json --node {} --operation {} --size {} \
+            "{PROGRAM_DIR}/kite {} bench rate --json --node {} --operation {} --size {} \
              --depth {DEPTH} --iterations {count}",
-            place.option("rnic"),
-            place.node,
+            endpoint.rnic_option("rnic"),
+            endpoint.node,
             cell.operation.name(),
-            cell.at
+            cell.point
         ),
         server: None,
         parse: |output| Ok(number(output, "/0/operations_per_second")? / 1e3),
     }
 }
 
-fn verbs_rate(place: &Place, cell: Cell, count: u64) -> Commands {
-    let Commands { client, server, .. } = baseline(place, cell, "rate", count);
+fn verbs_rate(endpoint: &Endpoint, cell: Cell, count: u64) -> Commands {
+    let Commands { client, server, .. } = baseline(endpoint, cell, "rate", count);
     Commands {
         client: format!("{client} --depth {DEPTH}"),
         server,
@@ -168,39 +169,40 @@ fn verbs_rate(place: &Place, cell: Cell, count: u64) -> Commands {
     }
 }
 
-fn baseline(place: &Place, cell: Cell, what: &str, count: u64) -> Commands {
+fn baseline(endpoint: &Endpoint, cell: Cell, subcommand: &str, count: u64) -> Commands {
     Commands {
         client: format!(
-            "{PROGRAMS}/kite-baseline {what} {} {}:{} --operation {} --size {} --iterations {count}",
-            place.option("device"),
-            place.address,
-            place.port,
-            // A call is a request and an answer.
+            "{PROGRAM_DIR}/kite-baseline {subcommand} {} {}:{} --operation {} --size {} --iterations {count}",
+            endpoint.rnic_option("device"),
+            endpoint.address,
+            endpoint.port,
+            // The client transfers the same bytes without a server.
             cell.operation.one_sided().name(),
-            cell.at
+            cell.point
         ),
         server: None,
         parse: |output| number(output, "/median_us"),
     }
 }
 
-fn load(place: &Place, cell: Cell, contender: Contender) -> Commands {
-    let Place { address, port, .. } = place;
-    let how = match contender {
-        Contender::Kite => format!("--kite {CALLED}"),
+fn load(endpoint: &Endpoint, cell: Cell, contender: Contender) -> Commands {
+    let Endpoint { address, port, .. } = endpoint;
+    let option = match contender {
+        Contender::Kite => format!("--kite {RPC_REGION}"),
         _ => String::new(),
     };
-    let (clients, parse): (_, fn(&str) -> Result<f64>) = match cell.kind {
-        Kind::Pace => (format!("{PACED} --rate {}", cell.at), |output| {
-            number(output, "/cpu_us_per_call")
-        }),
-        _ => (cell.at.to_string(), |output| {
+    let (clients, parse): (_, fn(&str) -> Result<f64>) = match cell.metric {
+        Metric::CallCpuTime => (
+            format!("{CPU_TIME_CLIENTS} --rate {}", cell.point),
+            |output| number(output, "/cpu_us_per_call"),
+        ),
+        _ => (cell.point.to_string(), |output| {
             Ok(number(output, "/calls_per_second")? / 1e3)
         }),
     };
     Commands {
         client: format!(
-            "{PROGRAMS}/kite-baseline load {address}:{port} {how} --clients {clients} \
+            "{PROGRAM_DIR}/kite-baseline load {address}:{port} {option} --clients {clients} \
              --seconds {LOAD_SECONDS}"
         ),
         server: None,
@@ -208,179 +210,156 @@ fn load(place: &Place, cell: Cell, contender: Contender) -> Commands {
     }
 }
 
-fn connect(place: &Place, cell: Cell, contender: Contender, count: u64) -> Commands {
-    let (over, port) = match contender {
-        Contender::KiteVerbs => (OVER_KITE, place.port_over_kite),
-        _ => ("", place.port),
+fn connect(endpoint: &Endpoint, cell: Cell, contender: Contender, count: u64) -> Commands {
+    let (environment, port) = match contender {
+        Contender::KitePreload => (PRELOAD, endpoint.preload_port),
+        _ => ("", endpoint.port),
     };
-    let to = match contender {
-        Contender::KiteVqp | Contender::KiteOpened => format!("--kite {}", place.node),
-        _ => format!("{}:{port}", place.address),
+    let server = match contender {
+        Contender::KiteVqp | Contender::KiteNewSession => format!("--kite {}", endpoint.node),
+        _ => format!("{}:{port}", endpoint.address),
     };
     let (keep, count) = match contender {
-        Contender::KiteVqp => ("--keep", OFTEN * count),
-        Contender::VerbsKept | Contender::KiteVerbs => ("--keep", count),
+        Contender::KiteVqp => ("--keep", VQP_CONNECT_FACTOR * count),
+        Contender::VerbsKept | Contender::KitePreload => ("--keep", count),
         _ => ("", count),
     };
     Commands {
         client: format!(
-            "{over} {PROGRAMS}/kite-baseline connect {to} {keep} --clients {} --iterations {count}",
-            cell.at
+            "{environment} {PROGRAM_DIR}/kite-baseline connect {server} {keep} --clients {} --iterations {count}",
+            cell.point
         ),
         server: None,
-        parse: match cell.kind {
-            Kind::Connects => |output| number(output, "/per_second"),
+        parse: match cell.metric {
+            Metric::ConnectRate => |output| number(output, "/per_second"),
             _ => |output| number(output, "/median_us"),
         },
     }
 }
 
-/// The other kernel serves as many clients, and then no more.
-fn connect_kernel(place: &Place, cell: Cell, count: u64) -> Commands {
-    let load = format!("insmod {CONNECTOR} clients={}", cell.at);
-    let (result, parse): (_, fn(&str) -> Result<f64>) = match cell.kind {
-        Kind::Connects => ("per_second", |output| Ok(output.trim().parse()?)),
+/// Connects from a kernel module. The peer serves this many clients, then exits.
+fn connect_kernel(endpoint: &Endpoint, cell: Cell, count: u64) -> Commands {
+    let load = format!("insmod {CONNECT_MODULE} clients={}", cell.point);
+    let (result, parse): (_, fn(&str) -> Result<f64>) = match cell.metric {
+        Metric::ConnectRate => ("per_second", |output| Ok(output.trim().parse()?)),
         _ => ("median_ns", plain_thousands),
     };
     Commands {
         client: format!(
             "{load} count={count} server={} && cat /sys/module/kite_connect/parameters/{result} \
              && rmmod kite_connect",
-            place.address
+            endpoint.address
         ),
         server: Some(format!("{load} && rmmod kite_connect")),
         parse,
     }
 }
 
-fn echo(place: &Place, cell: Cell, contender: Contender, count: u64) -> Commands {
-    let how = match contender {
-        Contender::KiteVqp => format!("--kite {}", place.node),
+fn echo(endpoint: &Endpoint, cell: Cell, contender: Contender, count: u64) -> Commands {
+    let option = match contender {
+        Contender::KiteVqp => format!("--kite {}", endpoint.node),
         Contender::Tcp => "--tcp".into(),
         _ => String::new(),
     };
     Commands {
         client: format!(
-            "{PROGRAMS}/kite-baseline echo {}:{} {how} --size {} --iterations {count}",
-            place.address, place.port, cell.at
+            "{PROGRAM_DIR}/kite-baseline echo {}:{} {option} --size {} --iterations {count}",
+            endpoint.address, endpoint.port, cell.point
         ),
         server: None,
         parse: |output| number(output, "/median_us"),
     }
 }
 
-fn vqp(place: &Place, cell: Cell, transport: &str, count: u64) -> Commands {
-    let what = format!("vqp --node {} --transport {transport}", place.node);
-    match cell.kind {
-        Kind::Rate => Commands {
+fn vqp(endpoint: &Endpoint, cell: Cell, transport: &str, count: u64) -> Commands {
+    let subcommand = format!("vqp --node {} --transport {transport}", endpoint.node);
+    match cell.metric {
+        Metric::Rate => Commands {
             parse: thousands,
-            ..baseline(place, cell, &format!("{what} --depth {DEPTH}"), count)
+            ..baseline(
+                endpoint,
+                cell,
+                &format!("{subcommand} --depth {DEPTH}"),
+                count,
+            )
         },
-        _ => baseline(place, cell, &what, count),
+        _ => baseline(endpoint, cell, &subcommand, count),
     }
 }
 
-fn lend(cell: Cell, contender: Contender, count: u64) -> Commands {
-    let how = match contender {
+fn register(cell: Cell, contender: Contender, count: u64) -> Commands {
+    let option = match contender {
         Contender::Kite => "--kite",
         _ => "",
     };
     Commands {
         client: format!(
-            "{PROGRAMS}/kite-baseline register {how} --size {} --iterations {count}",
-            cell.at
+            "{PROGRAM_DIR}/kite-baseline register {option} --size {} --iterations {count}",
+            cell.point
         ),
         server: None,
         parse: |output| number(output, "/median_us"),
     }
 }
 
-fn fill(place: &Place, cell: Cell, count: u64) -> Commands {
+fn fill(endpoint: &Endpoint, cell: Cell, count: u64) -> Commands {
     Commands {
         client: format!(
-            "{PROGRAMS}/kite-baseline fill --node {} --size {} --iterations {count}",
-            place.node, cell.at
+            "{PROGRAM_DIR}/kite-baseline fill --node {} --size {} --iterations {count}",
+            endpoint.node, cell.point
         ),
         server: None,
         parse: |output| number(output, "/median_us"),
     }
 }
 
-/// Both sides are in one kernel, whose module measures when it is loaded.
-fn within_kernel(place: &Place, cell: Cell, who: &str, count: u64) -> Commands {
+/// Measures in a kernel module, when it is loaded. Both nodes are in one kernel.
+fn kernel_latency(endpoint: &Endpoint, cell: Cell, contender: &str, count: u64) -> Commands {
     Commands {
         client: format!(
-            "insmod {MODULE} contender={who} node={} operation={} size={} count={count} && \
+            "insmod {LATENCY_MODULE} contender={contender} node={} operation={} size={} count={count} && \
              cat /sys/module/kite_latency/parameters/median_ns && rmmod kite_latency",
-            place.node,
+            endpoint.node,
             cell.operation.name(),
-            cell.at
+            cell.point
         ),
         server: None,
         parse: plain_thousands,
     }
 }
 
-fn stream(place: &Place, cell: Cell, count: u64) -> Commands {
+fn stream(endpoint: &Endpoint, cell: Cell, count: u64) -> Commands {
     Commands {
         client: format!(
-            "{PROGRAMS}/kite-baseline stream {}:{} --operation {} --size {} --bytes {}",
-            place.address,
-            place.port,
+            "{PROGRAM_DIR}/kite-baseline stream {}:{} --operation {} --size {} --bytes {}",
+            endpoint.address,
+            endpoint.port,
             cell.operation.name(),
-            cell.at,
-            cell.at * count
+            cell.point,
+            cell.point * count
         ),
         server: None,
         parse: |output| number(output, "/mib_per_second"),
     }
 }
 
-fn perftest(place: &Place, cell: Cell, count: u64) -> Commands {
-    let program = match (cell.kind, cell.operation) {
-        (Kind::Bandwidth, Operation::Write) => "ib_write_bw",
-        (Kind::Bandwidth, _) => "ib_read_bw",
+fn perftest(endpoint: &Endpoint, cell: Cell, count: u64) -> Commands {
+    let program = match (cell.metric, cell.operation) {
+        (Metric::Bandwidth, Operation::Write) => "ib_write_bw",
+        (Metric::Bandwidth, _) => "ib_read_bw",
         (_, Operation::Write) => "ib_write_lat",
         (_, _) => "ib_read_lat",
     };
-    let server = format!("{program} -F -s {} -n {count}", cell.at);
+    let server = format!("{program} -F -s {} -n {count}", cell.point);
     Commands {
-        client: format!("{server} {}", place.address),
+        client: format!("{server} {}", endpoint.address),
         server: Some(server),
-        parse: match cell.kind {
+        parse: match cell.metric {
             // #bytes #iterations BW-peak BW-average MsgRate
-            Kind::Bandwidth => |output| column(output, 3),
+            Metric::Bandwidth => |output| column(output, 3),
             // #bytes #iterations t_min t_max t_typical …
             _ => |output| column(output, 4),
         },
-    }
-}
-
-/// Parses a single number.
-fn plain_thousands(output: &str) -> Result<f64> {
-    Ok(output.trim().parse::<f64>()? / 1e3)
-}
-
-fn thousands(output: &str) -> Result<f64> {
-    Ok(number(output, "/operations_per_second")? / 1e3)
-}
-
-/// The number at this place of a JSON document.
-pub(crate) fn number(json: &str, pointer: &str) -> Result<f64> {
-    let value: Value = serde_json::from_str(json).with_context(|| format!("reading {json}"))?;
-    let number = value.pointer(pointer).and_then(Value::as_f64);
-    number.with_context(|| format!("no {pointer} in {json}"))
-}
-
-/// A column of the line below perftest's headings.
-fn column(output: &str, index: usize) -> Result<f64> {
-    let mut lines = output.lines().map(str::trim);
-    let headings = lines.find(|line| line.starts_with("#bytes"));
-    let words = headings.and_then(|_| lines.next());
-    let word = words.and_then(|line| line.split_whitespace().nth(index));
-    match word.map(str::parse) {
-        Some(Ok(value)) => Ok(value),
-        _ => bail!("perftest printed no result:\n{output}"),
     }
 }
 
@@ -389,58 +368,29 @@ mod tests {
     use super::*;
     use crate::cell::tests::ALL;
 
-    const LATENCY: &str = "\
----------------------------------------------------------------------------------------
- #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]
- 64      300          962.60         147389.10      14008.66  \t       17372.86     \t6035.82\t\t
----------------------------------------------------------------------------------------
-";
-    const BANDWIDTH: &str = "\
- #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]
- 65536      300              2.95               2.35   \t\t     0.000038
-";
-
     #[test]
-    fn perftest_output_is_parsed_and_errors_are_rejected() {
-        assert_eq!(column(LATENCY, 4).unwrap(), 14008.66);
-        assert_eq!(column(BANDWIDTH, 3).unwrap(), 2.35);
-        for output in ["", " #bytes", "Couldn't connect to 10.77.0.2:18515\n"] {
-            assert!(column(output, 4).is_err());
-        }
-    }
-
-    #[test]
-    fn json_number_is_parsed_and_errors_are_rejected() {
-        assert_eq!(
-            number("[{\"median_us\": 1.5}]", "/0/median_us").unwrap(),
-            1.5
-        );
-        assert!(number("[]", "/0/median_us").is_err());
-        assert!(number("kite: the deadline passed", "/0/median_us").is_err());
-    }
-
-    #[test]
-    fn every_contender_moves_the_same_bytes() {
-        let place = Place {
+    fn command_of_each_contender_has_operation_and_point() {
+        let endpoint = Endpoint {
             address: "10.77.0.2".into(),
-            port_over_kite: 2,
+            preload_port: 2,
             port: 7800,
             node: 2,
             rnic: Some("rxe-left".into()),
         };
-        for cell in Cell::of(&ALL) {
-            for &contender in cell.kind.contenders() {
-                let commands = Commands::of(&place, cell, contender, 9);
-                let at = cell.at.to_string();
+        for cell in Cell::of_metrics(&ALL) {
+            for &contender in cell.metric.contenders() {
+                let commands = Commands::new(&endpoint, cell, contender, 9);
+                let point = cell.point.to_string();
                 let mut words = commands.client.split([' ', '=']);
                 assert!(
-                    words.any(|word| word == at) || cell.kind == Kind::Bandwidth,
+                    words.any(|word| word == point) || cell.metric == Metric::Bandwidth,
                     "{commands:?}"
                 );
-                let names = [cell.operation, cell.operation.one_sided()].map(|one| one.name());
-                let named = names.iter().any(|name| commands.client.contains(name));
-                let loaded = matches!(cell.kind, Kind::Clients | Kind::Pace);
-                assert!(named || loaded, "{commands:?}");
+                let names =
+                    [cell.operation, cell.operation.one_sided()].map(|operation| operation.name());
+                let has_operation = names.iter().any(|name| commands.client.contains(name));
+                let is_load = matches!(cell.metric, Metric::CallRate | Metric::CallCpuTime);
+                assert!(has_operation || is_load, "{commands:?}");
             }
         }
     }

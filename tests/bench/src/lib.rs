@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! What the programs of the benchmark share: numbers, and what they come to.
+//! Statistics that the programs of the benchmark share.
 
 pub mod statistics;

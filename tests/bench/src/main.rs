@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite-bench`: kite beside user-space verbs and TCP, between the same two nodes.
+//! `kite-bench`: compares kite with user-space verbs and TCP on the same two nodes.
 //!
-//! All take turns within a round, and which one begins changes from round to round: machines that
-//! share their host's processors are never quiet, but then they are loud for all alike.
+//! Contenders alternate within a round in rotating order, so that host load affects all equally.
 
-mod account;
 mod cell;
 mod command;
 mod measure;
-mod pair;
+mod node_pair;
+mod parse;
 mod report;
+mod rnic_work;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -18,41 +18,41 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use kite_cluster::Fabric;
 
-use account::Account;
-use cell::{Cell, Contender, Kind};
+use cell::{Cell, Contender, Metric};
 use measure::alloc_scaling::{AllocPoint, COUNTS};
 use measure::rings;
-use measure::scale::{self, ConnectCosts, Scale};
+use measure::scale::{self, ConnectCosts, ScalePoint};
 use measure::scatter::{self, SHAPES};
 use measure::sharing::{Sharing, POLICIES};
-use pair::Pair;
+use node_pair::NodePair;
 use report::{picture, table, Report, Row};
+use rnic_work::RnicWork;
 
-/// A measurement of the slowest takes so many times as long as it should.
-const SLOWER: u64 = 3;
+/// Maximum time of a measurement of the slowest contender, in multiples of the intended time.
+const SLOWDOWN_MAX: u64 = 3;
 
-/// Measured kinds.
-const KINDS: [Kind; 11] = [
-    Kind::Latency,
-    Kind::Calls,
-    Kind::Bandwidth,
-    Kind::Rate,
-    Kind::Clients,
-    Kind::Pace,
-    Kind::Lend,
-    Kind::Fill,
-    Kind::Echo,
-    Kind::Connect,
-    Kind::Connects,
+/// Metrics on two nodes, in the order of the report.
+const METRICS: [Metric; 11] = [
+    Metric::Latency,
+    Metric::CallLatency,
+    Metric::Bandwidth,
+    Metric::Rate,
+    Metric::CallRate,
+    Metric::CallCpuTime,
+    Metric::Registration,
+    Metric::Fill,
+    Metric::Echo,
+    Metric::ConnectLatency,
+    Metric::ConnectRate,
 ];
 
 /// Measures kite, user-space verbs and TCP on two virtual machines.
 #[derive(Parser)]
 struct Args {
-    /// Rounds of all measurements
+    /// Number of rounds, each of which measures all contenders
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Count instructions instead: two nodes in one machine, whose clock counts them
+    /// Count instructions instead of time, with two nodes in one machine whose clock is the instruction count
     #[arg(long)]
     instructions: bool,
     /// Directory for the results, bench.json and bench.svg, or instructions.json and .svg
@@ -63,12 +63,12 @@ struct Args {
 fn main() -> Result<()> {
     let args = Args::parse();
     let load = report::host_load();
-    say("booting");
-    let (pair, kinds) = match args.instructions {
-        false => (Pair::boot()?, &KINDS[..]),
-        true => (Pair::boot_one_kernel()?, &[Kind::Instructions][..]),
+    log("booting two nodes");
+    let (pair, metrics) = match args.instructions {
+        false => (NodePair::boot()?, &METRICS[..]),
+        true => (NodePair::boot_one_kernel()?, &[Metric::Instructions][..]),
     };
-    let mut rows = warm_up(&pair, kinds)?;
+    let mut rows = warm_up(&pair, metrics)?;
     for round in 1..=args.rounds {
         run_round(&pair, &mut rows, round, args.rounds)?;
     }
@@ -79,58 +79,60 @@ fn main() -> Result<()> {
         ..Report::default()
     };
     if args.instructions {
-        report.alloc_scaling = alloc_scaling_of(&pair)?;
+        report.alloc_scaling = measure_alloc_scaling(&pair)?;
         pair.shutdown()?;
     } else {
-        report.sharing = sharing_of(&pair)?;
-        report.scatter = scatter_of(&pair)?;
+        report.sharing = measure_sharing(&pair)?;
+        report.scatter = measure_scatter(&pair)?;
         let fabric = pair.fabric();
         if fabric == Fabric::Connectx {
-            report.accounts = accounts_of(&pair)?;
+            report.rnic_work = measure_rnic_work(&pair)?;
         }
-        if Contender::KiteVqp.runs_on(fabric) {
-            say("nodes that are known, and connected to");
-            report.nodes = Some(pair.nodes()?);
+        if Contender::KiteVqp.is_supported_on(fabric) {
+            log("memory of nodes and connections");
+            report.node_memory = Some(pair.measure_node_memory()?);
         }
         pair.shutdown()?;
-        let (connected, scale) = scale_of(fabric)?;
-        (report.mesh, report.lookup) = connected.unzip();
+        let (connect_costs, scale) = measure_scale(fabric)?;
+        (report.mesh, report.lookup) = connect_costs.unzip();
         report.scale = scale;
         report.rings = rings::all().into();
     }
     report.load = [load, report::host_load()];
 
-    print!("{}", table::of(&report));
+    print!("{}", table::render(&report));
     save(&report, &args)
 }
 
-/// Measures everything once, briefly, to learn how many operations fit in a measurement.
-fn warm_up(pair: &Pair, kinds: &[Kind]) -> Result<Vec<Row>> {
+/// Measures each cell once, briefly, to estimate the number of operations of a measurement.
+fn warm_up(pair: &NodePair, metrics: &[Metric]) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for cell in Cell::of(kinds) {
-        let (mut count, mut most) = (cell.first_count(), u64::MAX);
+    for cell in Cell::of_metrics(metrics) {
+        let (mut count, mut max_count) = (cell.first_count(), u64::MAX);
         for contender in contenders(pair, cell) {
             let value = pair.measure(cell, contender, cell.first_count())?;
-            most = most.min(SLOWER * cell.count(value));
-            if contender == cell.kind.yardstick() {
+            max_count = max_count.min(SLOWDOWN_MAX * cell.count(value));
+            if contender == cell.metric.reference() {
                 count = cell.count(value);
             }
         }
-        let count = count.min(most);
-        say(&format!("warming up: {cell}, {count} operations at a time"));
+        let count = count.min(max_count);
+        log(&format!(
+            "warming up: {cell}, {count} operations per measurement"
+        ));
         rows.push(Row::new(cell, count));
     }
     Ok(rows)
 }
 
-/// Returns the contenders on this fabric.
-fn contenders(pair: &Pair, cell: Cell) -> Vec<Contender> {
-    let all = cell.kind.contenders().iter().copied();
-    all.filter(|contender| contender.runs_on(pair.fabric()))
+/// Returns the contenders of a cell that the fabric supports.
+fn contenders(pair: &NodePair, cell: Cell) -> Vec<Contender> {
+    let all = cell.metric.contenders().iter().copied();
+    all.filter(|contender| contender.is_supported_on(pair.fabric()))
         .collect()
 }
 
-fn run_round(pair: &Pair, rows: &mut [Row], round: u32, rounds: u32) -> Result<()> {
+fn run_round(pair: &NodePair, rows: &mut [Row], round: u32, rounds: u32) -> Result<()> {
     let start = Instant::now();
     for row in rows {
         let mut contenders = contenders(pair, row.cell);
@@ -140,67 +142,73 @@ fn run_round(pair: &Pair, rows: &mut [Row], round: u32, rounds: u32) -> Result<(
             let value = pair.measure(row.cell, contender, row.count)?;
             row.add(contender, value);
         }
-        say(&format!("round {round} of {rounds}: {}", row.last()));
+        log(&format!("round {round} of {rounds}: {}", row.last()));
     }
     let seconds = start.elapsed().as_secs();
-    say(&format!("round {round} of {rounds} took {seconds} s"));
+    log(&format!("round {round} of {rounds} took {seconds} s"));
     Ok(())
 }
 
-fn sharing_of(pair: &Pair) -> Result<Vec<Sharing>> {
+fn measure_sharing(pair: &NodePair) -> Result<Vec<Sharing>> {
     let mut all = Vec::new();
     for policy in POLICIES {
-        say(&format!("two priorities share the RNIC, policy {policy}"));
-        all.push(pair.share(policy)?);
+        log(&format!(
+            "sharing of the RNIC by two priorities, policy {policy}"
+        ));
+        all.push(pair.measure_sharing(policy)?);
     }
     Ok(all)
 }
 
-fn scatter_of(pair: &Pair) -> Result<Vec<scatter::ScatterPoint>> {
+fn measure_scatter(pair: &NodePair) -> Result<Vec<scatter::ScatterPoint>> {
     let mut points = Vec::new();
     for shape in SHAPES {
-        let point = scatter::ScatterPoint::of(shape, |kite| pair.scatter(shape, kite))?;
+        let point =
+            scatter::ScatterPoint::measure(shape, |kite| pair.measure_scatter(shape, kite))?;
         let (name, ratio) = (shape.name(), point.ratio());
-        say(&format!(
-            "writes all over regions, {name}: kite/verbs {ratio:.2}"
+        log(&format!(
+            "writes to random offsets, {name}: kite/verbs {ratio:.2}"
         ));
         points.push(point);
     }
     Ok(points)
 }
 
-fn accounts_of(pair: &Pair) -> Result<Vec<Account>> {
-    let accounts = account::all().map(|of| {
-        say(&format!("what RNICs do: {} of {}", of.0, of.1.name()));
-        pair.account(of)
+fn measure_rnic_work(pair: &NodePair) -> Result<Vec<RnicWork>> {
+    let rnic_work = rnic_work::cases().map(|(cell, contender)| {
+        log(&format!(
+            "operations of the RNICs: {cell}, {}",
+            contender.name()
+        ));
+        pair.measure_rnic_work((cell, contender))
     });
-    accounts.collect()
+    rnic_work.collect()
 }
 
-fn scale_of(fabric: Fabric) -> Result<(Option<ConnectCosts>, Vec<Scale>)> {
-    say("booting more nodes");
+fn measure_scale(fabric: Fabric) -> Result<(Option<ConnectCosts>, Vec<ScalePoint>)> {
+    log("booting six nodes");
     let mut all = Vec::new();
-    let connected = scale::measure(fabric, |scale| {
+    let connect_costs = scale::measure(fabric, |scale| {
         let (calls, writes) = (scale.calls_ratio(), scale.writes_ratio());
-        say(&format!(
+        log(&format!(
             "{} nodes: calls kite/TCP {calls:.2}, writes kite/verbs {writes:.2}",
             scale.nodes
         ));
         all.push(scale);
     })?;
-    Ok((connected, all))
+    Ok((connect_costs, all))
 }
 
-fn alloc_scaling_of(pair: &Pair) -> Result<Vec<AllocPoint>> {
+fn measure_alloc_scaling(pair: &NodePair) -> Result<Vec<AllocPoint>> {
     let mut points = Vec::new();
-    say(&format!(
+    log(&format!(
         "allocating up to {} regions",
         COUNTS[COUNTS.len() - 1]
     ));
-    pair.alloc_scaling(|point| {
+    pair.measure_alloc_scaling(|point| {
         let AllocPoint { regions, value } = point;
-        say(&format!(
-            "{regions} regions: one more takes {value:.1}×10³ instructions"
+        log(&format!(
+            "{regions} regions: {value:.1}×10³ instructions per allocation and free"
         ));
         points.push(point);
     })?;
@@ -218,11 +226,11 @@ fn save(report: &Report, args: &Args) -> Result<()> {
         .and_then(|()| std::fs::write(&json, report.json()))
         .with_context(|| format!("writing {}", json.display()))?;
     picture::draw(report, &svg).with_context(|| format!("drawing {}", svg.display()))?;
-    say(&format!("wrote {} and {}", json.display(), svg.display()));
+    log(&format!("wrote {} and {}", json.display(), svg.display()));
     Ok(())
 }
 
-/// Progress goes to standard error, results to standard output.
-fn say(what: &str) {
-    eprintln!("bench: {what}");
+/// Prints progress to standard error. Standard output has the report only.
+fn log(message: &str) {
+    eprintln!("bench: {message}");
 }

@@ -109,8 +109,8 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: the device owns the objects, and destroys users before what they use. After a failure the process exit
-        // frees them.
+        // SAFETY: the device owns the objects, and destroys users before what they use. After a failure the process
+        // exit frees them.
         unsafe {
             ibv_destroy_cq(self.cq.as_ptr());
             ibv_dealloc_pd(self.pd.as_ptr());

@@ -141,7 +141,7 @@ pub(crate) fn run(connect: &Connect) -> Result<ConnectTimes> {
     })?;
     Ok(ConnectTimes {
         per_second: times.len() as f64 / elapsed.as_secs_f64(),
-        times: Times::of(times).context("no iterations")?,
+        times: Times::from_durations(times).context("no iterations")?,
     })
 }
 

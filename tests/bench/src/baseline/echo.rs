@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Ping-pong of messages: by VQPs of kite, by SEND and RECV of user-space verbs, and over TCP. The time of a message ends
-//! when its echo is received.
+//! Ping-pong of messages: by VQPs of kite, by SEND and RECV of user-space verbs, and over TCP. The time of a message
+//! ends when its echo is received.
 
 use std::io::Read;
 use std::time::Duration;

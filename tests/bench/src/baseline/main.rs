@@ -41,7 +41,7 @@ enum Command {
     },
     /// Latency of one-sided verbs
     Verbs(MeasureArgs),
-    /// Latency of two dependent writes by verbs: of 8 bytes, and of the given size
+    /// Latency of two consecutive writes by verbs: of 8 bytes, and of the given size
     TwoWrites(MeasureArgs),
     /// Rate of one-sided verbs
     Rate {

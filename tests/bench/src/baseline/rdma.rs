@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Latency and rate of reads and writes by user-space verbs.
 //!
-//! The latency of a write ends with its acknowledgement, as with kite. perftest reports half the round trip of a ping-pong
-//! instead.
+//! The latency of a write ends with its acknowledgement, as with kite. perftest reports half the round trip of a
+//! ping-pong instead.
 
 use std::io::Read;
 use std::time::{Duration, Instant};
@@ -104,7 +104,7 @@ pub(crate) fn time_each(iterations: usize, operation: impl Fn() -> Result<()>) -
         operation()?;
     }
     let times = (0..iterations).map(|_| measure());
-    Times::of(times.collect::<Result<Vec<_>>>()?).context("no iterations")
+    Times::from_durations(times.collect::<Result<Vec<_>>>()?).context("no iterations")
 }
 
 /// Returns the times of single operations.

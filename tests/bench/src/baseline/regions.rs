@@ -49,7 +49,7 @@ impl RepeatArgs {
             Ok(start.elapsed())
         };
         let times = (0..self.iterations).map(|_| measure());
-        Times::of(times.collect::<Result<Vec<_>>>()?).context("no iterations")
+        Times::from_durations(times.collect::<Result<Vec<_>>>()?).context("no iterations")
     }
 }
 

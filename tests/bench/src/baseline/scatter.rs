@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Small writes to random offsets of one large region or of many small ones. Measures the cost of address translation in
-//! the RNIC (LITE, figures 4 and 5).
+//! Small writes to random offsets of one large region or of many small ones. Measures the cost of address translation
+//! in the RNIC (LITE, figures 4 and 5).
 
 use std::io::{stdin, Read};
 use std::time::Instant;
@@ -79,7 +79,7 @@ fn measure(scatter: &Scatter, writer: &mut impl Writer) -> Result<Times> {
         times.push(start.elapsed());
     }
     ensure!(writer.verify(last.0, last.1)?, "region has wrong bytes");
-    Times::of(times).context("no iterations")
+    Times::from_durations(times).context("no iterations")
 }
 
 struct KiteWriter {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Remote memory over TCP, without RDMA. A write sends the bytes, and receives one byte as acknowledgement. A read sends a
-//! request, and receives the bytes.
+//! Remote memory over TCP, without RDMA. A write sends the bytes, and receives one byte as acknowledgement. A read
+//! sends a request, and receives the bytes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -52,7 +52,7 @@ pub(crate) fn exchanges(
         exchange()?;
     }
     let times = (0..iterations).map(|_| exchange());
-    Times::of(times.collect::<Result<Vec<_>>>()?).context("no iterations")
+    Times::from_durations(times.collect::<Result<Vec<_>>>()?).context("no iterations")
 }
 
 /// Returns the bandwidth of a stream of at least `bytes` bytes.

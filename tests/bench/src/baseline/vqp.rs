@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Latency and rate of reads and writes by a VQP of kite, with DC or with RC as transport.
 //!
-//! kite promotes a node to RC after enough requests. A warm-up causes the promotion, and the statistics must show that all
-//! measured requests used the given transport.
+//! kite promotes a node to RC after enough requests. A warm-up causes the promotion, and the statistics must show that
+//! all measured requests used the given transport.
 
 use std::time::{Duration, Instant};
 
@@ -21,8 +21,8 @@ const TIMEOUT: Option<Duration> = Some(Duration::from_secs(60));
 /// Maximum bytes of a push: kite executes larger ones by DC.
 const PUSH_BYTES_MAX: usize = 1 << 20;
 
-/// Warm-up before measurements by RC: requests of a batch, their maximum size in bytes, and their number in flight. kite
-/// promotes the node after one or two batches.
+/// Warm-up before measurements by RC: requests of a batch, their maximum size in bytes, and their number in flight.
+/// kite promotes the node after one or two batches.
 const WARM_UP_REQUESTS: usize = 1024;
 const WARM_UP_BYTES: usize = 8;
 const WARM_UP_DEPTH: usize = 32;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Whether regions stay cheap to allocate and to free while ever more of them exist: no table may be
-//! searched from end to end.
+//! Cost of an allocation and a free with a growing number of regions. It must not grow: no table may be searched
+//! linearly.
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -13,12 +13,12 @@ pub(crate) const COUNTS: [u64; 6] = [1, 10, 100, 1_000, 10_000, 100_000];
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct AllocPoint {
     pub(crate) regions: u64,
-    /// Thousands of instructions of all nodes together, and of nanoseconds in which all waited.
+    /// Thousands of instructions of both nodes. The clock counts an idle nanosecond as one instruction.
     pub(crate) value: f64,
 }
 
 impl AllocPoint {
-    /// Reads a line of the program that measures.
+    /// Parses a line of `kite-workload alloc-scaling`: number of regions, and time in nanoseconds.
     pub(crate) fn parse(line: &str) -> Result<Self> {
         let parse = || {
             let (regions, ns) = line.split_once(' ')?;
@@ -26,11 +26,11 @@ impl AllocPoint {
             let regions = regions.parse().ok()?;
             Some(Self { regions, value })
         };
-        parse().with_context(|| format!("no measurement: {line}"))
+        parse().with_context(|| format!("unexpected output of kite-workload alloc-scaling: {line}"))
     }
 }
 
-/// Each point, and its ratio to the first.
+/// Returns each point with the ratio of its value to that of the first one.
 pub(crate) fn ratios(points: &[AllocPoint]) -> impl Iterator<Item = (AllocPoint, f64)> + '_ {
     let first = points.first().map_or(f64::NAN, |point| point.value);
     points
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_to_the_first() {
+    fn ratios_are_relative_to_the_first_point() {
         let points = ["1 2000", "10 3000"].map(|line| AllocPoint::parse(line).unwrap());
         let all: Vec<f64> = ratios(&points).map(|(_, ratio)| ratio).collect();
         assert_eq!(all, [1.0, 1.5]);

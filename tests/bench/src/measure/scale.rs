@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Ever more nodes, each of which calls the next and writes to it (LITE, figure 14). They share the
-//! processors of one host, so what counts is kite beside the others among as many nodes.
+//! Growing number of nodes, each of which calls the next one and writes to it (LITE, figure 14). The nodes share the
+//! CPUs of one host, so only contenders on the same number of nodes are comparable.
 
 use anyhow::{Context, Result};
 use kite_cluster::{Cluster, Fabric, Node, Process};
@@ -8,20 +8,21 @@ use serde::Serialize;
 use serde_json::{json, Value};
 
 use crate::cell::Contender;
-use crate::command::{number, PROGRAMS};
+use crate::command::PROGRAM_DIR;
 use crate::measure::lookup::Lookup;
 use crate::measure::mesh::Mesh;
-use crate::pair::{setup, Servers, PATIENCE, PORT};
+use crate::node_pair::{setup, Servers, BASELINE_PORT, TIMEOUT};
+use crate::parse::number;
 
 /// Numbers of nodes.
 pub(crate) const COUNTS: [usize; 3] = [2, 4, 6];
 
-/// Writes of each node.
+/// Number of writes of each node.
 const WRITES: u32 = 3_000;
 
-/// Thousands in a second, of all nodes together.
+/// Thousands of operations per second of all nodes together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Scale {
+pub(crate) struct ScalePoint {
     pub(crate) nodes: usize,
     pub(crate) kite_calls: f64,
     pub(crate) tcp_calls: f64,
@@ -29,7 +30,7 @@ pub(crate) struct Scale {
     pub(crate) verbs_writes: f64,
 }
 
-impl Scale {
+impl ScalePoint {
     pub(crate) fn calls_ratio(&self) -> f64 {
         self.kite_calls / self.tcp_calls
     }
@@ -39,8 +40,8 @@ impl Scale {
     }
 }
 
-pub(crate) fn json(all: &[Scale]) -> Value {
-    let one = |scale: &Scale| {
+pub(crate) fn json(all: &[ScalePoint]) -> Value {
+    let point_json = |scale: &ScalePoint| {
         json!({
             "nodes": scale.nodes,
             "thousands_per_second": scale,
@@ -48,82 +49,91 @@ pub(crate) fn json(all: &[Scale]) -> Value {
             "kite_to_verbs": scale.writes_ratio(),
         })
     };
-    all.iter().map(one).collect()
+    all.iter().map(point_json).collect()
 }
 
 /// Results of connections between all nodes, and of their lookups.
 pub(crate) type ConnectCosts = (Mesh, Lookup);
 
-/// Boots as many nodes as it takes, and calls `each` with what was measured of some of them. Returns how they
-/// connected to each other before, and looked each other up after, if that is by DC.
-pub(crate) fn measure(fabric: Fabric, mut each: impl FnMut(Scale)) -> Result<Option<ConnectCosts>> {
-    let most = COUNTS[COUNTS.len() - 1];
-    let builder = Cluster::builder().name("bench-scale").nodes(most);
+/// Boots six nodes, and measures the first 2, 4 and 6 of them. Calls `on_point` after each number. On a fabric with DC,
+/// also measures and returns the full mesh, before, and lookups, after.
+pub(crate) fn measure(
+    fabric: Fabric,
+    mut on_point: impl FnMut(ScalePoint),
+) -> Result<Option<ConnectCosts>> {
+    let max_nodes = COUNTS[COUNTS.len() - 1];
+    let builder = Cluster::builder().name("bench-scale").nodes(max_nodes);
     let cluster = builder.fabric(fabric).boot()?;
     cluster.start_kite(&setup())?;
-    let servers =
-        (1..=most).map(|number| Servers::start(cluster.node(number), &called(number), None));
+    let servers = (1..=max_nodes)
+        .map(|number| Servers::start(cluster.node(number), &rpc_region(number), None));
     let servers = servers.collect::<Result<Vec<_>>>()?;
-    let dynamic = Contender::KiteVqp.runs_on(fabric);
-    let mesh = dynamic.then(|| Mesh::of(&cluster)).transpose()?;
+    let has_dc = Contender::KiteVqp.is_supported_on(fabric);
+    let mesh = has_dc.then(|| Mesh::measure(&cluster)).transpose()?;
     for nodes in COUNTS {
-        each(measure_one(&cluster, nodes)?);
+        on_point(measure_nodes(&cluster, nodes)?);
     }
-    let looked_up = |mesh| Ok((mesh, Lookup::of(&cluster, &called(1))?));
-    let both = mesh.map(looked_up).transpose();
+    let measure_lookup = |mesh| Ok((mesh, Lookup::measure(&cluster, &rpc_region(1))?));
+    let connect_costs = mesh.map(measure_lookup).transpose();
     for server in servers {
-        server.end()?;
+        server.stop()?;
     }
     cluster.shutdown()?;
-    both
+    connect_costs
 }
 
-/// The region that a node is called by.
-fn called(number: usize) -> String {
-    format!("called-{number}")
+/// Returns the name of the region for RPCs to a node.
+fn rpc_region(number: usize) -> String {
+    format!("rpc-{number}")
 }
 
-fn measure_one(cluster: &Cluster, nodes: usize) -> Result<Scale> {
-    // A ring of nodes.
-    let each = |line: &dyn Fn(usize, &Node) -> String, rate: fn(&str) -> Result<f64>| {
+fn measure_nodes(cluster: &Cluster, nodes: usize) -> Result<ScalePoint> {
+    // Runs a program on each node. Its server is the next node of a ring.
+    let run_on_each = |arguments: &dyn Fn(usize, &Node) -> String,
+                       rate: fn(&str) -> Result<f64>| {
         let start = |number: usize| {
             let next = number % nodes + 1;
-            let line = line(next, cluster.node(next));
+            let arguments = arguments(next, cluster.node(next));
             Ok(cluster
                 .node(number)
-                .spawn(&format!("{PROGRAMS}/kite-baseline {line}"))?)
+                .spawn(&format!("{PROGRAM_DIR}/kite-baseline {arguments}"))?)
         };
         let processes = (1..=nodes).map(start).collect::<Result<Vec<_>>>()?;
         sum(processes, rate)
     };
-    let load = |next: &Node, how: &str| {
+    let load = |next: &Node, option: &str| {
         let address = next.address();
-        format!("load {address}:{PORT} {how} --clients 2 --seconds 4")
+        format!("load {address}:{BASELINE_PORT} {option} --clients 2 --seconds 4")
     };
     let calls = |output: &str| Ok(number(output, "/calls_per_second")? / 1e3);
     let writes = |output: &str| Ok(1e3 / number(output, "/mean_us")?);
-    Ok(Scale {
+    Ok(ScalePoint {
         nodes,
-        kite_calls: each(
-            &|next, node| load(node, &format!("--kite {}", called(next))),
+        kite_calls: run_on_each(
+            &|next, node| load(node, &format!("--kite {}", rpc_region(next))),
             calls,
         )?,
-        tcp_calls: each(&|_, node| load(node, ""), calls)?,
-        kite_writes: each(
+        tcp_calls: run_on_each(&|_, node| load(node, ""), calls)?,
+        kite_writes: run_on_each(
             &|next, _| format!("scatter --kite {next} --writes {WRITES}"),
             writes,
         )?,
-        verbs_writes: each(
-            &|_, node| format!("scatter {}:{PORT} --writes {WRITES}", node.address()),
+        verbs_writes: run_on_each(
+            &|_, node| {
+                format!(
+                    "scatter {}:{BASELINE_PORT} --writes {WRITES}",
+                    node.address()
+                )
+            },
             writes,
         )?,
     })
 }
 
-/// Returns the sum of all rates.
+/// Waits for the processes. Returns the sum of their rates.
 fn sum(processes: Vec<Process>, rate: fn(&str) -> Result<f64>) -> Result<f64> {
     processes.into_iter().try_fold(0.0, |sum, mut process| {
-        let output = process.wait(PATIENCE)?;
+        let output = process.wait(TIMEOUT)?;
         Ok(sum + rate(&output.stdout).with_context(|| output.stderr.clone())?)
     })
 }
@@ -133,8 +143,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratios_are_to_as_many_nodes() {
-        let scale = Scale {
+    fn ratios_are_between_contenders_on_the_same_nodes() {
+        let scale = ScalePoint {
             nodes: 4,
             kite_calls: 3.0,
             tcp_calls: 2.0,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Small writes all over memory: what it takes an RNIC to find ever more regions, or places in an ever larger
-//! one (LITE, figures 4 and 5). Beside the times is what the software ConnectX had to fetch, since its cache
-//! costs it no time.
+//! Small writes to random offsets of a growing number of regions, or of a growing region (LITE, figures 4 and 5). On
+//! the software ConnectX, also the misses of its translation cache, which do not affect its speed.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -11,7 +10,7 @@ use serde_json::Value;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Shape {
     pub(crate) regions: u64,
-    /// Bytes of each.
+    /// Bytes of each region.
     pub(crate) len: u64,
 }
 
@@ -42,14 +41,14 @@ pub(crate) const SHAPES: [Shape; 9] = [
     large(64),
 ];
 
-/// Writes to each.
+/// Writes to each shape.
 pub(crate) const WRITES: u64 = 2_000;
 
-/// Translations that the RNIC's cache has: where LITE's authors saw that of theirs end.
-pub(crate) const CACHE: usize = 1024;
+/// Entries of the translation cache of the RNIC, as the authors of LITE measured for theirs.
+pub(crate) const CACHE_ENTRIES: usize = 1024;
 
 impl Shape {
-    /// As people write it.
+    /// Returns the label of the report.
     pub(crate) fn name(&self) -> String {
         match self.regions {
             1 if self.len >= 1 << 20 => format!("one of {} MiB", self.len >> 20),
@@ -60,19 +59,19 @@ impl Shape {
 
 /// Results of the writes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Scattered {
-    /// Median time of a write.
+pub(crate) struct ScatterResult {
+    /// Median time of a write in µs.
     pub(crate) median_us: f64,
-    /// For a write, of the RNIC whose memory it is, if that gives account.
+    /// Cache misses per write of the target RNIC, if it is the software ConnectX.
     pub(crate) misses: Option<f64>,
 }
 
-/// All that was measured of a shape.
+/// Results of a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct ScatterPoint {
     pub(crate) shape: Shape,
-    pub(crate) kite: Scattered,
-    pub(crate) verbs: Scattered,
+    pub(crate) kite: ScatterResult,
+    pub(crate) verbs: ScatterResult,
 }
 
 pub(crate) fn json(points: &[ScatterPoint]) -> Value {
@@ -87,9 +86,10 @@ pub(crate) fn json(points: &[ScatterPoint]) -> Value {
 }
 
 impl ScatterPoint {
-    pub(crate) fn of(
+    /// Measures a shape, by kite if the argument of `measure` is `true`, and by verbs.
+    pub(crate) fn measure(
         shape: Shape,
-        mut measure: impl FnMut(bool) -> Result<Scattered>,
+        mut measure: impl FnMut(bool) -> Result<ScatterResult>,
     ) -> Result<Self> {
         Ok(Self {
             shape,
@@ -115,15 +115,15 @@ mod tests {
     }
 
     #[test]
-    fn point_returns_the_ratio_of_its_times() {
+    fn ratio_is_of_the_median_times() {
         let measure = |kite| {
             let median_us = if kite { 3.0 } else { 2.0 };
-            Ok(Scattered {
+            Ok(ScatterResult {
                 median_us,
                 misses: None,
             })
         };
-        let point = ScatterPoint::of(many(1), measure).unwrap();
+        let point = ScatterPoint::measure(many(1), measure).unwrap();
         let json = json(&[point]);
         assert_eq!(json[0]["kite_to_verbs"], 1.5);
         assert_eq!(json[0]["shape"]["len"], 4096);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! All that was measured, and what it comes to.
+//! Results of a run, and their ratios, as JSON.
 
 pub(crate) mod picture;
 pub(crate) mod table;
@@ -10,21 +10,21 @@ use kite_bench::statistics::Spread;
 use serde::Serialize;
 use serde_json::{json, Value};
 
-use crate::account::{Account, COUNTERS};
-use crate::cell::{Cell, Contender, Kind};
+use crate::cell::{Cell, Contender, Metric};
 use crate::measure::alloc_scaling::{self, AllocPoint};
 use crate::measure::lookup::Lookup;
 use crate::measure::mesh::Mesh;
-use crate::measure::nodes::Nodes;
+use crate::measure::node_memory::NodeMemory;
 use crate::measure::rings;
-use crate::measure::scale::{self, Scale};
+use crate::measure::scale::{self, ScalePoint};
 use crate::measure::scatter;
 use crate::measure::sharing::{self, Sharing};
+use crate::rnic_work::{RnicWork, COUNTERS};
 
-/// The values of one cell, a round after the other.
+/// Values of one cell in all rounds.
 pub(crate) struct Row {
     pub(crate) cell: Cell,
-    /// Operations of each value.
+    /// Operations per value.
     pub(crate) count: u64,
     values: BTreeMap<Contender, Vec<f64>>,
 }
@@ -38,6 +38,7 @@ impl Row {
         }
     }
 
+    /// Adds the value of a round.
     pub(crate) fn add(&mut self, contender: Contender, value: f64) {
         self.values.entry(contender).or_default().push(value);
     }
@@ -48,17 +49,17 @@ impl Row {
 
     /// Returns the spread of the rounds of a contender.
     pub(crate) fn spread(&self, contender: Contender) -> Option<Spread> {
-        Spread::of(self.values(contender).iter().copied())
+        Spread::from_values(self.values(contender).iter().copied())
     }
 
     /// Returns the spread of the ratios of two contenders.
-    pub(crate) fn ratio(&self, contender: Contender, to: Contender) -> Option<Spread> {
-        Spread::of_ratios(self.values(contender), self.values(to))
+    pub(crate) fn ratio(&self, contender: Contender, base: Contender) -> Option<Spread> {
+        Spread::from_ratios(self.values(contender), self.values(base))
     }
 
-    /// The last round in a line.
+    /// Returns a line with the values of the last round.
     pub(crate) fn last(&self) -> String {
-        let mut line = format!("{} ({}):", self.cell, self.cell.kind.unit());
+        let mut line = format!("{} ({}):", self.cell, self.cell.metric.unit());
         for (contender, values) in &self.values {
             if let Some(value) = values.last() {
                 line += &format!(" {} {value:.1}", contender.name());
@@ -80,107 +81,107 @@ impl Row {
             })
             .collect();
         json!({
-            "kind": self.cell.kind,
-            "unit": self.cell.kind.unit(),
+            "metric": self.cell.metric,
+            "unit": self.cell.metric.unit(),
             "operation": self.cell.operation,
-            "axis": self.cell.kind.axis(),
-            "at": self.cell.at,
+            "axis": self.cell.metric.axis(),
+            "point": self.cell.point,
             "operations_per_round": self.count,
             "contenders": contenders,
             "kite_to_verbs": self.ratio(Contender::Kite, Contender::Verbs),
             "kite_to_tcp": self.ratio(Contender::Kite, Contender::Tcp),
             "kite_to_verbs_in_kernel": self.ratio(Contender::KiteKernel, Contender::VerbsKernel),
             "kite_queue_to_verbs": self.ratio(Contender::KiteQueue, Contender::Verbs),
-            "kite_rc_to_verbs": self.ratio(Contender::KiteRc, Contender::Verbs),
-            "kite_dc_to_verbs": self.ratio(Contender::KiteDc, Contender::Verbs),
+            "kite_rc_to_verbs": self.ratio(Contender::KiteVqpRc, Contender::Verbs),
+            "kite_dc_to_verbs": self.ratio(Contender::KiteVqpDc, Contender::Verbs),
             "kite_vqp_to_verbs": self.ratio(Contender::KiteVqp, Contender::Verbs),
             "kite_vqp_to_tcp": self.ratio(Contender::KiteVqp, Contender::Tcp),
             "kite_vqp_to_kernel_rc": self.ratio(Contender::KiteVqp, Contender::KernelRc),
             "kite_vqp_to_verbs_kept": self.ratio(Contender::KiteVqp, Contender::VerbsKept),
-            "kite_opened_to_verbs": self.ratio(Contender::KiteOpened, Contender::Verbs),
+            "kite_new_session_to_verbs": self.ratio(Contender::KiteNewSession, Contender::Verbs),
             "kite_to_two_writes": self.ratio(Contender::Kite, Contender::TwoWrites),
             "kite_threads_to_verbs": self.ratio(Contender::KiteThreads, Contender::Verbs),
         })
     }
 }
 
-/// The result of a run.
+/// Results of a run. Measurements that were not made are empty.
 #[derive(Default)]
 pub(crate) struct Report {
     pub(crate) fabric: String,
     pub(crate) rounds: u32,
+    /// Load of the host before and after the run.
     pub(crate) load: [Option<f64>; 2],
     pub(crate) rows: Vec<Row>,
-    /// Empty if it was not measured.
     pub(crate) alloc_scaling: Vec<AllocPoint>,
-    /// Likewise, and so are the next.
     pub(crate) sharing: Vec<Sharing>,
     pub(crate) scatter: Vec<scatter::ScatterPoint>,
-    pub(crate) accounts: Vec<Account>,
-    pub(crate) nodes: Option<Nodes>,
+    pub(crate) rnic_work: Vec<RnicWork>,
+    pub(crate) node_memory: Option<NodeMemory>,
     pub(crate) mesh: Option<Mesh>,
     pub(crate) lookup: Option<Lookup>,
-    pub(crate) scale: Vec<Scale>,
-    pub(crate) rings: Vec<rings::Use>,
+    pub(crate) scale: Vec<ScalePoint>,
+    pub(crate) rings: Vec<rings::RingUse>,
 }
 
 impl Report {
-    /// The kinds that were measured.
-    pub(crate) fn kinds(&self) -> Vec<Kind> {
-        let mut kinds: Vec<Kind> = self.rows.iter().map(|row| row.cell.kind).collect();
-        kinds.dedup();
-        kinds
+    /// Returns the measured metrics.
+    pub(crate) fn metrics(&self) -> Vec<Metric> {
+        let mut metrics: Vec<Metric> = self.rows.iter().map(|row| row.cell.metric).collect();
+        metrics.dedup();
+        metrics
     }
 
+    /// Returns the report as JSON.
     pub(crate) fn json(&self) -> String {
         #[derive(Serialize)]
-        struct Whole<'a> {
+        struct JsonReport<'a> {
             fabric: &'a str,
             rounds: u32,
             host_load_before: Option<f64>,
             host_load_after: Option<f64>,
-            host_processors: Option<usize>,
+            host_cpus: Option<usize>,
             rows: Vec<Value>,
-            regions: Value,
+            alloc_scaling: Value,
             sharing: Value,
             scatter: Value,
             counters: [&'static str; COUNTERS.len()],
-            counted_for_an_operation: &'a [Account],
-            bytes_per_node: Option<Nodes>,
+            counts_per_request: &'a [RnicWork],
+            bytes_per_node: Option<NodeMemory>,
             mesh: Option<Mesh>,
             lookup: Option<Lookup>,
             scale: Value,
-            rings: &'a [rings::Use],
+            rings: &'a [rings::RingUse],
         }
         let [host_load_before, host_load_after] = self.load;
-        let whole = Whole {
+        let report = JsonReport {
             fabric: &self.fabric,
             rounds: self.rounds,
             host_load_before,
             host_load_after,
-            host_processors: processors(),
+            host_cpus: cpus(),
             rows: self.rows.iter().map(Row::json).collect(),
-            regions: alloc_scaling::json(&self.alloc_scaling),
+            alloc_scaling: alloc_scaling::json(&self.alloc_scaling),
             sharing: sharing::json(&self.sharing),
             scatter: scatter::json(&self.scatter),
             counters: COUNTERS,
-            counted_for_an_operation: &self.accounts,
-            bytes_per_node: self.nodes,
+            counts_per_request: &self.rnic_work,
+            bytes_per_node: self.node_memory,
             mesh: self.mesh,
             lookup: self.lookup,
             scale: scale::json(&self.scale),
             rings: &self.rings,
         };
-        format!("{:#}\n", json!(whole))
+        format!("{:#}\n", json!(report))
     }
 }
 
-/// Returns the number of processors that the machines share.
-pub(crate) fn processors() -> Option<usize> {
+/// Returns the number of CPUs of the host.
+pub(crate) fn cpus() -> Option<usize> {
     std::thread::available_parallelism().ok().map(usize::from)
 }
 
-/// The average number of runnable tasks of the last minute.
+/// Returns the load average of the last minute.
 pub(crate) fn host_load() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/loadavg").ok()?;
     text.split(' ').next()?.parse().ok()
@@ -191,8 +192,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_json_has_rounds_and_ratios() {
-        let cell = Cell::of(&[Kind::Latency]).next().unwrap();
+    fn json_contains_rounds_and_ratios() {
+        let cell = Cell::of_metrics(&[Metric::Latency]).next().unwrap();
         let mut row = Row::new(cell, 100);
         for round in 1..=3 {
             row.add(Contender::Kite, f64::from(round) * 3.0);
@@ -206,8 +207,8 @@ mod tests {
             alloc_scaling: Vec::new(),
             sharing: Vec::new(),
             scatter: Vec::new(),
-            accounts: Vec::new(),
-            nodes: None,
+            rnic_work: Vec::new(),
+            node_memory: None,
             mesh: None,
             lookup: None,
             scale: Vec::new(),
@@ -220,6 +221,6 @@ mod tests {
         assert_eq!(row["contenders"]["verbs"]["spread"]["median"], 4.0);
         assert_eq!(row["kite_to_verbs"]["median"], 1.5);
         assert_eq!(row["kite_to_tcp"], Value::Null);
-        assert_eq!(json["rings"][1]["what"], "values");
+        assert_eq!(json["rings"][1]["sizes"], "values");
     }
 }

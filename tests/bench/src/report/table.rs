@@ -1,54 +1,55 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The report as a table for people.
+//! Report as text tables.
 
 use std::fmt::Write;
 
 use kite_bench::statistics::Spread;
 
-use crate::account::COUNTERS;
-use crate::cell::{Contender, Kind};
-use crate::measure::alloc_scaling::ratios as ratios_of;
+use crate::cell::{Contender, Metric};
+use crate::measure::alloc_scaling::ratios;
 use crate::measure::lookup::Lookup;
 use crate::measure::mesh::Mesh;
-use crate::measure::nodes::Nodes;
-use crate::measure::rings::Use;
-use crate::measure::scatter::{Scattered, CACHE};
-use crate::report::{processors, Report, Row};
+use crate::measure::node_memory::NodeMemory;
+use crate::measure::rings::RingUse;
+use crate::measure::scatter::{ScatterResult, CACHE_ENTRIES};
+use crate::report::{cpus, Report, Row};
+use crate::rnic_work::COUNTERS;
 
-pub(crate) fn of(report: &Report) -> String {
+/// Returns all tables.
+pub(crate) fn render(report: &Report) -> String {
     let mut table = String::new();
-    for kind in report.kinds() {
-        table += &heading(report, kind);
-        for row in report.rows.iter().filter(|row| row.cell.kind == kind) {
-            table += &line(row);
+    for metric in report.metrics() {
+        table += &heading(report, metric);
+        for row in report.rows.iter().filter(|row| row.cell.metric == metric) {
+            table += &row_line(row);
         }
     }
     let sections = [
-        alloc_scaling_of,
-        sharing_of,
-        scatter_of,
-        accounts_of,
-        nodes_of,
-        mesh_of,
-        lookup_of,
-        scale_of,
-        rings_of,
-        footing,
+        alloc_scaling_table,
+        sharing_table,
+        scatter_table,
+        rnic_work_table,
+        node_memory_table,
+        mesh_table,
+        lookup_table,
+        scale_table,
+        rings_table,
+        footer,
     ];
     sections
         .iter()
         .fold(table, |table, section| table + &section(report))
 }
 
-fn alloc_scaling_of(report: &Report) -> String {
+fn alloc_scaling_table(report: &Report) -> String {
     if report.alloc_scaling.is_empty() {
         return String::new();
     }
     let mut text = String::from(
-        "\nAn allocation and a free beside other regions, in thousands of instructions, waiting included\n\
+        "\nThousands of instructions of an allocation and a free, waiting included, by number of regions; less is better\n\
          regions          value   ratio to the first\n",
     );
-    for (point, ratio) in ratios_of(&report.alloc_scaling) {
+    for (point, ratio) in ratios(&report.alloc_scaling) {
         let _ = writeln!(
             text,
             "{:<9} {:>12.1}   {ratio:.2}",
@@ -58,32 +59,32 @@ fn alloc_scaling_of(report: &Report) -> String {
     text
 }
 
-fn sharing_of(report: &Report) -> String {
+fn sharing_table(report: &Report) -> String {
     let Some(none) = report.sharing.first() else {
         return String::new();
     };
     let mut text = String::from(
-        "\nWrites of high priority beside as many of low, by policy; more is better\n\
+        "\nBandwidth of high priority beside low relative to alone, and total relative to policy none; more is better\n\
          policy     high/alone   total/none\n",
     );
     for sharing in &report.sharing {
-        let (kept, total) = (sharing.kept(), sharing.total_to(none));
+        let (kept, total) = (sharing.kept_share(), sharing.total_ratio(none));
         let _ = writeln!(text, "{:<9} {kept:>11.2} {total:>12.2}", sharing.policy);
     }
     text
 }
 
-fn scatter_of(report: &Report) -> String {
+fn scatter_table(report: &Report) -> String {
     if report.scatter.is_empty() {
         return String::new();
     }
     let mut text = format!(
-        "\nWrites of 64 bytes all over regions, median in µs; and translations that the RNIC had to fetch for a \
-         write, with a cache of {CACHE}\n\
-         regions                 kite        verbs   kite/verbs   fetched: kite   verbs\n"
+        "\nMedian time in µs of a write of 64 bytes to a random offset, and misses per write of a translation cache of \
+         {CACHE_ENTRIES} entries; less is better\n\
+         regions                 kite        verbs   kite/verbs    misses: kite   verbs\n"
     );
     for point in &report.scatter {
-        let misses = |of: Scattered| {
+        let misses = |of: ScatterResult| {
             of.misses
                 .map_or("-".into(), |misses| format!("{misses:.2}"))
         };
@@ -101,94 +102,94 @@ fn scatter_of(report: &Report) -> String {
     text
 }
 
-fn accounts_of(report: &Report) -> String {
-    if report.accounts.is_empty() {
+fn rnic_work_table(report: &Report) -> String {
+    if report.rnic_work.is_empty() {
         return String::new();
     }
     let mut text = String::from(
-        "\nWhat both RNICs do for one operation of 8 B, as the model counts; less is better\n\
+        "\nOperations of both RNICs per request of 8 B, counted by the software ConnectX; less is better\n\
          operation                          ",
     );
     for counter in COUNTERS {
         let _ = write!(text, " {counter:>12}");
     }
-    for account in &report.accounts {
-        let (cell, contender) = (account.cell, account.contender.name());
-        let many = if cell.kind == Kind::Rate {
-            ", 32 at a time"
+    for work in &report.rnic_work {
+        let (cell, contender) = (work.cell, work.contender.name());
+        let depth = if cell.metric == Metric::Rate {
+            ", depth 32"
         } else {
             ""
         };
-        let name = format!("{}{many}: {contender}", cell.operation.name());
+        let name = format!("{}{depth}: {contender}", cell.operation.name());
         let _ = write!(text, "\n{name:<35}");
-        for count in &account.counts {
+        for count in &work.counts {
             let _ = write!(text, " {count:>12.2}");
         }
     }
     text + "\n"
 }
 
-fn nodes_of(report: &Report) -> String {
-    let Some(Nodes { known, connection }) = report.nodes else {
+fn node_memory_table(report: &Report) -> String {
+    let Some(NodeMemory { known, connection }) = report.node_memory else {
         return String::new();
     };
     format!(
-        "\nBytes of a kernel for each other node, as many made-up ones have them on average; less is better\n\
-         known alone   each connection   connection/known\n\
-         {known:>11} {connection:>17} {:>18.1}\n",
+        "\nBytes of kernel memory per node of the view and per connection, mean of many simulated nodes; less is better\n\
+         known node   per connection   connection/known\n\
+         {known:>10} {connection:>16} {:>18.1}\n",
         connection as f64 / known as f64
     )
 }
 
-fn lookup_of(report: &Report) -> String {
+fn lookup_table(report: &Report) -> String {
     let Some(lookup) = report.lookup else {
         return String::new();
     };
     let Lookup {
-        first_us,
-        again_us,
+        unknown_us,
+        known_us,
         reads,
         call_us,
         verbs_us,
     } = lookup;
     format!(
-        "\nMedian time in µs to connect to a node that is to be looked up by READs, and to one that is known; and of a \
-         call whose reply is as long, and to connect by verbs\n\
-         looked up   known   READs       call      verbs   look-up/call   looked up/verbs   known/verbs\n\
-         {first_us:>9.1} {again_us:>7.1} {reads:>7.2} {call_us:>10.1} {verbs_us:>10.1} {:>14.2} {:>17.5} {:>13.5}\n",
-        lookup.us() / call_us,
-        first_us / verbs_us,
-        again_us / verbs_us
+        "\nMedian time in µs to connect to an unknown node, with READs of the directory, and to a known node; of an RPC \
+         with a reply of 64 B; and to connect by verbs; less is better\n\
+         unknown   known   READs        RPC      verbs   lookup/RPC   unknown/verbs   known/verbs\n\
+         {unknown_us:>7.1} {known_us:>7.1} {reads:>7.2} {call_us:>10.1} {verbs_us:>10.1} {:>12.2} {:>15.5} {:>13.5}\n",
+        lookup.lookup_us() / call_us,
+        unknown_us / verbs_us,
+        known_us / verbs_us
     )
 }
 
-fn mesh_of(report: &Report) -> String {
+fn mesh_table(report: &Report) -> String {
     let Some(mesh) = report.mesh else {
         return String::new();
     };
     let Mesh {
         nodes,
-        first_us,
-        again_us,
+        unknown_us,
+        known_us,
         verbs_us,
     } = mesh;
     let others = nodes - 1;
     format!(
-        "\nTime in µs until each of {nodes} nodes, all at once, is connected to the {others} others\n\
-         kite, first   again      verbs   first/verbs   again/verbs\n\
-         {first_us:>11.0} {again_us:>7.0} {verbs_us:>10.0} {:>13.5} {:>13.5}\n",
-        first_us / verbs_us,
-        again_us / verbs_us
+        "\nTime in µs until each of {nodes} nodes has connected to the {others} others; less is better\n\
+         unknown   known      verbs   unknown/verbs   known/verbs\n\
+         {unknown_us:>7.0} {known_us:>7.0} {verbs_us:>10.0} {:>15.5} {:>13.5}\n",
+        unknown_us / verbs_us,
+        known_us / verbs_us
     )
 }
 
-fn scale_of(report: &Report) -> String {
+fn scale_table(report: &Report) -> String {
     if report.scale.is_empty() {
         return String::new();
     }
     let mut text = String::from(
-        "\nNodes that call and write in a ring, thousands in a second of all together; more is better\n\
-         nodes   calls: kite      TCP   kite/TCP   writes: kite    verbs   kite/verbs\n",
+        "\nThousands of RPCs and writes per second of all nodes, each to the next one; more is better\n\
+         nodes    RPCs: kite      TCP   kite/TCP   writes: kite    verbs   kite/verbs\n",
     );
     for scale in &report.scale {
         let _ = writeln!(
@@ -206,102 +207,107 @@ fn scale_of(report: &Report) -> String {
     text
 }
 
-fn rings_of(report: &Report) -> String {
+fn rings_table(report: &Report) -> String {
     if report.rings.is_empty() {
         return String::new();
     }
     let mut text = String::from(
-        "\nThe part of memory for requests that holds requests of Facebook's sizes (reckoned); more is better\n\
+        "\nUsed fraction of the receive memory with request sizes of Facebook (computed); more is better\n\
          requests     ring   1 queue  2 queues  3 queues  4 queues\n",
     );
-    for Use { what, ring, queues } in &report.rings {
+    for RingUse {
+        sizes,
+        ring,
+        queues,
+    } in &report.rings
+    {
         let _ = write!(
             text,
             "{:<8} {ring:>8.2}",
-            format!("{what:?}").to_lowercase()
+            format!("{sizes:?}").to_lowercase()
         );
-        for part in queues {
-            let _ = write!(text, " {part:>9.2}");
+        for fraction in queues {
+            let _ = write!(text, " {fraction:>9.2}");
         }
         text.push('\n');
     }
     text
 }
 
-fn heading(report: &Report, kind: Kind) -> String {
-    let what = match kind {
-        Kind::Latency => "Median time of an operation in µs; less is better",
-        Kind::Instructions => {
-            "Median of an operation in thousands of instructions, both sides together; less is better"
+fn heading(report: &Report, metric: Metric) -> String {
+    let title = match metric {
+        Metric::Latency => "Median time in µs of an operation; less is better",
+        Metric::Instructions => {
+            "Median of thousands of instructions of an operation, both nodes together; less is better"
         }
-        Kind::Bandwidth => "MiB/s; more is better",
-        Kind::Rate => "Thousands of operations in a second, 32 at a time; more is better",
-        Kind::Calls => "Median time of a call of 8 bytes in µs, by the size of its reply; less is better",
-        Kind::Clients => "Thousands of calls in a second by so many clients; more is better",
-        Kind::Pace => "Time of processors for a call in µs, both sides together, at so many a second; less is better",
-        Kind::Lend => "Median time to lend memory and to end that in µs; less is better",
-        Kind::Fill => "Median time to fill memory of the other node in µs; less is better",
-        Kind::Echo => "Median time until a message is back in µs; less is better",
-        Kind::Connects => "Queue pairs in a second from nothing to where they may be posted to, of so many clients; more is better",
-        Kind::Connect => "Median time from nothing to a queue pair that may be posted to, in µs, of so many clients; less is better",
+        Metric::Bandwidth => "Bandwidth in MiB/s; more is better",
+        Metric::Rate => "Thousands of operations per second, depth 32; more is better",
+        Metric::CallLatency => "Median time in µs of an RPC, request 8 B, by size of the reply; less is better",
+        Metric::CallRate => "Thousands of RPCs per second, by number of clients; more is better",
+        Metric::CallCpuTime => "CPU time in µs of an RPC, both nodes together, by RPCs per second; less is better",
+        Metric::Registration => "Median time in µs to register and deregister memory; less is better",
+        Metric::Fill => "Median time in µs to fill memory of the other node; less is better",
+        Metric::Echo => "Median round-trip time in µs of a message; less is better",
+        Metric::ConnectRate => "Connections per second, by number of clients; more is better",
+        Metric::ConnectLatency => "Median time in µs of connection setup, by number of clients; less is better",
     };
     let (fabric, rounds) = (&report.fabric, report.rounds);
-    let mut text = format!("\n{what} (fabric {fabric}, median of {rounds} rounds)\n");
+    let mut text = format!("\n{title} (fabric {fabric}, median of {rounds} rounds)\n");
     text += "                 ";
-    for contender in kind.contenders() {
+    for contender in metric.contenders() {
         let _ = write!(text, " {:>15}", contender.name());
     }
-    for (contender, to) in ratios(kind) {
-        let name = format!("{}/{}", contender.name(), to.name());
+    for (contender, base) in compared(metric) {
+        let name = format!("{}/{}", contender.name(), base.name());
         let _ = write!(text, "  {name:>26}");
     }
     text + "\n"
 }
 
-/// Returns the pairs that are compared.
-fn ratios(kind: Kind) -> &'static [(Contender, Contender)] {
+/// Returns the contenders whose ratios are printed.
+fn compared(metric: Metric) -> &'static [(Contender, Contender)] {
     use Contender::*;
-    match kind {
-        Kind::Latency => &[
+    match metric {
+        Metric::Latency => &[
             (Kite, Verbs),
-            (KiteRc, Verbs),
-            (KiteDc, Verbs),
+            (KiteVqpRc, Verbs),
+            (KiteVqpDc, Verbs),
             (Kite, Perftest),
             (Kite, Tcp),
         ],
-        Kind::Instructions => &[(Kite, Verbs), (KiteKernel, VerbsKernel)],
-        Kind::Bandwidth => &[(Kite, Verbs), (KiteThreads, Verbs), (Kite, Tcp)],
-        Kind::Rate => &[
+        Metric::Instructions => &[(Kite, Verbs), (KiteKernel, VerbsKernel)],
+        Metric::Bandwidth => &[(Kite, Verbs), (KiteThreads, Verbs), (Kite, Tcp)],
+        Metric::Rate => &[
             (KiteQueue, Verbs),
             (KiteVqpQueue, Verbs),
-            (KiteRc, Verbs),
-            (KiteDc, Verbs),
+            (KiteVqpRc, Verbs),
+            (KiteVqpDc, Verbs),
         ],
-        Kind::Calls => &[(Kite, TwoWrites), (Kite, Tcp)],
-        Kind::Clients | Kind::Pace => &[(Kite, Tcp)],
-        Kind::Lend | Kind::Fill => &[(Kite, Verbs)],
-        Kind::Echo => &[(KiteVqp, Verbs), (KiteVqp, Tcp)],
-        Kind::Connect | Kind::Connects => &[
+        Metric::CallLatency => &[(Kite, TwoWrites), (Kite, Tcp)],
+        Metric::CallRate | Metric::CallCpuTime => &[(Kite, Tcp)],
+        Metric::Registration | Metric::Fill => &[(Kite, Verbs)],
+        Metric::Echo => &[(KiteVqp, Verbs), (KiteVqp, Tcp)],
+        Metric::ConnectLatency | Metric::ConnectRate => &[
             (KiteVqp, Verbs),
             (KiteVqp, VerbsKept),
-            (KiteOpened, Verbs),
-            (KiteVerbs, VerbsKept),
+            (KiteNewSession, Verbs),
+            (KitePreload, VerbsKept),
             (KiteVqp, KernelRc),
         ],
     }
 }
 
-fn line(row: &Row) -> String {
+fn row_line(row: &Row) -> String {
     let cell = row.cell;
-    let mut text = format!("{:5} {:>11}", cell.operation.name(), cell.point());
-    for &contender in cell.kind.contenders() {
+    let mut text = format!("{:5} {:>11}", cell.operation.name(), cell.label());
+    for &contender in cell.metric.contenders() {
         let value = row
             .spread(contender)
             .map_or("-".into(), |spread| format!("{:.1}", spread.median));
         let _ = write!(text, " {value:>15}");
     }
-    for &(contender, to) in ratios(cell.kind) {
-        let value = row.ratio(contender, to).map_or("-".into(), ratio);
+    for &(contender, base) in compared(cell.metric) {
+        let value = row.ratio(contender, base).map_or("-".into(), ratio);
         let _ = write!(text, "  {value:>26}");
     }
     text + "\n"
@@ -313,52 +319,53 @@ fn ratio(spread: Spread) -> String {
     format!("{median:.digits$} ({min:.digits$} … {max:.digits$})")
 }
 
-fn footing(report: &Report) -> String {
+fn footer(report: &Report) -> String {
     let load = |load: Option<f64>| load.map_or("unknown".into(), |load| format!("{load:.1}"));
     let [before, after] = report.load.map(load);
-    let processors = processors().map_or("unknown".into(), |count| count.to_string());
-    let legend: String = report.kinds().into_iter().map(legend).collect();
+    let cpus = cpus().map_or("unknown".into(), |count| count.to_string());
+    let legend: String = report.metrics().into_iter().map(legend).collect();
     format!(
-        "\nA ratio is the median of those within a round (least … greatest).\n{legend}\
-         The host has {processors} processors; its load was {before} before and {after} after.\n"
+        "\nRatios are medians of the ratios of all rounds (minimum … maximum).\n{legend}\
+         Host: {cpus} CPUs, load {before} before and {after} after.\n"
     )
 }
 
-/// Returns the operations of the contenders of a kind.
-fn legend(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Latency => {
-            "VQP: one request of a virtual queue pair pushed and its completion popped; by RC, a connection, once the\n\
-             node is worth one, and by DC from the other node, which may promote none.\n\
-             verbs: one request posted and its completion polled for.\n\
-             perftest: ib_read_lat, and ib_write_lat, which is one way and not acknowledged.\n\
-             TCP: a write is answered with one byte, a read is a request and its bytes.\n"
+/// Returns the explanation of the contenders of a metric.
+fn legend(metric: Metric) -> &'static str {
+    match metric {
+        Metric::Latency => {
+            "VQP: one request pushed and its completion popped, by RC after promotion of the node, or by DC on a node with\n\
+             max_promoted=0.\n\
+             verbs: one request posted and its completion polled.\n\
+             perftest: ib_read_lat and ib_write_lat. The latter reports half a ping-pong, without an acknowledgement.\n\
+             TCP: a write is acknowledged with one byte, a read is a request and its bytes.\n"
         }
-        Kind::Instructions => {
-            "verbs: one request posted and its completion polled for, by a program or in the kernel.\n"
+        Metric::Instructions => {
+            "verbs: one request posted and its completion polled, by a program or by a kernel module.\n"
         }
-        Kind::Bandwidth => "For bandwidth verbs are perftest, with many requests at once.\n",
-        Kind::Rate => {
-            "queue: the requests of a queue pair, which shares memory with the kernel; those of a virtual one by RC, of\n\
-             which not more are under way than 1 MiB.\n"
+        Metric::Bandwidth => "Bandwidth of verbs: ib_read_bw and ib_write_bw.\n",
+        Metric::Rate => {
+            "queue: requests submitted by an I/O queue; those of a VQP use RC, with at most 1 MiB in flight.\n"
         }
-        Kind::Calls => {
-            "two writes: one by verbs of 8 bytes, and one of as many as the reply; nobody answers.\n"
+        Metric::CallLatency => {
+            "two writes: two consecutive writes by verbs, of 8 bytes and of the size of the reply, without a server.\n"
         }
-        Kind::Clients | Kind::Pace => "Calls are of 8 bytes, and so are their replies.\n",
-        Kind::Lend => {
-            "To lend: a region allocated and freed, or memory allocated, registered, deregistered and freed.\n"
+        Metric::CallRate | Metric::CallCpuTime => "RPC: requests and replies of 8 bytes.\n",
+        Metric::Registration => {
+            "Registration: kite allocates and frees a region; verbs allocate, register, deregister and free memory.\n"
         }
-        Kind::Fill => "To fill: kite asks the other node to; by verbs the bytes are written.\n",
-        Kind::Echo => {
-            "Messages that come back: of virtual queue pairs, by SEND and RECV of verbs, and over TCP.\n"
+        Metric::Fill => "Fill: kite sends a request to the other node; verbs write the bytes.\n",
+        Metric::Echo => {
+            "Ping-pong: by a VQP, by SEND and RECV of verbs, and over TCP.\n"
         }
-        Kind::Connect => {
-            "To connect: kite's node knows the other already; opened: the session or the device is, too, each time;\n\
-             kept: it is open, and memory registered; over kite: the same program, with libkite_verbs.so preloaded. Ends of verbs tell each other of their queue pairs over TCP, which is connected, and\n\
-             the server keeps its device open, and its memory. RC, kernel: a kernel connects reliable queue pairs to another likewise.\n"
+        Metric::ConnectLatency => {
+            "Connect: until requests can be posted, to a node that kite has looked up before.\n\
+             kite, VQP: in an open session; new session: the session is opened each time.\n\
+             verbs: the device is opened each time; kept: it is open, and memory is registered; preloaded: the same\n\
+             program with libkite_verbs.so. Both ends exchange QP addresses over an established TCP connection, and\n\
+             the device of the server is open. RC, kernel: RC QPs of a kernel module.\n"
         }
-        Kind::Connects => "In a second: likewise, each connection ended before the next.\n",
+        Metric::ConnectRate => "Connect rate: a client closes each connection before it sets up the next one.\n",
     }
 }
 
@@ -369,8 +376,8 @@ mod tests {
     use crate::measure::alloc_scaling::AllocPoint;
 
     #[test]
-    fn a_line_has_medians_and_ratios() {
-        let mut row = Row::new(Cell::of(&[Kind::Latency]).nth(1).unwrap(), 1);
+    fn row_contains_medians_and_ratios() {
+        let mut row = Row::new(Cell::of_metrics(&[Metric::Latency]).nth(1).unwrap(), 1);
         for value in [1.0, 2.0, 6.0] {
             row.add(Contender::Kite, value * 1.5);
             row.add(Contender::Verbs, value);
@@ -386,7 +393,7 @@ mod tests {
             ],
             ..Report::default()
         };
-        let table = of(&report);
+        let table = render(&report);
         let line = table
             .lines()
             .find(|line| line.starts_with("write"))
@@ -398,6 +405,6 @@ mod tests {
             table.contains("\n10                 2.5   1.25\n"),
             "{table}"
         );
-        assert!(table.contains("0.5 before and unknown after"));
+        assert!(table.contains("load 0.5 before and unknown after"));
     }
 }

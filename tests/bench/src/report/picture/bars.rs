@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Groups of bars on a logarithmic scale: kite beside the others, with whiskers from the least to the
-//! greatest round where there are several.
+//! Panels with groups of bars on a logarithmic scale, one bar per contender. Whiskers are the minimum and the maximum
+//! of all rounds.
 
 use kite_bench::statistics::Spread;
 use plotters::prelude::*;
 
-use super::{colour, sections, Area, Drawn};
-use crate::cell::{Cell, Contender, Kind, Operation};
+use super::{colour, panels, Area, DrawResult};
+use crate::cell::{Cell, Contender, Metric, Operation};
 use crate::report::{Report, Row};
 
-/// Fraction of the distance between two groups that bars fill.
-const FILLED: f64 = 0.8;
+/// Fraction of the distance between two groups that bars occupy.
+const GROUP_WIDTH: f64 = 0.8;
 
-/// A panel.
+/// Panel of bars.
 pub(super) struct Bars {
     pub(super) caption: String,
     pub(super) unit: &'static str,
@@ -21,16 +21,16 @@ pub(super) struct Bars {
     pub(super) series: Vec<Series>,
 }
 
-/// The bars of one colour.
+/// Bars of one contender.
 pub(super) struct Series {
     name: &'static str,
     colour: RGBColor,
-    /// One for each group, if it is known.
+    /// Spread of each group, if it was measured.
     spreads: Vec<Option<Spread>>,
 }
 
 impl Series {
-    fn of(contender: Contender, spreads: Vec<Option<Spread>>) -> Self {
+    fn new(contender: Contender, spreads: Vec<Option<Spread>>) -> Self {
         Self {
             name: contender.name(),
             colour: colour(contender),
@@ -38,49 +38,53 @@ impl Series {
         }
     }
 
-    /// Returns the bars of values that were measured once.
-    pub(super) fn once(contender: Contender, values: impl Iterator<Item = f64>) -> Self {
-        Self::of(contender, values.map(|value| Spread::of([value])).collect())
+    /// Returns the bars of values with one round.
+    pub(super) fn single(contender: Contender, values: impl Iterator<Item = f64>) -> Self {
+        Self::new(
+            contender,
+            values.map(|value| Spread::from_values([value])).collect(),
+        )
     }
 
-    /// The same by another name.
-    pub(super) fn named(self, name: &'static str) -> Self {
+    /// Replaces the name in the legend.
+    pub(super) fn with_name(self, name: &'static str) -> Self {
         Self { name, ..self }
     }
 
-    fn known(&self) -> impl Iterator<Item = (usize, Spread)> + '_ {
+    /// Returns the measured groups, by index.
+    fn measured(&self) -> impl Iterator<Item = (usize, Spread)> + '_ {
         let spreads = self.spreads.iter().enumerate();
         spreads.filter_map(|(i, spread)| Some((i, (*spread)?)))
     }
 }
 
 impl Bars {
-    /// All that a report has for bars.
-    pub(super) fn of(report: &Report) -> Vec<Self> {
-        let kinds = report.kinds().into_iter().flat_map(|kind| {
-            let operations = kind.operations().iter();
-            operations.map(move |&operation| Self::of_rows(kind, operation, &report.rows))
+    /// Returns the panels of a report.
+    pub(super) fn from_report(report: &Report) -> Vec<Self> {
+        let metrics = report.metrics().into_iter().flat_map(|metric| {
+            let operations = metric.operations().iter();
+            operations.map(move |&operation| Self::of_rows(metric, operation, &report.rows))
         });
-        let all = kinds.chain(sections::of(report));
+        let all = metrics.chain(panels::all(report));
         all.filter(|bars| !bars.labels.is_empty()).collect()
     }
 
-    fn of_rows(kind: Kind, operation: Operation, rows: &[Row]) -> Self {
-        let of_it = |cell: Cell| (cell.kind, cell.operation) == (kind, operation);
-        let rows: Vec<&Row> = rows.iter().filter(|row| of_it(row.cell)).collect();
-        let series = kind.contenders().iter().map(|&contender| {
+    fn of_rows(metric: Metric, operation: Operation, rows: &[Row]) -> Self {
+        let is_selected = |cell: Cell| (cell.metric, cell.operation) == (metric, operation);
+        let rows: Vec<&Row> = rows.iter().filter(|row| is_selected(row.cell)).collect();
+        let series = metric.contenders().iter().map(|&contender| {
             let spreads = rows.iter().map(|row| row.spread(contender));
-            Series::of(contender, spreads.collect())
+            Series::new(contender, spreads.collect())
         });
         Self {
-            caption: caption(kind, operation),
-            unit: kind.unit(),
-            labels: rows.iter().map(|row| row.cell.point()).collect(),
+            caption: caption(metric, operation),
+            unit: metric.unit(),
+            labels: rows.iter().map(|row| row.cell.label()).collect(),
             series: series.collect(),
         }
     }
 
-    pub(super) fn draw(&self, area: &Area<'_>) -> Drawn {
+    pub(super) fn draw(&self, area: &Area<'_>) -> DrawResult {
         let Some((low, high)) = self.range() else {
             return Ok(());
         };
@@ -95,16 +99,16 @@ impl Bars {
             .configure_mesh()
             .disable_x_mesh()
             .y_desc(self.unit)
-            // Two labels for each group place one below each group.
+            // With two labels per group, every second one is below a group.
             .x_labels(2 * groups)
-            .x_label_formatter(&|&at| self.label(at))
+            .x_label_formatter(&|&x| self.label(x))
             .y_label_formatter(&|value| value.to_string())
             .draw()?;
-        let width = FILLED / self.series.len() as f64;
-        for (place, series) in self.series.iter().enumerate() {
+        let width = GROUP_WIDTH / self.series.len() as f64;
+        for (index, series) in self.series.iter().enumerate() {
             let colour = series.colour;
-            let left = |i: usize| i as f64 - FILLED / 2.0 + place as f64 * width;
-            let bars = series.known().map(|(i, spread)| {
+            let left = |i: usize| i as f64 - GROUP_WIDTH / 2.0 + index as f64 * width;
+            let bars = series.measured().map(|(i, spread)| {
                 let corners = [(left(i), low), (left(i) + 0.9 * width, spread.median)];
                 Rectangle::new(corners, colour.filled())
             });
@@ -114,7 +118,7 @@ impl Bars {
                 .legend(move |(x, y)| {
                     Rectangle::new([(x, y - 5), (x + 10, y + 5)], colour.filled())
                 });
-            let whiskers = series.known().map(|(i, spread)| {
+            let whiskers = series.measured().map(|(i, spread)| {
                 let x = left(i) + 0.45 * width;
                 PathElement::new([(x, spread.min), (x, spread.max)], BLACK)
             });
@@ -129,41 +133,47 @@ impl Bars {
         Ok(())
     }
 
-    /// Whole powers of ten around all that is drawn, with room for the legend. What is 0 has no place on such
-    /// a scale, and no bar.
+    /// Returns the range of the scale: powers of ten around all values, with space for the legend. Values of 0 are left
+    /// out, since a logarithmic scale cannot show them.
     fn range(&self) -> Option<(f64, f64)> {
-        let all = || self.series.iter().flat_map(Series::known);
-        let over_zero = all().map(|(_, spread)| spread.min).filter(|min| *min > 0.0);
-        let least = over_zero.min_by(f64::total_cmp)?;
-        let greatest = all().map(|(_, spread)| spread.max).max_by(f64::total_cmp)?;
+        let spreads = || self.series.iter().flat_map(Series::measured);
+        let positive = spreads()
+            .map(|(_, spread)| spread.min)
+            .filter(|min| *min > 0.0);
+        let least = positive.min_by(f64::total_cmp)?;
+        let greatest = spreads()
+            .map(|(_, spread)| spread.max)
+            .max_by(f64::total_cmp)?;
         let low = 10f64.powf(least.log10().floor());
         let high = 10f64.powf((greatest * 3.0).log10().ceil());
         (low > 0.0 && high.is_finite()).then_some((low, high))
     }
 
-    /// Groups are at whole numbers.
-    fn label(&self, at: f64) -> String {
-        let near = at.round();
-        let is_whole = (at - near).abs() < 1e-6 && near >= 0.0;
-        let label = is_whole.then(|| self.labels.get(near as usize)).flatten();
+    /// Returns the label at a coordinate. Group `i` is at `i`.
+    fn label(&self, x: f64) -> String {
+        let nearest = x.round();
+        let is_whole = (x - nearest).abs() < 1e-6 && nearest >= 0.0;
+        let label = is_whole
+            .then(|| self.labels.get(nearest as usize))
+            .flatten();
         label.cloned().unwrap_or_default()
     }
 }
 
-fn caption(kind: Kind, operation: Operation) -> String {
-    match kind {
-        Kind::Latency => format!("{}: median time (less is better)", operation.name()),
-        Kind::Instructions => format!("{}: instructions (less is better)", operation.name()),
-        Kind::Bandwidth => format!("{}: bandwidth (more is better)", operation.name()),
-        Kind::Rate => format!("{}: many at a time (more is better)", operation.name()),
-        Kind::Calls => "call: median time by size of the reply (less is better)".into(),
-        Kind::Clients => "calls of many clients (more is better)".into(),
-        Kind::Pace => "call: time of processors (less is better)".into(),
-        Kind::Lend => "to lend memory and to end that (less is better)".into(),
-        Kind::Fill => "to fill memory of the other node (less is better)".into(),
-        Kind::Echo => "messages that come back: median time (less is better)".into(),
-        Kind::Connects => "connections in a second (more is better)".into(),
-        Kind::Connect => "to connect: median time (less is better)".into(),
+fn caption(metric: Metric, operation: Operation) -> String {
+    match metric {
+        Metric::Latency => format!("{}: latency (less is better)", operation.name()),
+        Metric::Instructions => format!("{}: instructions (less is better)", operation.name()),
+        Metric::Bandwidth => format!("{}: bandwidth (more is better)", operation.name()),
+        Metric::Rate => format!("{}: rate at depth 32 (more is better)", operation.name()),
+        Metric::CallLatency => "RPC: latency by size of the reply (less is better)".into(),
+        Metric::CallRate => "RPC: rate by clients (more is better)".into(),
+        Metric::CallCpuTime => "RPC: CPU time (less is better)".into(),
+        Metric::Registration => "registration and deregistration (less is better)".into(),
+        Metric::Fill => "fill of memory of the other node (less is better)".into(),
+        Metric::Echo => "ping-pong of messages: latency (less is better)".into(),
+        Metric::ConnectRate => "connection setup: rate (more is better)".into(),
+        Metric::ConnectLatency => "connection setup: latency (less is better)".into(),
     }
 }
 
@@ -173,32 +183,32 @@ mod tests {
     use crate::report::picture::tests::rows;
 
     fn latencies() -> Bars {
-        Bars::of_rows(Kind::Latency, Operation::Write, &rows())
+        Bars::of_rows(Metric::Latency, Operation::Write, &rows())
     }
 
     #[test]
-    fn the_range_is_of_whole_powers() {
+    fn range_ends_at_powers_of_ten() {
         assert_eq!(latencies().range(), Some((10.0, 1000.0)));
-        let none = Bars::of_rows(Kind::Latency, Operation::Write, &[]);
+        let none = Bars::of_rows(Metric::Latency, Operation::Write, &[]);
         assert_eq!(none.range(), None);
     }
 
     #[test]
-    fn what_is_nothing_has_no_bar() {
+    fn zero_value_is_excluded_from_the_range() {
         let values = [0.0, 25.0];
         let bars = Bars {
-            series: vec![Series::once(Contender::Kite, values.into_iter())],
+            series: vec![Series::single(Contender::Kite, values.into_iter())],
             ..latencies()
         };
         assert_eq!(bars.range(), Some((10.0, 100.0)));
     }
 
     #[test]
-    fn only_whole_numbers_have_labels() {
+    fn labels_are_at_group_coordinates_only() {
         let bars = latencies();
         assert_eq!(bars.label(1.0), "64 B");
-        for at in [-1.0, -0.5, 0.5, 5.0] {
-            assert_eq!(bars.label(at), "");
+        for x in [-1.0, -0.5, 0.5, 5.0] {
+            assert_eq!(bars.label(x), "");
         }
     }
 }

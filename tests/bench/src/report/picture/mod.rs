@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! The report as a picture: a row of panels for each thing that was measured.
+//! Report as an SVG picture: panels in rows.
 
 mod bars;
-mod sections;
+mod panels;
 
 use std::error::Error;
 use std::path::Path;
@@ -12,47 +12,50 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use self::bars::Bars;
-use crate::cell::{Contender, Kind};
+use crate::cell::{Contender, Metric};
 use crate::measure::alloc_scaling::AllocPoint;
 use crate::measure::sharing::{Sharing, PHASES};
 use crate::report::Report;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn = Result<(), Box<dyn Error>>;
+type DrawResult = Result<(), Box<dyn Error>>;
 
+/// Width of the picture in pixels.
 const WIDTH: u32 = 1200;
 
-/// Height of the title.
-const TITLE: u32 = 40;
+/// Height of the title in pixels.
+const TITLE_HEIGHT: u32 = 40;
 
-/// Panels in a row: most kinds have as many operations.
-const PANELS: usize = 2;
+/// Panels in a row: most metrics have two operations.
+const PANELS_PER_ROW: usize = 2;
 
-/// Height of each row of panels.
-const ROW: u32 = 430;
+/// Height of a row of panels in pixels.
+const ROW_HEIGHT: u32 = 430;
 
+/// Draws the picture to a file.
 pub(crate) fn draw(report: &Report, path: &Path) -> Result<()> {
     draw_all(report, path).map_err(|error| anyhow!("{error}"))
 }
 
-fn draw_all(report: &Report, path: &Path) -> Drawn {
-    let bars = Bars::of(report);
+fn draw_all(report: &Report, path: &Path) -> DrawResult {
+    let bars = Bars::from_report(report);
     let (alloc_scaling, sharing) = (!report.alloc_scaling.is_empty(), !report.sharing.is_empty());
-    let rows = bars.len().div_ceil(PANELS) + usize::from(alloc_scaling) + usize::from(sharing);
-    let size = (WIDTH, TITLE + ROW * rows as u32);
+    let rows =
+        bars.len().div_ceil(PANELS_PER_ROW) + usize::from(alloc_scaling) + usize::from(sharing);
+    let size = (WIDTH, TITLE_HEIGHT + ROW_HEIGHT * rows as u32);
     let root = SVGBackend::new(path, size).into_drawing_area();
     root.fill(&WHITE)?;
-    let title = format!("kite and others over {}", report.fabric);
+    let title = format!("kite, verbs and TCP, fabric {}", report.fabric);
     let mut rest = root.titled(&title, ("sans-serif", 26))?;
-    for bars in bars.chunks(PANELS) {
-        let (row, below) = rest.split_vertically(ROW);
-        for (bars, area) in bars.iter().zip(row.split_evenly((1, PANELS))) {
+    for bars in bars.chunks(PANELS_PER_ROW) {
+        let (row, below) = rest.split_vertically(ROW_HEIGHT);
+        for (bars, area) in bars.iter().zip(row.split_evenly((1, PANELS_PER_ROW))) {
             bars.draw(&area)?;
         }
         rest = below;
     }
     if alloc_scaling {
-        let (row, below) = rest.split_vertically(ROW);
+        let (row, below) = rest.split_vertically(ROW_HEIGHT);
         draw_alloc_scaling(&row, &report.alloc_scaling)?;
         rest = below;
     }
@@ -63,24 +66,24 @@ fn draw_all(report: &Report, path: &Path) -> Drawn {
     Ok(())
 }
 
-/// Draws the cost of one more region as a line over the number of regions.
-fn draw_alloc_scaling(area: &Area<'_>, points: &[AllocPoint]) -> Drawn {
-    let most = points.iter().map(|point| point.regions).max().unwrap_or(1);
+/// Draws the cost of an allocation and a free as a line over the number of regions.
+fn draw_alloc_scaling(area: &Area<'_>, points: &[AllocPoint]) -> DrawResult {
+    let max_regions = points.iter().map(|point| point.regions).max().unwrap_or(1);
     let high = points.iter().map(|point| point.value).fold(1.0, f64::max) * 1.5;
     let mut chart = ChartBuilder::on(area)
         .caption(
-            "an allocation and a free beside other regions (flat is better)",
+            "allocation and free by number of regions (flat is better)",
             ("sans-serif", 18),
         )
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(72)
-        .build_cartesian_2d((1..most * 2).log_scale(), 0.0..high)?;
+        .build_cartesian_2d((1..max_regions * 2).log_scale(), 0.0..high)?;
     chart
         .configure_mesh()
         .max_light_lines(2)
         .x_desc("regions")
-        .y_desc(Kind::Instructions.unit())
+        .y_desc(Metric::Instructions.unit())
         .draw()?;
     let colour = colour(Contender::Kite);
     let line = points.iter().map(|point| (point.regions, point.value));
@@ -88,14 +91,14 @@ fn draw_alloc_scaling(area: &Area<'_>, points: &[AllocPoint]) -> Drawn {
     Ok(())
 }
 
-/// Draws the shares of two priorities of an RNIC over time, a panel for each policy.
-fn draw_sharing(area: &Area<'_>, all: &[Sharing]) -> Drawn {
+/// Draws the bandwidth of two priorities over time, one panel per policy.
+fn draw_sharing(area: &Area<'_>, all: &[Sharing]) -> DrawResult {
     let both = |sharing: &Sharing| [sharing.high.clone(), sharing.low.clone()];
     let samples = all.iter().flat_map(both).flatten();
     let high = samples.map(|sample| sample.rate).fold(1.0, f64::max) * 1.3;
     let end: f64 = PHASES.iter().sum();
     for (area, sharing) in area.split_evenly((1, all.len())).iter().zip(all) {
-        let caption = format!("two priorities over time, policy {}", sharing.policy);
+        let caption = format!("bandwidth of two priorities, policy {}", sharing.policy);
         let mut chart = ChartBuilder::on(area)
             .caption(caption, ("sans-serif", 18))
             .margin(12)
@@ -113,7 +116,7 @@ fn draw_sharing(area: &Area<'_>, all: &[Sharing]) -> Drawn {
             ("low", &sharing.low, colour(Contender::Verbs)),
         ];
         for (name, samples, colour) in lines {
-            let points = samples.iter().map(|sample| (sample.at, sample.rate));
+            let points = samples.iter().map(|sample| (sample.seconds, sample.rate));
             chart
                 .draw_series(LineSeries::new(points, colour.stroke_width(2)))?
                 .label(name)
@@ -135,10 +138,10 @@ fn colour(contender: Contender) -> RGBColor {
     match contender {
         Contender::Kite => RGBColor(0xd5, 0x5e, 0x00),
         Contender::KiteThreads => RGBColor(0xe6, 0x9f, 0x00),
-        Contender::KiteQueue | Contender::KiteVerbs => RGBColor(0xcc, 0x79, 0xa7),
-        Contender::KiteRc => RGBColor(0x00, 0x9e, 0x73),
-        Contender::KiteDc | Contender::KiteVqp => RGBColor(0xf0, 0xe4, 0x42),
-        Contender::KiteOpened | Contender::KiteVqpQueue => RGBColor(0xe6, 0x9f, 0x00),
+        Contender::KiteQueue | Contender::KitePreload => RGBColor(0xcc, 0x79, 0xa7),
+        Contender::KiteVqpRc => RGBColor(0x00, 0x9e, 0x73),
+        Contender::KiteVqpDc | Contender::KiteVqp => RGBColor(0xf0, 0xe4, 0x42),
+        Contender::KiteNewSession | Contender::KiteVqpQueue => RGBColor(0xe6, 0x9f, 0x00),
         Contender::VerbsKept => RGBColor(0x56, 0xb4, 0xe9),
         Contender::KernelRc => RGBColor(0x00, 0x9e, 0x73),
         Contender::TwoWrites => RGBColor(0x00, 0x9e, 0x73),
@@ -158,11 +161,11 @@ mod tests {
     use crate::report::Row;
 
     pub(super) fn rows() -> Vec<Row> {
-        Cell::of(&[Kind::Latency, Kind::Bandwidth])
+        Cell::of_metrics(&[Metric::Latency, Metric::Bandwidth])
             .zip(1..)
             .map(|(cell, i)| {
                 let mut row = Row::new(cell, 1);
-                for &contender in cell.kind.contenders() {
+                for &contender in cell.metric.contenders() {
                     row.add(contender, f64::from(i) * 12.5);
                     row.add(contender, f64::from(i) * 14.5);
                 }
@@ -172,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_names_all_sizes_and_contenders() {
+    fn picture_contains_all_sizes_and_contenders() {
         let name = format!("kite-bench-{}.svg", std::process::id());
         let path = std::env::temp_dir().join(name);
         let report = Report {
