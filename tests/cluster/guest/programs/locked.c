@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Locked memory of a process that uses the C library.
+ * Test of the locked memory of a process that uses the C library.
  *
  *   locked transfer NODE: 4 threads write, read and compare 4 MiB each
  *   locked register MIB COUNT MAX: registers and deregisters MIB of memory COUNT times, with at
  *   most MAX MiB pinned
  *
- * Prints "all is well" at the end.
+ * Prints "passed" at the end.
  */
 #include <pthread.h>
 #include <stdint.h>
@@ -21,28 +21,29 @@ enum { THREADS = 4, SIZE = 4 << 20 };
 
 static LT_lh lh;
 
-static void check(const char *what, int64_t err)
+static void check(const char *function, int64_t err)
 {
 	if (err >= 0)
 		return;
-	printf("%s: %s\n", what, strerror(-err));
+	printf("%s: %s\n", function, strerror(-err));
 	exit(1);
 }
 
+/* Writes and reads one part of the region. */
 static void *transfer_one(void *number)
 {
 	uint64_t offset = (uintptr_t)number * SIZE;
-	char *wrote = malloc(SIZE), *read = calloc(1, SIZE);
+	char *written = malloc(SIZE), *read = calloc(1, SIZE);
 
 	for (int i = 0; i < SIZE; i++)
-		wrote[i] = (i ^ (i >> 12)) + (uintptr_t)number;
-	check("LT_write", LT_write(lh, offset, wrote, SIZE));
+		written[i] = (i ^ (i >> 12)) + (uintptr_t)number;
+	check("LT_write", LT_write(lh, offset, written, SIZE));
 	check("LT_read", LT_read(lh, offset, read, SIZE));
-	if (memcmp(wrote, read, SIZE)) {
-		puts("read other bytes than were written");
+	if (memcmp(written, read, SIZE)) {
+		puts("LT_read returned other bytes than LT_write wrote");
 		exit(1);
 	}
-	free(wrote);
+	free(written);
 	free(read);
 	return NULL;
 }
@@ -60,6 +61,7 @@ static void transfer(uint32_t node)
 	check("LT_free", LT_free(lh));
 }
 
+/* Returns the pinned memory of the process in MiB. */
 static long pinned_mib(void)
 {
 	FILE *status = fopen("/proc/self/status", "r");
@@ -73,7 +75,7 @@ static long pinned_mib(void)
 	return kib >> 10;
 }
 
-static void register_often(size_t mib, int count, long max)
+static void register_repeatedly(size_t mib, int count, long max)
 {
 	void *memory = aligned_alloc(4096, mib << 20);
 	uint32_t key;
@@ -82,7 +84,7 @@ static void register_often(size_t mib, int count, long max)
 	while (count--) {
 		check("kr_reg_mr", kr_reg_mr(memory, mib << 20, 0, &key));
 		if (pinned_mib() > max) {
-			printf("%ld MiB are pinned\n", pinned_mib());
+			printf("%ld MiB pinned, at most %ld expected\n", pinned_mib(), max);
 			exit(1);
 		}
 		check("kr_dereg_mr", kr_dereg_mr(key));
@@ -95,7 +97,7 @@ int main(int argc, char **argv)
 	if (argc == 3)
 		transfer(atoi(argv[2]));
 	else
-		register_often(atoi(argv[2]), atoi(argv[3]), atol(argv[4]));
-	puts("all is well");
+		register_repeatedly(atoi(argv[2]), atoi(argv[3]), atol(argv[4]));
+	puts("passed");
 	return 0;
 }

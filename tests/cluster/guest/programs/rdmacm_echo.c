@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Two ends that exchange words as private data while they connect, and print each event with its
- * private data. The program uses librdmacm alone, and reads events when the descriptor of its
+ * Server and client that exchange a word as private data of a connection, and print each event with
+ * its private data. The program uses librdmacm alone, and reads events when the descriptor of its
  * channel is readable.
  *
  * rdmacm_echo
- *	accepts connections, and returns the received word; rejects the word "no" with "sorry";
- *	disconnects at once after "late"
+ *	server: accepts connections, and returns the received word; rejects the word "no" with
+ *	"sorry"; disconnects at once after "late"
  * rdmacm_echo ADDRESS WORD
- *	connects and disconnects; with the word "wait" waits until the peer disconnects; with
- *	"late" reads no event before SIGUSR1
+ *	client: connects and disconnects; with the word "wait" waits until the peer disconnects;
+ *	with "late" reads no event before SIGUSR1
  */
 
 #include <arpa/inet.h>
@@ -23,42 +23,43 @@
 #include <string.h>
 
 #define PORT 7777
-#define LONG_MS 60000
+#define TIMEOUT_MS 60000
 
 static struct rdma_event_channel *channel;
 
-/* The signal before which no event is read. */
-static sigset_t late;
+/* SIGUSR1, before which the client reads no event with the word "late". */
+static sigset_t late_signal;
 
-static void check(int good, const char *what)
+static void check(int condition, const char *operation)
 {
-	if (good)
+	if (condition)
 		return;
-	perror(what);
+	perror(operation);
 	exit(1);
 }
 
-/* Prints an event of a connection. */
-static const char *word(const struct rdma_cm_event *event)
+/* Returns the private data of an event as a string. */
+static const char *private_data(const struct rdma_cm_event *event)
 {
-	static char said[256];
+	static char data[256];
 	const struct rdma_conn_param *conn = &event->param.conn;
 
-	memset(said, 0, sizeof(said));
+	memset(data, 0, sizeof(data));
 	if (event->event != RDMA_CM_EVENT_ADDR_RESOLVED && conn->private_data)
-		memcpy(said, conn->private_data, conn->private_data_len);
-	return said;
+		memcpy(data, conn->private_data, conn->private_data_len);
+	return data;
 }
 
-static struct rdma_cm_event *next(void)
+/* Waits for the next event, and prints it. */
+static struct rdma_cm_event *next_event(void)
 {
 	struct pollfd readable = { .fd = channel->fd, .events = POLLIN };
 	struct rdma_cm_event *event;
 
-	check(poll(&readable, 1, LONG_MS) == 1, "waiting");
-	check(!rdma_get_cm_event(channel, &event), "event");
+	check(poll(&readable, 1, TIMEOUT_MS) == 1, "poll");
+	check(!rdma_get_cm_event(channel, &event), "rdma_get_cm_event");
 	printf("%s %d %s\n", rdma_event_str(event->event) + strlen("RDMA_CM_EVENT_"),
-	       event->status, word(event));
+	       event->status, private_data(event));
 	fflush(stdout);
 	return event;
 }
@@ -70,138 +71,138 @@ static void create_qp(struct rdma_cm_id *id)
 		.qp_type = IBV_QPT_RC,
 	};
 
-	check(!rdma_create_qp(id, NULL, &attr), "queue pair");
+	check(!rdma_create_qp(id, NULL, &attr), "rdma_create_qp");
 }
 
-static struct rdma_conn_param saying(const char *said)
+static struct rdma_conn_param conn_param(const char *word)
 {
-	return (struct rdma_conn_param){ .private_data = said, .private_data_len = strlen(said) };
+	return (struct rdma_conn_param){ .private_data = word, .private_data_len = strlen(word) };
 }
 
-static void answer(struct rdma_cm_id *id, const char *asked)
+static void reply_to_request(struct rdma_cm_id *id, const char *word)
 {
-	struct rdma_conn_param param = saying(asked);
+	struct rdma_conn_param param = conn_param(word);
 
-	if (!strcmp(asked, "no")) {
-		check(!rdma_reject(id, "sorry", strlen("sorry")), "rejecting");
-		check(!rdma_destroy_id(id), "ending");
+	if (!strcmp(word, "no")) {
+		check(!rdma_reject(id, "sorry", strlen("sorry")), "rdma_reject");
+		check(!rdma_destroy_id(id), "rdma_destroy_id");
 		return;
 	}
 	create_qp(id);
-	check(!rdma_accept(id, &param), "accepting");
-	if (!strcmp(asked, "late"))
-		check(!rdma_disconnect(id), "disconnecting at once");
+	check(!rdma_accept(id, &param), "rdma_accept");
+	if (!strcmp(word, "late"))
+		check(!rdma_disconnect(id), "rdma_disconnect");
 }
 
-static void end(struct rdma_cm_id *id)
+static void destroy(struct rdma_cm_id *id)
 {
 	if (id->qp)
 		rdma_destroy_qp(id);
-	check(!rdma_destroy_id(id), "ending");
+	check(!rdma_destroy_id(id), "rdma_destroy_id");
 }
 
 /*
- * Listens on another channel until the first request. Then migrates the listener, with that event,
- * to the main channel.
+ * Listens on a channel of its own until the first request arrives. Then migrates the listener, with
+ * the event, to the main channel.
  */
-static void listen_for_first(void)
+static void listen_and_migrate(void)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(PORT) };
 	struct rdma_event_channel *first = rdma_create_event_channel();
 	struct pollfd readable = { .fd = first->fd, .events = POLLIN };
 	struct rdma_cm_id *listener;
 
-	check(!rdma_create_id(first, &listener, NULL, RDMA_PS_TCP), "identifier");
-	check(!rdma_bind_addr(listener, (void *)&any) && !rdma_listen(listener, 8), "listening");
-	puts("listening");
+	check(!rdma_create_id(first, &listener, NULL, RDMA_PS_TCP), "rdma_create_id");
+	check(!rdma_bind_addr(listener, (void *)&any) && !rdma_listen(listener, 8), "rdma_listen");
+	puts("rdma_listen");
 	fflush(stdout);
-	check(poll(&readable, 1, LONG_MS) == 1, "waiting for the first");
-	check(!rdma_migrate_id(listener, channel), "migrating");
+	check(poll(&readable, 1, TIMEOUT_MS) == 1, "poll for the first request");
+	check(!rdma_migrate_id(listener, channel), "rdma_migrate_id");
 	rdma_destroy_event_channel(first);
 }
 
-static void serve(void)
+static void run_server(void)
 {
 	struct rdma_cm_id *id;
 	struct rdma_cm_event *event;
 	enum rdma_cm_event_type type;
 
-	listen_for_first();
+	listen_and_migrate();
 	while (1) {
-		event = next();
+		event = next_event();
 		type = event->event;
 		id = event->id;
 		if (type == RDMA_CM_EVENT_CONNECT_REQUEST)
-			answer(id, word(event));
+			reply_to_request(id, private_data(event));
 		rdma_ack_cm_event(event);
 		if (type == RDMA_CM_EVENT_TIMEWAIT_EXIT)
-			end(id);
+			destroy(id);
 	}
 }
 
 static void expect(enum rdma_cm_event_type type)
 {
-	struct rdma_cm_event *event = next();
-	int good = event->event == type;
+	struct rdma_cm_event *event = next_event();
+	int is_expected = event->event == type;
 
 	rdma_ack_cm_event(event);
-	/* next() has printed the unexpected event. */
-	if (!good)
+	/* next_event() has printed the unexpected event. */
+	if (!is_expected)
 		exit(2);
 }
 
-/* A second disconnect, of either end, must succeed. */
+/* A second disconnect must succeed, by the server and by the client. */
 static void disconnect(struct rdma_cm_id *id)
 {
-	check(!rdma_disconnect(id) && !rdma_disconnect(id), "disconnecting");
+	check(!rdma_disconnect(id) && !rdma_disconnect(id), "rdma_disconnect");
 }
 
-static void ask(const char *address, const char *said)
+static void run_client(const char *address, const char *word)
 {
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(PORT) };
-	struct rdma_conn_param param = saying(said);
+	struct rdma_conn_param param = conn_param(word);
 	struct rdma_cm_id *id;
 	int signal;
 
 	to.sin_addr.s_addr = inet_addr(address);
-	check(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), "identifier");
-	check(!rdma_migrate_id(id, channel), "migrating to where it is");
-	check(!rdma_resolve_addr(id, NULL, (void *)&to, LONG_MS), "resolving");
+	check(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), "rdma_create_id");
+	check(!rdma_migrate_id(id, channel), "rdma_migrate_id to the same channel");
+	check(!rdma_resolve_addr(id, NULL, (void *)&to, TIMEOUT_MS), "rdma_resolve_addr");
 	expect(RDMA_CM_EVENT_ADDR_RESOLVED);
-	check(!rdma_resolve_route(id, LONG_MS), "finding a route");
+	check(!rdma_resolve_route(id, TIMEOUT_MS), "rdma_resolve_route");
 	expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
-	check(rdma_disconnect(id) < 0, "disconnecting too early");
+	check(rdma_disconnect(id) < 0, "rdma_disconnect before rdma_connect succeeded");
 	create_qp(id);
-	check(!rdma_connect(id, &param), "connecting");
-	if (!strcmp(said, "late"))
-		check(!sigwait(&late, &signal), "waiting for a signal");
+	check(!rdma_connect(id, &param), "rdma_connect");
+	if (!strcmp(word, "late"))
+		check(!sigwait(&late_signal, &signal), "sigwait");
 	expect(RDMA_CM_EVENT_ESTABLISHED);
-	if (strcmp(said, "wait"))
+	if (strcmp(word, "wait"))
 		disconnect(id);
 	expect(RDMA_CM_EVENT_DISCONNECTED);
 	expect(RDMA_CM_EVENT_TIMEWAIT_EXIT);
 	disconnect(id);
-	end(id);
+	destroy(id);
 }
 
-static void *take(void *of)
+static void *wait_for_event(void *channel_of_thread)
 {
 	struct rdma_cm_event *event;
 
-	rdma_get_cm_event(of, &event);
+	rdma_get_cm_event(channel_of_thread, &event);
 	return NULL;
 }
 
 /* A thread that waits for an event can be cancelled. */
-static void cancel(void)
+static void cancel_waiting_thread(void)
 {
 	struct rdma_event_channel *quiet = rdma_create_event_channel();
 	pthread_t thread;
 	void *result;
 
-	check(!pthread_create(&thread, NULL, take, quiet), "a thread");
-	check(!pthread_cancel(thread) && !pthread_join(thread, &result), "cancelling");
-	check(result == PTHREAD_CANCELED, "an event from nowhere");
+	check(!pthread_create(&thread, NULL, wait_for_event, quiet), "pthread_create");
+	check(!pthread_cancel(thread) && !pthread_join(thread, &result), "pthread_cancel");
+	check(result == PTHREAD_CANCELED, "rdma_get_cm_event on an unused channel");
 	rdma_destroy_event_channel(quiet);
 }
 
@@ -209,19 +210,19 @@ int main(int argc, char **argv)
 {
 	struct rdma_cm_event *none;
 
-	sigemptyset(&late);
-	sigaddset(&late, SIGUSR1);
-	check(!sigprocmask(SIG_BLOCK, &late, NULL), "blocking a signal");
+	sigemptyset(&late_signal);
+	sigaddset(&late_signal, SIGUSR1);
+	check(!sigprocmask(SIG_BLOCK, &late_signal, NULL), "sigprocmask");
 	channel = rdma_create_event_channel();
-	check(!!channel, "channel");
-	check(!fcntl(channel->fd, F_SETFL, O_NONBLOCK), "not waiting");
-	check(rdma_get_cm_event(channel, &none) < 0, "an event of nothing");
+	check(!!channel, "rdma_create_event_channel");
+	check(!fcntl(channel->fd, F_SETFL, O_NONBLOCK), "fcntl");
+	check(rdma_get_cm_event(channel, &none) < 0, "rdma_get_cm_event without an event");
 	rdma_freeaddrinfo(NULL);
-	cancel();
+	cancel_waiting_thread();
 	if (argc == 3)
-		ask(argv[1], argv[2]);
+		run_client(argv[1], argv[2]);
 	else
-		serve();
+		run_server();
 	rdma_destroy_event_channel(channel);
 	return 0;
 }

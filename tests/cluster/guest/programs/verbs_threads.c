@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Threads that share a queue pair and a completion queue: each adds to a number of the peer, and
- * polls completions of all threads. The program uses verbs alone.
+ * Threads that share a QP and a CQ: each executes fetch-and-add on a word of the server, and polls
+ * completions of all threads. The program uses verbs alone.
  *
- * verbs_threads DEVICE has the number, and prints it at the end.
- * verbs_threads DEVICE ADDRESS adds to it, and prints the sum of the values before each add.
+ * verbs_threads DEVICE
+ *	server: has the word, and prints its value at the end
+ * verbs_threads DEVICE ADDRESS
+ *	client: adds to the word, and prints the sum of the previous values
  */
 
 #include <arpa/inet.h>
@@ -22,7 +24,8 @@
 #define TOTAL 4000
 #define DEPTH 64
 
-struct end {
+/* Address of a QP, and of the memory of its process. */
+struct qp_address {
 	unsigned long addr;
 	unsigned int rkey, qpn, lid;
 };
@@ -30,19 +33,19 @@ struct end {
 static struct ibv_cq *cq;
 static struct ibv_qp *qp;
 static struct ibv_mr *mr;
-static struct end other;
+static struct qp_address peer;
 static unsigned long words[TOTAL];
 static atomic_int posted, done;
 
-static void check(int good, const char *what)
+static void check(int condition, const char *operation)
 {
-	if (good)
+	if (condition)
 		return;
-	perror(what);
+	perror(operation);
 	exit(1);
 }
 
-static void make(const char *name)
+static void create_objects(const char *name)
 {
 	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 		     IBV_ACCESS_REMOTE_ATOMIC;
@@ -55,20 +58,20 @@ static void make(const char *name)
 	};
 	struct ibv_pd *pd;
 
-	check(!!device, "devices");
+	check(!!device, "ibv_get_device_list");
 	while (*device && strcmp(ibv_get_device_name(*device), name))
 		device++;
 	check(!!*device, name);
 	context = ibv_open_device(*device);
-	check(!!context, "context");
+	check(!!context, "ibv_open_device");
 	pd = ibv_alloc_pd(context);
 	mr = ibv_reg_mr(pd, words, sizeof(words), access);
 	cq = ibv_create_cq(context, TOTAL, NULL, NULL, 0);
-	check(mr && cq, "memory and completions");
+	check(mr && cq, "ibv_reg_mr or ibv_create_cq");
 	attr.send_cq = cq;
 	attr.recv_cq = cq;
 	qp = ibv_create_qp(pd, &attr);
-	check(!!qp, "queue pair");
+	check(!!qp, "ibv_create_qp");
 }
 
 static void modify(enum ibv_qp_state state, int mask)
@@ -78,20 +81,20 @@ static void modify(enum ibv_qp_state state, int mask)
 		.port_num = PORT,
 		.qp_access_flags = IBV_ACCESS_REMOTE_ATOMIC,
 		.path_mtu = IBV_MTU_1024,
-		.dest_qp_num = other.qpn,
+		.dest_qp_num = peer.qpn,
 		.max_rd_atomic = 8,
 		.max_dest_rd_atomic = 8,
 		.min_rnr_timer = 12,
 		.timeout = 14,
 		.retry_cnt = 7,
 		.rnr_retry = 7,
-		.ah_attr = { .dlid = other.lid, .port_num = PORT },
+		.ah_attr = { .dlid = peer.lid, .port_num = PORT },
 	};
 
-	check(!ibv_modify_qp(qp, &attr, mask | IBV_QP_STATE), "state");
+	check(!ibv_modify_qp(qp, &attr, mask | IBV_QP_STATE), "ibv_modify_qp");
 }
 
-static void connect_to_other(void)
+static void connect_qp(void)
 {
 	modify(IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 	modify(IBV_QPS_RTR, IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
@@ -100,51 +103,53 @@ static void connect_to_other(void)
 	       IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
-static int meet(const char *address)
+/* Connects to the server, or accepts the client. Returns the socket. */
+static int open_socket(const char *address)
 {
-	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(TCP_PORT) };
+	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons(TCP_PORT) };
 	int one = 1, tcp = socket(AF_INET, SOCK_STREAM, 0);
 
 	if (address) {
-		at.sin_addr.s_addr = inet_addr(address);
-		check(!connect(tcp, (void *)&at, sizeof(at)), address);
+		addr.sin_addr.s_addr = inet_addr(address);
+		check(!connect(tcp, (void *)&addr, sizeof(addr)), address);
 		return tcp;
 	}
 	setsockopt(tcp, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-	check(!bind(tcp, (void *)&at, sizeof(at)) && !listen(tcp, 1), "listening");
+	check(!bind(tcp, (void *)&addr, sizeof(addr)) && !listen(tcp, 1), "bind or listen");
 	puts("listening");
 	fflush(stdout);
 	return accept(tcp, NULL, NULL);
 }
 
-static void exchange(int tcp)
+/* Sends the own address, and receives that of the peer. */
+static void exchange_addresses(int tcp)
 {
 	struct ibv_port_attr port;
-	struct end own = { .addr = (unsigned long)words, .rkey = mr->rkey, .qpn = qp->qp_num };
+	struct qp_address own = { .addr = (unsigned long)words, .rkey = mr->rkey, .qpn = qp->qp_num };
 
-	check(!ibv_query_port(qp->context, PORT, &port), "port");
+	check(!ibv_query_port(qp->context, PORT, &port), "ibv_query_port");
 	own.lid = port.lid;
-	check(write(tcp, &own, sizeof(own)) == sizeof(own), "telling");
-	check(recv(tcp, &other, sizeof(other), MSG_WAITALL) == sizeof(other), "hearing");
+	check(write(tcp, &own, sizeof(own)) == sizeof(own), "write");
+	check(recv(tcp, &peer, sizeof(peer), MSG_WAITALL) == sizeof(peer), "recv");
 }
 
-/* Polls completions once. */
-static void poll(void)
+/* Polls the CQ once. */
+static void poll_cq(void)
 {
-	struct ibv_wc found[16];
-	int i, count = ibv_poll_cq(cq, 16, found);
+	struct ibv_wc wcs[16];
+	int i, count = ibv_poll_cq(cq, 16, wcs);
 
-	check(count >= 0, "polling");
+	check(count >= 0, "ibv_poll_cq");
 	for (i = 0; i < count; i++) {
-		if (found[i].status == IBV_WC_SUCCESS)
+		if (wcs[i].status == IBV_WC_SUCCESS)
 			continue;
-		fprintf(stderr, "%s\n", ibv_wc_status_str(found[i].status));
+		fprintf(stderr, "%s\n", ibv_wc_status_str(wcs[i].status));
 		exit(1);
 	}
 	atomic_fetch_add(&done, count);
 }
 
-static void *add(void *unused)
+static void *run_thread(void *unused)
 {
 	struct ibv_send_wr *bad;
 	int i;
@@ -162,15 +167,15 @@ static void *add(void *unused)
 			.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
 		};
 
-		wr.wr.atomic.remote_addr = other.addr;
-		wr.wr.atomic.rkey = other.rkey;
+		wr.wr.atomic.remote_addr = peer.addr;
+		wr.wr.atomic.rkey = peer.rkey;
 		wr.wr.atomic.compare_add = 1;
-		/* The queue has room for fewer requests. */
+		/* The send queue is smaller than the number of requests. */
 		while (ibv_post_send(qp, &wr, &bad))
-			poll();
+			poll_cq();
 	}
 	while (atomic_load(&done) < TOTAL)
-		poll();
+		poll_cq();
 	return unused;
 }
 
@@ -181,19 +186,19 @@ int main(int argc, char **argv)
 	char end;
 	int tcp;
 
-	make(argv[1]);
-	tcp = meet(argc > 2 ? argv[2] : NULL);
-	exchange(tcp);
-	connect_to_other();
-	/* Both ends are ready. */
-	check(write(tcp, "", 1) == 1 && read(tcp, &end, 1) == 1, "waiting");
+	create_objects(argv[1]);
+	tcp = open_socket(argc > 2 ? argv[2] : NULL);
+	exchange_addresses(tcp);
+	connect_qp();
+	/* Wait until the QP of the peer is connected. */
+	check(write(tcp, "", 1) == 1 && read(tcp, &end, 1) == 1, "waiting for the peer");
 	if (argc == 2) {
-		check(!read(tcp, &end, 1), "the end");
+		check(!read(tcp, &end, 1), "waiting for the client to exit");
 		printf("%lu\n", words[0]);
 		return 0;
 	}
 	for (i = 0; i < THREADS; i++)
-		check(!pthread_create(&threads[i], NULL, add, NULL), "thread");
+		check(!pthread_create(&threads[i], NULL, run_thread, NULL), "pthread_create");
 	for (i = 0; i < THREADS; i++)
 		pthread_join(threads[i], NULL);
 	for (i = 0; i < TOTAL; i++)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Waits of the C library: timeouts, signals, and concurrent requests of other threads. Runs on one
- * node, which connects to itself. Prints "all is well" at the end.
+ * Test of the waits of the C library: timeouts, signals, and concurrent requests of other threads.
+ * Runs on one node, which connects to itself. Prints "passed" at the end.
  */
 #include <assert.h>
 #include <errno.h>
@@ -17,18 +17,18 @@
 
 enum { PORT = 4711, TAG = 7 };
 
-/* More bytes of replies than the memory of an I/O queue can have. */
-enum { CALLS = 150, ROOM = 8 << 20 };
+/* Reply buffers whose total size exceeds the maximum memory of an I/O queue. */
+enum { CALLS = 150, REPLY_BYTES = 8 << 20 };
 
-static int64_t pair;
+static int64_t queue;
 static atomic_int interrupted;
 static int bound;
 
-static void expect(const char *what, int64_t got, int64_t wanted)
+static void expect(const char *function, int64_t result, int64_t expected)
 {
-	if (got == wanted)
+	if (result == expected)
 		return;
-	printf("%s: %lld instead of %lld\n", what, (long long)got, (long long)wanted);
+	printf("%s: %lld, expected %lld\n", function, (long long)result, (long long)expected);
 	exit(1);
 }
 
@@ -43,9 +43,9 @@ static void *wait_twice(void *unused)
 	struct LT_completion done;
 
 	(void)unused;
-	expect("LT_wait with a signal", LT_wait(pair, &done), -EINTR);
+	expect("LT_wait with a signal", LT_wait(queue, &done), -EINTR);
 	interrupted = 1;
-	expect("LT_wait", LT_wait(pair, &done), 0);
+	expect("LT_wait", LT_wait(queue, &done), 0);
 	expect("tag", done.tag, TAG);
 	expect("status", done.status, -ECANCELED);
 	return NULL;
@@ -58,19 +58,20 @@ static void signal_and_cancel(LT_lh lh, void *memory)
 	pthread_t waiter;
 
 	sigaction(SIGUSR1, &action, NULL);
-	expect("LT_async_recvRPC", LT_async_recvRPC(pair, TAG, lh, memory, 4096), 0);
-	expect("LT_wait_timeout of 0", LT_wait_timeout(pair, &done, 0), -ETIMEDOUT);
-	expect("LT_wait_timeout", LT_wait_timeout(pair, &done, 20), -ETIMEDOUT);
+	expect("LT_async_recvRPC", LT_async_recvRPC(queue, TAG, lh, memory, 4096), 0);
+	expect("LT_wait_timeout of 0", LT_wait_timeout(queue, &done, 0), -ETIMEDOUT);
+	expect("LT_wait_timeout", LT_wait_timeout(queue, &done, 20), -ETIMEDOUT);
 	pthread_create(&waiter, NULL, wait_twice, NULL);
-	/* A signal that arrives before the thread sleeps does not end the wait. */
+	/* Repeat the signal: one that arrives before the thread sleeps does not end the wait. */
 	while (!interrupted)
 		pthread_kill(waiter, SIGUSR1);
-	expect("LT_cancel", LT_cancel(pair, TAG), 1);
+	expect("LT_cancel", LT_cancel(queue, TAG), 1);
 	pthread_join(waiter, NULL);
-	expect("LT_wait for nothing", LT_wait(pair, &done), -EAGAIN);
+	expect("LT_wait without requests", LT_wait(queue, &done), -EAGAIN);
 }
 
-static void *answer(void *lh)
+/* Replies to all calls. */
+static void *serve(void *lh)
 {
 	struct LT_call call;
 	char data[8];
@@ -82,19 +83,19 @@ static void *answer(void *lh)
 	return NULL;
 }
 
-/* The replies fit into one buffer: each has one byte, and they are stored one after the other. */
+/* All replies use one buffer, which is valid since they have the same byte and are stored in turn. */
 static void multicast(LT_lh lh)
 {
 	struct LT_reply replies[CALLS];
 	LT_lh all[CALLS];
-	char *buffer = malloc(ROOM);
+	char *buffer = malloc(REPLY_BYTES);
 	pthread_t server;
 
 	for (int i = 0; i < CALLS; i++) {
 		all[i] = lh;
-		replies[i] = (struct LT_reply){ .data = buffer, .room = ROOM };
+		replies[i] = (struct LT_reply){ .data = buffer, .room = REPLY_BYTES };
 	}
-	pthread_create(&server, NULL, answer, &lh);
+	pthread_create(&server, NULL, serve, &lh);
 	expect("LT_multicast_RPC", LT_multicast_RPC(all, CALLS, 0, "x", 1, replies), 0);
 	for (int i = 0; i < CALLS; i++)
 		expect("reply", replies[i].result, 1);
@@ -109,7 +110,8 @@ static void *accept_one(void *unused)
 	return (void *)(intptr_t)kr_accept(bound, -1);
 }
 
-static void accept_without_limit(uint32_t own)
+/* Accepts and pops with a timeout of 0, and without a timeout. */
+static void accept_without_timeout(uint32_t own)
 {
 	static char byte = 'x';
 	struct kr_request request = {
@@ -131,7 +133,7 @@ static void accept_without_limit(uint32_t own)
 	expect("kr_reg_mr", kr_reg_mr(&byte, 1, 0, &request.key), 0);
 	expect("kr_pop of 0", kr_pop(qd, &done, 1, 0), -EAGAIN);
 	expect("kr_push", kr_push(qd, &request, 1), 0);
-	expect("kr_pop without limit", kr_pop(qd, &done, 1, -1), 1);
+	expect("kr_pop without timeout", kr_pop(qd, &done, 1, -1), 1);
 	pthread_join(acceptor, &accepted);
 	assert((intptr_t)accepted > 0);
 }
@@ -144,11 +146,11 @@ int main(void)
 	void *memory;
 
 	expect("LT_regRPC", LT_regRPC(lh, 0, 0), 0);
-	pair = LT_queue(8, 8192, &memory);
+	queue = LT_queue(8, 8192, &memory);
 	signal_and_cancel(lh, memory);
 	multicast(lh);
-	accept_without_limit(own);
+	accept_without_timeout(own);
 	expect("LT_free", LT_free(lh), 0);
-	puts("all is well");
+	puts("passed");
 	return 0;
 }

@@ -45,26 +45,26 @@ fn endless(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
     Ok((server, client))
 }
 
-/// Runs a program on both nodes. Returns the number of requests of virtual queue pairs that the second node made, and
-/// of messages that it received. Asserts that no RNIC created a queue pair.
+/// Runs a program on both nodes. Returns the numbers of VQP requests and of received messages of the first node. Asserts
+/// that no RNIC received a QP command.
 fn run(pair: &Cluster, program: &str) -> Result<[u64; 2]> {
     let (one, two) = (pair.node(1), pair.node(2));
     let count = || -> Result<_> {
         let stats = one.stats()?;
-        let made = commands(one)? + commands(two)?;
+        let qp_commands = commands(one)? + commands(two)?;
         Ok((
             ["vqp_requests", "vqp_messages_received"].map(|name| stats[name]),
-            made,
+            qp_commands,
         ))
     };
-    let (before, made) = count()?;
+    let (before, commands_before) = count()?;
     let line = preloaded(program);
     let server = serve(two, &line)?;
     let line = format!("{line} {}", two.address());
     let client = one.command(line).limit(LONG).spawn()?;
     outputs(&mut [client, server], LONG)?;
-    let (after, still) = count()?;
-    assert_eq!(still, made, "{program}");
+    let (after, commands_after) = count()?;
+    assert_eq!(commands_after, commands_before, "{program}");
     Ok([0, 1].map(|i| after[i] - before[i]))
 }
 
@@ -130,16 +130,16 @@ fn preload_runs_perftest() -> Result<()> {
     Ok(())
 }
 
-/// The program that uses all operations of queue pairs.
+/// Program that uses all operations of QPs.
 const VERBS: &str = "/kite/tests/cluster/guest/programs/verbs";
 
-/// Runs the program as a user on the first node, with arguments, while it is the peer on the second. Returns its
-/// output.
-fn see(pair: &Cluster, program: &str, user: &str, scenes: &str) -> Result<String> {
+/// Runs the program with a server on the second node and a client on the first, as a user. Returns the output of the
+/// client.
+fn run_cases(pair: &Cluster, program: &str, user: &str, cases: &str) -> Result<String> {
     let (one, two) = (pair.node(1), pair.node(2));
     let mut server = two.command(program).limit(LONG).spawn()?;
     server.read_until("listening", SOON)?;
-    let line = format!("{program} {} {scenes}", two.address());
+    let line = format!("{program} {} {cases}", two.address());
     one.command(line).user(user).limit(LONG).sh()
 }
 
@@ -148,16 +148,16 @@ fn see(pair: &Cluster, program: &str, user: &str, scenes: &str) -> Result<String
 fn preload_reports_the_attributes_of_an_rnic() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
-    let made = commands(one)?;
+    let before = commands(one)?;
     // With kite the owner of memory has all rights to it, so the client is another user.
-    let seen = see(&pair, &preloaded(&format!("{VERBS} kite0")), "alice", "")?;
-    assert_eq!(commands(one)?, made);
-    let expected = see(&pair, &format!("{VERBS} {}", one.rnic()?), "root", "")?;
-    assert!(commands(one)? > made, "nothing was counted");
-    for (seen, expected) in seen.lines().zip(expected.lines()) {
-        assert_eq!(seen, expected);
+    let output = run_cases(&pair, &preloaded(&format!("{VERBS} kite0")), "alice", "")?;
+    assert_eq!(commands(one)?, before);
+    let expected = run_cases(&pair, &format!("{VERBS} {}", one.rnic()?), "root", "")?;
+    assert!(commands(one)? > before, "no commands for QPs");
+    for (line, expected) in output.lines().zip(expected.lines()) {
+        assert_eq!(line, expected);
     }
-    assert_eq!(seen.lines().count(), expected.lines().count());
+    assert_eq!(output.lines().count(), expected.lines().count());
     Ok(())
 }
 
@@ -166,46 +166,46 @@ fn preload_reports_the_attributes_of_an_rnic() -> Result<()> {
 fn preload_enforces_qp_states_and_limits() -> Result<()> {
     let pair = pair()?;
     let program = preloaded(&format!("{VERBS} kite0"));
-    for (scene, expected) in [
+    for (case, expected) in [
         (
-            "left_behind",
+            "late_poll",
             "sent ['0:SUCCESS:SEND', '1:SUCCESS:SEND']\n\
-             in vain 2:RETRY_EXC_ERR ['0:SUCCESS:RECV:8', '1:SUCCESS:RECV:8', '2:WR_FLUSH_ERR']\n\
+             unreceived 2:RETRY_EXC_ERR ['0:SUCCESS:RECV:8', '1:SUCCESS:RECV:8', '2:WR_FLUSH_ERR']\n\
              failed ['1:SUCCESS:RDMA_WRITE']",
         ),
         (
-            "one_by_one",
-            "asked ['1:SUCCESS:SEND'] ['1:SUCCESS:RECV:8']\n\
-             answered ['0:SUCCESS:SEND', '1:SUCCESS:SEND', '2:SUCCESS:SEND']\n\
-             came ['0:SUCCESS:RECV:8']\n\
-             came ['1:SUCCESS:RECV:8']\n\
-             came ['2:SUCCESS:RECV:8']\n\
-             came ['3:WR_FLUSH_ERR']",
+            "slow_receiver",
+            "request ['1:SUCCESS:SEND'] ['1:SUCCESS:RECV:8']\n\
+             replies ['0:SUCCESS:SEND', '1:SUCCESS:SEND', '2:SUCCESS:SEND']\n\
+             received ['0:SUCCESS:RECV:8']\n\
+             received ['1:SUCCESS:RECV:8']\n\
+             received ['2:SUCCESS:RECV:8']\n\
+             received ['3:WR_FLUSH_ERR']",
         ),
         (
-            "misplaced",
+            "receive_key_error",
             "written ['1:SUCCESS:RDMA_WRITE'] ['0:SUCCESS:RECV_RDMA_WITH_IMM:100:8']\n\
              sent ['2:SUCCESS:SEND'] ['1:LOC_PROT_ERR']",
         ),
         (
-            "empty",
-            "empty EINVAL\nempty EINVAL\ngoes on ['2:SUCCESS:RDMA_WRITE']",
+            "empty_send",
+            "empty EINVAL\nempty EINVAL\nstill usable ['2:SUCCESS:RDMA_WRITE']",
         ),
-        ("full", "full ENOMEM 0"),
+        ("full_queue", "full ENOMEM 0"),
         (
-            "second",
+            "second_sender",
             "first ['1:SUCCESS:SEND'] ['1:SUCCESS:RECV:8']\nsecond ['1:RETRY_EXC_ERR']",
         ),
-        ("crowd", "crowd 21"),
+        ("many_qps", "QPs 21"),
     ] {
-        // Memory of the previous scene counts for some seconds against the limit of locked memory.
-        let seen = see(&pair, &program, "root", scene)?;
-        assert_eq!(seen, expected, "{scene}");
+        // Memory of the previous case counts for some seconds against the limit of locked memory.
+        let output = run_cases(&pair, &program, "root", case)?;
+        assert_eq!(output, expected, "{case}");
     }
     Ok(())
 }
 
-/// Threads that use a queue pair and a completion queue at the same time get each completion once.
+/// Threads that share a QP and a CQ receive each completion once.
 #[test]
 fn preload_objects_are_shared_among_threads() -> Result<()> {
     let program = compile("verbs_threads", "ibverbs");
@@ -220,8 +220,8 @@ fn preload_objects_are_shared_among_threads() -> Result<()> {
         .sh()?;
     let count: u64 = 4000;
     assert_eq!(sum, (count * (count - 1) / 2).to_string());
-    let ended = outputs(&mut [server], SOON)?;
-    assert!(ended[0].ends_with(&format!("\n{count}")), "{ended:?}");
+    let output = outputs(&mut [server], SOON)?;
+    assert!(output[0].ends_with(&format!("\n{count}")), "{output:?}");
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Programs in C that use the library in other ways than the samples.
+//! Programs in C for functions of the library that the samples do not use.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ fn krcore_functions_work_as_documented() -> Result<()> {
         include_str!("../../../guest/programs/krcore.c"),
     );
     let pair = pair()?;
-    let mut lends = pair.node(2).command(installed(&c)).user("alice").spawn()?;
-    lends.read_until("bound", Duration::from_secs(30))?;
-    let said = run_installed(pair.node(1), &format!("{c} 2"))?;
-    assert_eq!(said, "all is well");
-    let ended = lends.wait(Duration::from_secs(30))?;
+    let mut server = pair.node(2).command(installed(&c)).user("alice").spawn()?;
+    server.read_until("bound", Duration::from_secs(30))?;
+    let output = run_installed(pair.node(1), &format!("{c} 2"))?;
+    assert_eq!(output, "passed");
+    let ended = server.wait(Duration::from_secs(30))?;
     assert!(ended.success(), "{ended:?}");
     Ok(())
 }
@@ -38,7 +38,7 @@ fn transfers_succeed_under_any_limit_of_locked_memory() -> Result<()> {
     for limit in LOCK_LIMITS {
         let limited =
             |line: &str| run_installed(pair.node(1), &format!("ulimit -l {limit}; {line}"));
-        assert_eq!(limited(&format!("{c} transfer 2"))?, "all is well");
+        assert_eq!(limited(&format!("{c} transfer 2"))?, "passed");
         limited(
             "head -c 1500000 /dev/urandom >limited.tar
             kite put limited.tar limited --node 2
@@ -61,7 +61,7 @@ fn repeated_register_and_deregister_succeeds() -> Result<()> {
     let as_user = run_installed(node, &format!("ulimit -l 8192; {c} register 6 4 8"))?;
     // A node has 1 GiB. Deregistered memory may stay pinned, up to an eighth of that.
     let as_root = node.sh(&installed(&format!("{c} register 64 5 192")))?;
-    assert_eq!([as_user, as_root], ["all is well", "all is well"]);
+    assert_eq!([as_user, as_root], ["passed", "passed"]);
     Ok(())
 }
 
@@ -69,7 +69,7 @@ fn repeated_register_and_deregister_succeeds() -> Result<()> {
 fn c_library_waits_end_by_timeout_signal_and_cancel() -> Result<()> {
     let c = compile("", "waits", include_str!("../../../guest/programs/waits.c"));
     let pair = pair()?;
-    assert_eq!(run_installed(pair.node(1), &c)?, "all is well");
+    assert_eq!(run_installed(pair.node(1), &c)?, "passed");
     Ok(())
 }
 
@@ -122,8 +122,8 @@ fn lock_waiter_of_a_freed_region_fails() -> Result<()> {
 fn unmapped_handle_serves_no_call() -> Result<()> {
     let server = compile(
         "",
-        "forsaken",
-        include_str!("../../../guest/programs/forsaken.c"),
+        "unmap-without-reply",
+        include_str!("../../../guest/programs/unmap_without_reply.c"),
     );
     let caller = compile(
         "",
@@ -137,16 +137,16 @@ fn unmapped_handle_serves_no_call() -> Result<()> {
         .user("alice")
         .spawn()?;
     server.read_until("serving", SOON)?;
-    let refused = |how: &str| -> Result<()> {
+    let fails_with = |error: &str| -> Result<()> {
         let line = installed(&format!("{caller} hello"));
         let mut call = pair.node(1).command(line).user("alice").spawn()?;
         let output = call.wait(SOON)?;
-        assert!(output.stderr.contains(how), "{how}: {output:?}");
+        assert!(output.stderr.contains(error), "{error}: {output:?}");
         Ok(())
     };
-    refused("Connection reset by peer")?;
-    server.read_until("gave it back: 0", SOON)?;
-    refused("Connection refused")?;
+    fails_with("Connection reset by peer")?;
+    server.read_until("unmapped: 0", SOON)?;
+    fails_with("Connection refused")?;
     server.kill()?;
     pair.node(2).kite("free capitals").map(drop)
 }

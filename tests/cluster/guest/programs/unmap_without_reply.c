@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Serves the calls of the sample rpc.c, receives one, and unmaps its handle without a reply. Then
- * sleeps until it is killed.
+ * Server of the sample rpc.c: receives one call, and unmaps its handle without a reply. Then sleeps
+ * until a signal kills it.
  */
 #include <kite/lite.h>
 #include <stdio.h>
@@ -13,16 +13,16 @@ int main(void)
 	struct LT_call call;
 	int joined = LT_join(NULL);
 	LT_lh lh = joined < 0 ? joined : LT_malloc(NULL, 0, 1, "capitals", LT_WRITE);
-	int64_t done = lh < 0 ? lh : LT_regRPC(lh, 0, sizeof(text));
+	int64_t err = lh < 0 ? lh : LT_regRPC(lh, 0, sizeof(text));
 
-	if (done == 0) {
+	if (err == 0) {
 		puts("serving");
 		fflush(stdout);
-		done = LT_recvRPC(lh, &call, text, sizeof(text));
+		err = LT_recvRPC(lh, &call, text, sizeof(text));
 	}
-	if (done >= 0)
-		done = LT_unmap(lh);
-	printf("gave it back: %lld\n", (long long)done);
+	if (err >= 0)
+		err = LT_unmap(lh);
+	printf("unmapped: %lld\n", (long long)err);
 	fflush(stdout);
 	pause();
 	return 0;
