@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Unmodified verbs programs on nodes, with `libkite_verbs.so` preloaded: how tests start them, and check that they use
-//! kite.
+//! Unmodified verbs programs on nodes with `libkite_verbs.so` preloaded: start, and count of commands to the RNIC.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,8 +9,8 @@ use crate::{until, Cluster, Node, Output, Process, Result, Setup};
 const SOON: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(300);
 
-/// Starts kite so that later commands to an RNIC are for queue pairs of programs: all nodes are connected, and kite
-/// creates no more connections under load.
+/// Starts kite so that later QP commands of an RNIC are of programs only: all nodes are connected, and kite creates no
+/// further connections under load.
 ///
 /// # Errors
 /// See [`Cluster::start_kite`].
@@ -29,12 +28,12 @@ pub fn start_for_verbs(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Returns a command line with which a program finds kite's device alone.
+/// Returns the command line with `libkite_verbs.so` preloaded: the program finds the device of kite only.
 pub fn preloaded(line: &str) -> String {
     format!("LD_PRELOAD=/kite/target/release/libkite_verbs.so {line}")
 }
 
-/// Starts a server program that listens at TCP port 18515, as those of rdma-core and perftest do.
+/// Starts a server program of rdma-core or perftest, and waits until it listens at TCP port 18515.
 ///
 /// # Errors
 /// See [`Node::sh`]; [`Error::Timeout`](crate::Error::Timeout) if the program does not listen.
@@ -50,7 +49,7 @@ pub fn serve(node: &Node, line: &str) -> Result<Process> {
     Ok(server)
 }
 
-/// Returns the number of commands for queue pairs that the RNIC of a node received.
+/// Returns the number of QP commands that the RNIC of a node has received.
 ///
 /// # Errors
 /// See [`Node::sh`].
@@ -76,7 +75,7 @@ pub fn compile(name: &str, library: &str) -> String {
     format!("/kite/{program}")
 }
 
-/// Waits for a program that must fail.
+/// Waits for a program, and asserts that it fails.
 ///
 /// # Errors
 /// See [`Process::wait`].

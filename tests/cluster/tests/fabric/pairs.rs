@@ -171,7 +171,7 @@ fn max_idle_conns_connections_are_kept() -> Result<()> {
     cluster.start_kite(&Setup::default())
 }
 
-/// The least recently used connections are evicted, and no more than exceed the limit.
+/// Only the connections that exceed the limit are evicted, the least recently used ones first.
 #[test]
 fn recently_used_connections_are_kept() -> Result<()> {
     let cluster = TRIO.take()?;
@@ -183,12 +183,12 @@ fn recently_used_connections_are_kept() -> Result<()> {
     start(&cluster, parameters.map(String::from))?;
     let one = cluster.node(1);
     for number in [2, 3] {
-        one.kite(&format!("alloc of-{number} 5000 --node {number}"))?;
+        one.kite(&format!("alloc region-{number} 5000 --node {number}"))?;
     }
     one.await_gauges("connected_qps=1", SOON)?;
     let before = one.stats()?["qp_evictions"];
     for (turn, number) in (1..).zip([2, 3, 2]) {
-        one.kite(&format!("get of-{number} /dev/null"))?;
+        one.kite(&format!("get region-{number} /dev/null"))?;
         cluster.node(number).await_gauges("connected_qps=2", SOON)?;
         cluster
             .node(5 - number)
@@ -197,7 +197,7 @@ fn recently_used_connections_are_kept() -> Result<()> {
         assert!(one.stats()?["qp_evictions"] <= before + turn, "{number}");
     }
     for number in [2, 3] {
-        one.kite(&format!("free of-{number}"))?;
+        one.kite(&format!("free region-{number}"))?;
     }
     for node in cluster.nodes() {
         assert_eq!(node.stats()?["qp_errors"], 0);

@@ -17,8 +17,8 @@ fn bash(line: &str) -> (bool, String) {
         .current_dir(TOP)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    (output.status.success(), said)
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output.status.success(), text)
 }
 
 #[test]
@@ -28,8 +28,8 @@ fn unknown_step_name_is_rejected_with_the_known_names() {
         ("scripts/check shell clipy", "clippy-kernel"),
         ("scripts/test faulst", "faults"),
     ] {
-        let (success, said) = bash(line);
-        assert!(!success && said.contains(known), "{line}: {said}");
+        let (success, output) = bash(line);
+        assert!(!success && output.contains(known), "{line}: {output}");
     }
 }
 
@@ -83,7 +83,7 @@ fn on_archive(name: &str, versions: &[&str], functions: &str) -> String {
         format!("deb [trusted=yes] file:{dir} ./\n"),
     )
     .unwrap();
-    let (success, said) = bash(&format!(
+    let (success, output) = bash(&format!(
         "apt=(-o Dir::Etc::SourceList={dir}/sources.list -o Dir::Etc::SourceParts=- -o Dir::State::Lists={dir}/lists
             -o Dir::Cache={dir} -o Dir::State::Status=/dev/null -o Debug::NoLocking=true -o APT::Sandbox::User=root)
         . scripts/setup.d/series.sh
@@ -91,8 +91,8 @@ fn on_archive(name: &str, versions: &[&str], functions: &str) -> String {
         names=$(apt-cache ${{apt[@]}} pkgnames linux-headers-)
         {functions}"
     ));
-    assert!(success, "{said}");
-    said.trim().into()
+    assert!(success, "{output}");
+    output.trim().into()
 }
 
 #[test]
@@ -117,27 +117,27 @@ fn kernel_version_is_the_newest_of_its_series() {
 
 #[test]
 fn command_waits_for_a_running_setup() {
-    let (success, said) = bash(&format!(
+    let (success, output) = bash(&format!(
         "export KITE_CACHE={TMP}/cache; rm -rf $KITE_CACHE; mkdir $KITE_CACHE; cd {TMP}
         exec 9>>$KITE_CACHE/lock; flock 9
-        {TOP}/scripts/in-root true 2>said 9>&- & in_root=$!
-        until grep waiting said; do kill -0 $in_root; sleep 0.05; done
+        {TOP}/scripts/in-root true 2>errors 9>&- & in_root=$!
+        until grep waiting errors; do kill -0 $in_root; sleep 0.05; done
         flock -u 9
         if wait $in_root; then exit 1; fi
-        grep 'not built' said"
+        grep 'not built' errors"
     ));
-    assert!(success, "{said}");
+    assert!(success, "{output}");
 }
 
 /// Returns the error of the set-up on an empty cache that these lines of bash prepare and run.
 fn refused(name: &str, prepare: &str, wrapper: &str) -> String {
-    let (success, said) = bash(&format!(
+    let (success, output) = bash(&format!(
         "cd {TMP}; rm -rf {name}; mkdir -p {name}/cache; cd {name}; export KITE_CACHE=$PWD/cache
         {prepare}
         {wrapper} {TOP}/scripts/setup"
     ));
-    assert!(!success, "{said}");
-    said
+    assert!(!success, "{output}");
+    output
 }
 
 /// Returns a wrapper in which the cache is a tmpfs.
@@ -167,17 +167,17 @@ fn setup_without_permission_or_space_reports_a_remedy() {
 fn setup_without_debootstrap_or_archive_reports_the_lack() {
     let bare = "mkdir bin; ln -sf /usr/bin/* /usr/sbin/* bin/; PATH=$PWD/bin
         rm -f bin/apt-get bin/debootstrap";
-    let said = refused("bare", bare, "");
-    assert!(said.contains("debootstrap is not installed"), "{said}");
-    assert!(said.contains("package manager"), "{said}");
+    let output = refused("bare", bare, "");
+    assert!(output.contains("debootstrap is not installed"), "{output}");
+    assert!(output.contains("package manager"), "{output}");
     let offline = format!(
         "{bare}
         echo 'echo E: Failed getting release file; exit 1' >bin/debootstrap
         chmod +x bin/debootstrap"
     );
-    let said = refused("offline", &offline, "");
-    assert!(said.contains("'base' failed"), "{said}");
-    assert!(said.contains("cannot be reached"), "{said}");
+    let output = refused("offline", &offline, "");
+    assert!(output.contains("'base' failed"), "{output}");
+    assert!(output.contains("cannot be reached"), "{output}");
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn interrupted_setup_resumes_at_its_stage() {
         each_stage() { $1 first 1 "the first"; $1 second 1 "the second"; }
         trap interrupted INT TERM HUP
         each_stage stage"#;
-    let (success, said) = bash(&format!(
+    let (success, output) = bash(&format!(
         r#"rm -rf {TMP}/resume; mkdir {TMP}/resume; export KITE_CACHE={TMP}/resume
         bash -euc '{set_up}' &
         until [ -s $KITE_CACHE/child ]; do kill -0 $!; sleep 0.05; done
@@ -205,8 +205,11 @@ fn interrupted_setup_resumes_at_its_stage() {
         bash -euc '{set_up}'
         [ "$(xargs <$KITE_CACHE/ran)" = "first second second" ]"#
     ));
-    assert!(success, "{said}");
-    assert!(said.contains("resumes at the interrupted stage"), "{said}");
+    assert!(success, "{output}");
+    assert!(
+        output.contains("resumes at the interrupted stage"),
+        "{output}"
+    );
 }
 
 #[test]

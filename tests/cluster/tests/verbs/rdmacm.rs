@@ -42,9 +42,9 @@ fn run(pair: &Cluster, (server, says): (&str, &str), client: &str) -> Result<Vec
     let made = count()?;
     let server = serve(two, server, says)?;
     let client = one.command(unbuffered(client)).limit(LONG).spawn()?;
-    let said = outputs(&mut [client, server], LONG)?;
-    assert_eq!(count()?, made, "{said:?}");
-    Ok(said)
+    let output = outputs(&mut [client, server], LONG)?;
+    assert_eq!(count()?, made, "{output:?}");
+    Ok(output)
 }
 
 #[test]
@@ -55,8 +55,8 @@ fn rdmacm_rping_runs() -> Result<()> {
     for how in ["-C 5 -V -v", "-C 5 -V -v -q"] {
         let server = format!("rping -s -d {how}");
         let client = format!("rping -c -a {to} {how}");
-        let said = run(&pair, (&server, "rdma_listen"), &client)?;
-        assert!(said[0].contains("ping data: rdma-ping-4"), "{said:?}");
+        let output = run(&pair, (&server, "rdma_listen"), &client)?;
+        assert!(output[0].contains("ping data: rdma-ping-4"), "{output:?}");
     }
     Ok(())
 }
@@ -84,10 +84,10 @@ fn rdmacm_examples_run() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     let client = format!("ucmatose -c 3 -C 4 -s {}", two.address());
-    let said = run(&pair, ("ucmatose -c 3 -C 4", "starting server"), &client)?;
+    let output = run(&pair, ("ucmatose -c 3 -C 4", "starting server"), &client)?;
     assert!(
-        said.iter().all(|said| said.ends_with("return status 0")),
-        "{said:?}"
+        output.iter().all(|end| end.ends_with("return status 0")),
+        "{output:?}"
     );
     // Endpoints, whose functions block. The server does not print when it listens.
     let server = serve(two, "rdma_server", "start")?;
@@ -95,8 +95,8 @@ fn rdmacm_examples_run() -> Result<()> {
     until("the server to listen", SOON, || {
         Ok(one.run(&client)?.success())
     })?;
-    let said = outputs(&mut [server], SOON)?;
-    assert!(said[0].ends_with("rdma_server: end 0"), "{said:?}");
+    let output = outputs(&mut [server], SOON)?;
+    assert!(output[0].ends_with("rdma_server: end 0"), "{output:?}");
     Ok(())
 }
 
@@ -202,8 +202,8 @@ fn rdmacm_short_connection_reports_all_events() -> Result<()> {
     let client = one.command(line).limit(LONG).spawn()?;
     server.read_until("TIMEWAIT_EXIT", SOON)?;
     one.sh("pkill -USR1 -x rdmacm_echo")?;
-    let said = outputs(&mut [client], SOON)?;
-    assert!(said[0].contains("ESTABLISHED 0 late"), "{said:?}");
+    let output = outputs(&mut [client], SOON)?;
+    assert!(output[0].contains("ESTABLISHED 0 late"), "{output:?}");
     Ok(())
 }
 
@@ -241,8 +241,8 @@ fn rdmacm_resolves_a_node_by_gid() -> Result<()> {
     let gid = published_gid(pair.node(1), pair.node(2))?;
     assert!(gid.starts_with("fe80:"), "{gid}");
     let client = format!("rping -c -C 2 -v -a {gid}%eth0");
-    let said = run(&pair, ("rping -s -d -C 2", "rdma_listen"), &client)?;
-    assert!(said[0].contains("ping data: rdma-ping-1"), "{said:?}");
+    let output = run(&pair, ("rping -s -d -C 2", "rdma_listen"), &client)?;
+    assert!(output[0].contains("ping data: rdma-ping-1"), "{output:?}");
     Ok(())
 }
 

@@ -21,8 +21,8 @@ fn at_once(node: &Node, count: usize, arguments: &str) -> Result<Vec<String>> {
     let arguments = arguments.replace("{}", "$i");
     let line =
         format!("for i in $(seq {count}); do (echo $i $({program} {arguments})) & done; wait");
-    let said = node.command(line).limit(LONG).sh()?;
-    Ok(said.lines().map(Into::into).collect())
+    let output = node.command(line).limit(LONG).sh()?;
+    Ok(output.lines().map(Into::into).collect())
 }
 
 #[test]
@@ -158,8 +158,8 @@ fn unreachable_member_delays_no_requests_to_others() -> Result<()> {
     let given_back = three.await_gauges(&lent_by_three, SOON);
     two.resume()?;
     let tried = tried?;
-    let in_vain = tried.iter().filter(|line| line.ends_with(" ETIMEDOUT"));
-    assert_eq!(in_vain.count(), 40, "{tried:?}");
+    let timed_out = tried.iter().filter(|line| line.ends_with(" ETIMEDOUT"));
+    assert_eq!(timed_out.count(), 40, "{tried:?}");
     assert_eq!(reached?, "OK");
     gone?;
     given_back?;
@@ -174,11 +174,11 @@ fn joining_node_receives_names_while_a_member_is_unreachable() -> Result<()> {
     let trio = patient_trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
     for i in 1..=NAMES {
-        one.kite(&format!("alloc told-{i} 4096"))?;
+        one.kite(&format!("alloc name-{i} 4096"))?;
     }
     // Names that are not found now are those that node 3 owns.
     three.pause()?;
-    let found = at_once(one, NAMES, "attempt map told-{} r");
+    let found = at_once(one, NAMES, "attempt map name-{} r");
     three.resume()?;
     let found = found?;
     let kept: Vec<&str> = found
@@ -191,15 +191,15 @@ fn joining_node_receives_names_while_a_member_is_unreachable() -> Result<()> {
         .stop_kited()
         .and_then(|()| three.start_kite(3, &Setup::patient()))
         .and_then(|()| three.await_view(3, 3));
-    let told = joined.and_then(|()| {
+    let mapped = joined.and_then(|()| {
         kept.iter()
-            .map(|i| three.attempt("root", &format!("map told-{i} r")))
+            .map(|i| three.attempt("root", &format!("map name-{i} r")))
             .collect::<Result<Vec<_>>>()
     });
     two.resume()?;
-    assert_eq!(told?, vec!["OK"; kept.len()]);
+    assert_eq!(mapped?, vec!["OK"; kept.len()]);
     for i in 1..=NAMES {
-        let freed = || Ok(one.attempt("root", &format!("free told-{i}"))? == "OK");
+        let freed = || Ok(one.attempt("root", &format!("free name-{i}"))? == "OK");
         until("the resumed node to respond", SOON, freed)?;
     }
     one.await_gauges(IDLE, SOON)?;

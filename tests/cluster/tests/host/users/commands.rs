@@ -13,11 +13,11 @@ fn shell_sample_returns_the_file() -> Result<()> {
         .filter_map(|line| line.strip_prefix("    "))
         .collect();
     let lines = sample.join("\n");
-    let said = run_installed(
+    let output = run_installed(
         pair.node(1),
         &format!("head -c 100000 /dev/urandom >results.tar\n{lines}\ncmp results.tar copy.tar"),
     )?;
-    assert!(sample.len() >= 4 && said.contains("results"), "{said}");
+    assert!(sample.len() >= 4 && output.contains("results"), "{output}");
     Ok(())
 }
 
@@ -85,7 +85,7 @@ fn get_to_a_device_or_link_keeps_its_type() -> Result<()> {
         kite get small /dev/fd/1 | cmp given
         kite get small /dev/fd/1 >taken; cmp given taken
         cat given | kite put - piped --node 2; kite get piped - | cmp given
-        kite get piped - 2>said | head -c 1 >/dev/null; [ ! -s said ]; rm said; kite free piped
+        kite get piped - 2>errors | head -c 1 >/dev/null; [ ! -s errors ]; rm errors; kite free piped
         if kite put - empty </dev/null; then exit 1; fi
         ln -s taken link; : >taken
         kite get small link; cmp given taken; [ -L link ]
