@@ -50,7 +50,7 @@ impl DciCredit {
             return;
         }
         // The hardware has failed: the credit guarantees capacity, and the requests are well formed.
-        self.transport.fail_dci(&self.dci);
+        self.fail();
         (posted..wrs.len()).for_each(|_| slot.complete_unposted());
     }
 
@@ -77,13 +77,19 @@ impl DciCredit {
         self.dci.state.lock().usage.last_progress()
     }
 
+    /// Marks the DCI as failed, and counts the failure.
+    fn fail(&self) {
+        let was_healthy = self.transport.fail_dci(&self.dci);
+        self.transport.stats.dci_errors.add(was_healthy.into());
+    }
+
     /// Fails the DCI, because completions are missing.
     ///
     /// # Errors
     ///
     /// - `EIO`: the hardware rejected the change of state.
     pub(crate) fn recover(&self, recovery: Recovery) -> Result {
-        self.transport.fail_dci(&self.dci);
+        self.fail();
         match recovery {
             Recovery::ToError => self.dci.qp.fail(),
             Recovery::ToReset => self.dci.qp.reset(),

@@ -41,6 +41,7 @@ use crate::{
         Mlx5Device, PortConfig,
     },
     stats::Stats,
+    sys::thread::current_cpu_rank,
     verbs::{cq::WcStatus, log::rnic_warn},
 };
 use kernel::{
@@ -262,7 +263,9 @@ impl DcTransport {
             drop(port_state);
             drop(dct);
             // The DCIs may have been started with another port or GID.
-            self.dcis.iter().for_each(|dci| self.fail_dci(dci));
+            for dci in &self.dcis {
+                self.fail_dci(dci);
+            }
             self.connector_waker.event.complete();
         }
         Ok(())
@@ -366,8 +369,9 @@ impl DcTransport {
         needs_tick
     }
 
-    /// Marks a DCI as failed without blaming a peer, unless a cause is already recorded.
-    fn fail_dci(&self, dci: &Dci) {
+    /// Marks a DCI as failed without blaming a peer, unless a cause is already recorded. Returns `true` if the
+    /// DCI was healthy.
+    fn fail_dci(&self, dci: &Dci) -> bool {
         let mut state = dci.state.lock();
         state
             .failed_by
@@ -375,6 +379,7 @@ impl DcTransport {
         let was_healthy = state.mark_failed();
         drop(state);
         self.stats.dcis.sub(was_healthy.into());
+        was_healthy
     }
 
     /// Reserves work requests and bytes on the DCI with index `dci_index`, or on any DCI. The order of
@@ -389,7 +394,7 @@ impl DcTransport {
         amount: (u32, u64),
         dci_index: Option<usize>,
     ) -> TryResult<DciCredit> {
-        let first_dci = kernel::cpu::CpuId::current().as_u32() as usize * DCIS_PER_CPU;
+        let first_dci = current_cpu_rank() as usize * DCIS_PER_CPU;
         let next_dci = first_dci + self.next_dci.fetch_add(1u32, Relaxed) as usize % DCIS_PER_CPU;
         let any = |_: &DciState| true;
         let credit = match dci_index {

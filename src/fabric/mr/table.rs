@@ -308,15 +308,17 @@ impl MrTable {
 
     /// Removes an MR from the table. The memory stays accessible to the RNIC until no peer can hold a lease.
     fn remove(&self, key: u32) {
-        let Ok(mr) = self.get(key) else { return };
         let mut state = self.state.lock();
         let entry_index = key_index(key) as usize;
+        let entry = state.entries.get_mut(entry_index);
+        let Some(mr) = entry.and_then(|entry| entry.take_if(|mr| mr.entry.key == key)) else {
+            return;
+        };
+        state.live_count -= 1;
         // Cannot fail: `insert` wrote an entry at this offset.
         let _ = self
             .remote_table
             .write(entry_index * MR_ENTRY_SIZE, &[0; MR_ENTRY_SIZE]);
-        let removed = state.entries.get_mut(entry_index).and_then(Option::take);
-        state.live_count -= usize::from(removed.is_some());
         let pending = PendingDereg {
             due: Deadline::after_ms(DEREG_DELAY_MS),
             seq: state.dereg_count,

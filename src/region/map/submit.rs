@@ -136,6 +136,7 @@ pub(crate) enum SubmitResult {
     Done,
     /// The access is the first of a new batch, which the caller must post.
     NewBatch(AccessBatch, BatchedSegment),
-    /// Nothing was done: a worker must run the access, since it needs to wait or is long.
+    /// Nothing was posted: a worker must run the access, since it needs to wait or is long. The ticket may be
+    /// admitted.
     NeedsWorker,
 }

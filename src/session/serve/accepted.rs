@@ -15,7 +15,7 @@
 //!
 //! # Locking
 //!
-//! The mutex `Session::accepted_calls` protects the table. The poller thread takes it with `poll_clients` and
+//! The mutex `Session::accepted_calls` protects the table. The poller thread takes it with `PollClients::list` and
 //! `IoQueue::state` held, so no holder sleeps. Memory for an entry is allocated before a call is received
 //! ([`CallReservation`]).
 

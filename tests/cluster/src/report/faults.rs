@@ -36,6 +36,7 @@ const FAULTS: &[&str] = &[
 const ALARMS: &[&str] = &[
     r"infiniband [^ ]+: kite: failed QP does not flush",
     r"infiniband [^ ]+: kite: (node [0-9]+: )?QP cannot be moved to (ERR|RESET)",
+    r"infiniband [^ ]+: kite: node [0-9]+: closed connection still has users",
     r"infiniband [^ ]+: kite: slot released with work requests in flight",
     r"infiniband [^ ]+: kite: CQ overrun",
     r"infiniband [^ ]+: kite: DCT cannot be destroyed",
