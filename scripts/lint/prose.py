@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0
-"""Checks comments and documents for words that technical English does without.
+"""Checks comments, texts in string literals and documents for words that technical English does without.
 
-    prose.py              checks all files but those under the paths in scripts/lint/prose-exempt
+    prose.py              checks all files but those under the paths in scripts/lint/prose-exempt, and the limits
     prose.py FILE…        checks these files
     prose.py --measure    prints, for comments of src/, words of each kind per 1000 words
 
-CONTRIBUTING.md has the rules. Code, quotations in backticks and licence lines are not text.
+CONTRIBUTING.md has the rules. Code, quotations in backticks and licence lines are not text. A string literal of Rust
+with three words or more is text.
 """
 
 import re
@@ -16,12 +17,12 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
 
-# What --measure counts.
+# Kinds of words that --measure counts: the limit per 1000 words, and the words.
 KINDS = {
-    "persons": r"who|whoever|whom|whose|somebody|someone|nobody|anybody|anyone|everybody|everyone|he|him|his|himself",
-    "speech verbs": r"tells?|told|telling|hears?|heard|asks?|asked|asking|says?|said|saying|looks?|looked|looking|knows?|knew|known|knowing",
-    "archaic phrases": r"by and by|in vain|anew|what (?:came|comes|becomes|became) of|no more|of late|now and then|as there|at all|so many|such a one",
-    "vague pronouns": r"it|that|this|what|they|them|its|these|those",
+    "persons": (0.5, r"who|whoever|whom|whose|somebody|someone|nobody|anybody|anyone|everybody|everyone|he|him|his|himself"),
+    "speech verbs": (1, r"tells?|told|telling|hears?|heard|asks?|asked|asking|says?|said|saying|looks?|looked|looking|knows?|knew|known|knowing"),
+    "archaic phrases": (0.5, r"by and by|in vain|anew|what (?:came|comes|becomes|became) of|no more|of late|now and then|as there|at all|so many|such a one"),
+    "vague pronouns": (55, r"it|that|this|what|they|them|its|these|those"),
 }
 
 # Pattern, and what to write instead.
@@ -29,6 +30,7 @@ RULES = [
     (r"\b(?:who|whoever|whom|somebody|someone|nobody|anybody|he|him|his|himself)\b", "name the component"),
     (r"\b(?:tells?|told|hears?|heard|says|said|insists?|insisted)\b", "send, receive, publish, report, retry"),
     (r"\b(?:by and by|in vain|anew|of late|now and then|as there)\b", "state the condition or the number"),
+    (r"\bno more\b", "write: no further, at most"),
     (r"\bwhat (?:came|comes|becomes|became) of\b", "write: the result of"),
     (r"\bgoes by\b|\bis to be\b", "use an active verb"),
 ]
@@ -74,7 +76,7 @@ def text_of_manual(source):
 
 # A comment, or what may contain its signs: a string, a raw string, a character.
 TOKEN = re.compile(
-    r'(?P<line>//[^\n]*)|(?P<block>/\*.*?\*/)|r(?P<h>#*)".*?"(?P=h)|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\\n])\'', re.DOTALL
+    r'(?P<line>//[^\n]*)|(?P<block>/\*.*?\*/)|r(?P<h>#*)".*?"(?P=h)|(?P<string>"(?:\\.|[^"\\])*")|\'(?:\\.|[^\'\\\n])\'', re.DOTALL
 )
 
 
@@ -88,6 +90,9 @@ def comments_of_code(source):
                 fenced = not fenced
             elif not fenced:
                 yield number, text if text.startswith("/// ") else text.lstrip("/!")
+        elif found["string"] and len(found["string"].split()) > 2:
+            for offset, line in enumerate(found["string"].splitlines()):
+                yield number + offset, line.strip(' \\"')
         elif found["block"]:
             for offset, line in enumerate(found[0].splitlines()):
                 yield number + offset, line.strip(" \t*/")
@@ -127,25 +132,29 @@ def check(path):
 
 
 def measure():
+    """Returns for each kind its limit, and the words of the kind per 1000 words in comments of src/."""
     text = " ".join(prose(line) for path in files("src") if is_text(path)
                     for _, line in comments(path, path.read_text()))
     words = len(re.findall(r"[A-Za-z][A-Za-z'-]*", text))
-    print(f"{words} words in comments of src/; of each 1000 are")
-    for kind, pattern in KINDS.items():
+    for kind, (limit, pattern) in KINDS.items():
         found = len(re.findall(rf"\b(?:{pattern})\b", text, re.IGNORECASE))
-        print(f"{1000 * found / words:6.1f}  {kind}")
+        yield kind, limit, 1000 * found / words
 
 
 def main():
     arguments = sys.argv[1:]
     if arguments == ["--measure"]:
-        measure()
+        for kind, limit, found in measure():
+            print(f"{found:6.1f}  {kind} (limit {limit})")
         return
     chosen = [Path(name).resolve() for name in arguments]
     if not chosen:
         listed = (TOP / "scripts/lint/prose-exempt").read_text().split()
         exempt = [TOP / name for name in listed if not name.startswith("#")]
         chosen = [path for path in files() if not any(path.is_relative_to(other) for other in exempt)]
+        for kind, limit, found in measure():
+            if found > limit:
+                sys.exit(f"{kind}: {found:.1f} of 1000 words in comments of src/, more than {limit}")
     offences = sum(check(path) for path in chosen if is_text(path))
     if offences:
         sys.exit(f"{offences} offences; CONTRIBUTING.md has the rules")
