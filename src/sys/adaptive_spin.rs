@@ -78,6 +78,8 @@ impl AdaptiveSpin {
     /// Polls `done` for at most the spin time, or for [`SIGNAL_SPIN_NS`] if a signal is pending. Returns
     /// `None` if `done` became true.
     ///
+    /// A wait with a deadline handles the signal when it sleeps. A wait without one only loses its spin time.
+    ///
     /// Time in other tasks after a reschedule does not count, for up to [`MAX_RESCHEDS`] reschedules. One of
     /// these tasks may be the one that makes `done` true.
     pub(crate) fn spin_until(&self, mut done: impl FnMut() -> bool) -> Option<SpinSample<'_>> {

@@ -86,12 +86,12 @@ impl RingModel {
     fn receive(&mut self, i: usize) {
         let RingMessage {
             slot: place,
-            is_received: come,
+            is_received: received,
             ..
         } = self.messages[i];
         assert_eq!(
             self.consumer.receive(&place),
-            !come,
+            !received,
             "{place:?} in {self:#?}"
         );
         self.messages[i].is_received = true;
@@ -139,8 +139,8 @@ impl RingModel {
             let head = next.consumer.publish_head();
             next.published.insert(head);
         });
-        for &told in &self.published {
-            add_state(&|next| next.apply_credit(told));
+        for &credit in &self.published {
+            add_state(&|next| next.apply_credit(credit));
         }
         states
     }
@@ -153,11 +153,11 @@ impl RingModel {
         for i in 0..end.messages.len() {
             let RingMessage {
                 is_writable: writable,
-                is_received: come,
+                is_received: received,
                 is_freed: freed,
                 ..
             } = end.messages[i];
-            if !come {
+            if !received {
                 end.receive(i);
             }
             if writable {
@@ -169,15 +169,15 @@ impl RingModel {
         }
         self.published
             .iter()
-            .for_each(|&told| end.apply_credit(told));
+            .for_each(|&credit| end.apply_credit(credit));
         if end.consumer.should_publish_head() {
             let head = end.consumer.publish_head();
             end.apply_credit(head);
         }
         let slot = end.producer.clone().reserve(MAX_MESSAGE_UNITS * UNIT_BYTES);
         assert!(slot.is_some(), "no room after {self:#?}");
-        let told = end.consumer.publish_head();
-        end.apply_credit(told);
+        let credit = end.consumer.publish_head();
+        end.apply_credit(credit);
         assert_eq!(
             (end.producer.reuse_limit, end.consumer.head),
             (end.producer.tail, end.producer.tail)

@@ -114,7 +114,7 @@ static void listen_and_migrate(void)
 
 	check(!rdma_create_id(first, &listener, NULL, RDMA_PS_TCP), "rdma_create_id");
 	check(!rdma_bind_addr(listener, (void *)&any) && !rdma_listen(listener, 8), "rdma_listen");
-	puts("rdma_listen");
+	puts("listening");
 	fflush(stdout);
 	check(poll(&readable, 1, TIMEOUT_MS) == 1, "poll for the first request");
 	check(!rdma_migrate_id(listener, channel), "rdma_migrate_id");

@@ -98,14 +98,14 @@ impl Connectx {
     pub(crate) fn set_port(&self, node: usize, up: bool) -> Result<()> {
         let mut control = self.control();
         let port = json!({ "port": { "device": control.device(node), "up": up } });
-        control.ask(&port).map(drop)
+        control.request(&port).map(drop)
     }
 
     /// Makes the RNIC of a node fail.
     pub(crate) fn kill(&self, node: usize) -> Result<()> {
         let mut control = self.control();
         let kill = json!({ "kill": control.device(node) });
-        control.ask(&kill).map(drop)
+        control.request(&kill).map(drop)
     }
 
     /// Makes the RNIC of a node reject the next `times` creations of a DCT.
@@ -113,21 +113,21 @@ impl Connectx {
         let mut control = self.control();
         let device = control.device(node);
         let refuse = json!({ "refuse_targets": { "device": device, "times": times } });
-        control.ask(&refuse).map(drop)
+        control.request(&refuse).map(drop)
     }
 
     /// Resets a failed RNIC to its state after power-on.
     pub(crate) fn revive(&self, node: usize) -> Result<()> {
         let mut control = self.control();
         let reset = json!({ "reset": control.device(node) });
-        control.ask(&reset).map(drop)
+        control.request(&reset).map(drop)
     }
 
     /// Removes the RNIC from its machine without notice.
     pub(crate) fn pull(&self, node: usize) -> Result<()> {
         let mut control = self.control();
         let remove = json!({ "remove": control.device(node) });
-        control.ask(&remove).map(drop)
+        control.request(&remove).map(drop)
     }
 
     /// Cuts the links between the RNIC of a node and those of all others, or restores them. No port changes its state.
@@ -137,7 +137,7 @@ impl Connectx {
         let others = (1..=control.losses.len()).filter(|other| *other != node);
         for other in others {
             let link = [control.lid(node), control.lid(other)];
-            control.ask(&json!({ verb: link }))?;
+            control.request(&json!({ verb: link }))?;
         }
         Ok(())
     }
@@ -154,7 +154,7 @@ impl Connectx {
             .map(|(node, loss)| json!({ "from": control.lid(node), "drop": loss.share }))
             .collect();
         control
-            .ask(&json!({ "plan": { "rules": rules } }))
+            .request(&json!({ "plan": { "rules": rules } }))
             .map(drop)
     }
 
@@ -165,7 +165,7 @@ impl Connectx {
         let delay = json!({ "rate": 1.0, "microseconds": by.as_micros() as u64 });
         let rule = json!({ "from": control.lid(from), "to": control.lid(to), "delay": delay });
         control
-            .ask(&json!({ "plan": { "rules": [rule] } }))
+            .request(&json!({ "plan": { "rules": [rule] } }))
             .map(drop)
     }
 
@@ -184,13 +184,13 @@ impl Connectx {
             "translations": cache,
             "contexts": cache,
         });
-        control.ask(&json!({ "caches": caches })).map(drop)
+        control.request(&json!({ "caches": caches })).map(drop)
     }
 
     /// Returns the page translations that a node's RNIC has missed in its cache.
     pub(crate) fn missed_translations(&self, node: usize) -> Result<u64> {
         let mut control = self.control();
-        let account = control.ask(&json!("stats"))?;
+        let account = control.request(&json!("stats"))?;
         let missed = account["devices"][control.device(node)]["translations"]["misses"].as_u64();
         missed.ok_or_else(|| Error::Control(account.to_string()))
     }
@@ -198,7 +198,7 @@ impl Connectx {
     /// Returns counters of a node's RNIC.
     pub(crate) fn counts<const N: usize>(&self, node: usize, names: [&str; N]) -> Result<[u64; N]> {
         let mut control = self.control();
-        let account = control.ask(&json!("stats"))?;
+        let account = control.request(&json!("stats"))?;
         let device = &account["devices"][control.device(node)];
         let mut counts = [0; N];
         for (count, name) in counts.iter_mut().zip(names) {
@@ -226,13 +226,13 @@ impl Control {
 
     /// Returns all packets of a node that were lost by chance.
     fn lost(&mut self, node: usize) -> Result<u64> {
-        let account = self.ask(&json!("stats"))?;
+        let account = self.request(&json!("stats"))?;
         let lost = account["devices"][self.device(node)]["packets_lost"].as_u64();
         lost.ok_or_else(|| Error::Control(account.to_string()))
     }
 
     /// Sends a request. Returns the value in the reply.
-    fn ask(&mut self, request: &Value) -> Result<Value> {
+    fn request(&mut self, request: &Value) -> Result<Value> {
         let what = || format!("software ConnectX: {request}");
         let answer = self.exchange(request).context(what)?;
         match serde_json::from_str::<Value>(&answer) {

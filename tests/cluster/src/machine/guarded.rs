@@ -90,12 +90,12 @@ mod tests {
 
     #[test]
     fn child_outlives_the_spawning_thread_and_dies_with_its_owner() {
-        let ask = || {
+        let spawn_sleep = || {
             let mut command = Command::new("sleep");
             command.arg("600");
             Guarded::spawn(command)
         };
-        let mut child = thread::spawn(ask).join().unwrap().unwrap();
+        let mut child = thread::spawn(spawn_sleep).join().unwrap().unwrap();
         let pid = child.child().id();
         assert!(child.status().is_none());
         drop(child);

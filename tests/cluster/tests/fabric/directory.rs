@@ -36,9 +36,9 @@ fn node_that_rejoins_never_gets_packets_of_another() -> Result<()> {
     }
     let reads = reader.stats()?["directory_reads"];
     let others = [2, 3];
-    let mut said = others.map(|number| serve_round(four.node(number), number, 0).unwrap());
-    let ask = format!("vqp query-number {PORT} 2 3 --until /tmp/enough");
-    let mut asking = [one, reader].map(|node| node.workload(&ask).limit(LONG).spawn().unwrap());
+    let mut servers = others.map(|number| serve_round(four.node(number), number, 0).unwrap());
+    let query = format!("vqp query-number {PORT} 2 3 --until /tmp/enough");
+    let mut clients = [one, reader].map(|node| node.workload(&query).limit(LONG).spawn().unwrap());
     // Node 2 owns a copy of the directory, and so does node 3 while node 2 is away.
     for (round, number) in (1..).zip([3, 2, 3, 2]) {
         let node = four.node(number);
@@ -46,9 +46,9 @@ fn node_that_rejoins_never_gets_packets_of_another() -> Result<()> {
         until("the other nodes' view", SOON, || {
             Ok(one.kite("nodes")?.lines().count() == 4)
         })?;
-        said[number - 2].kill()?;
+        servers[number - 2].kill()?;
         four.start_kite(&Setup::patient())?;
-        said[number - 2] = serve_round(node, number, round)?;
+        servers[number - 2] = serve_round(node, number, round)?;
         let before = node.stats()?["vqp_messages_received"];
         until("messages to the rejoined node", SOON, || {
             Ok(node.stats()?["vqp_messages_received"] > before)
@@ -57,16 +57,16 @@ fn node_that_rejoins_never_gets_packets_of_another() -> Result<()> {
     for node in [one, reader] {
         node.sh("touch /tmp/enough")?;
     }
-    for asker in &mut asking {
-        let output = asker.wait(SOON)?;
+    for client in &mut clients {
+        let output = client.wait(SOON)?;
         assert!(output.success(), "{output:?}");
         assert!(!output.stdout.starts_with("0 "), "{output:?}");
     }
     let reads = reader.stats()?["directory_reads"] - reads;
     assert!(reads >= 4, "the directory was read {reads} times");
-    let last = one.workload(&ask).sh()?;
+    let last = one.workload(&query).sh()?;
     assert_eq!(last, "2 replies, {}; last {2: 2004, 3: 3003}");
-    said.iter_mut().try_for_each(|process| process.kill())
+    servers.iter_mut().try_for_each(|process| process.kill())
 }
 
 /// A node that owns a copy only while others are away gets no updates afterwards. Clients then must not read that
@@ -75,27 +75,27 @@ fn node_that_rejoins_never_gets_packets_of_another() -> Result<()> {
 fn directory_is_restored_after_two_owners_were_down() -> Result<()> {
     let four = FOUR.take()?;
     four.start_kite(&Setup::patient())?;
-    let mut said = [2, 3].map(|number| serve_round(four.node(number), number, 0).unwrap());
+    let mut servers = [2, 3].map(|number| serve_round(four.node(number), number, 0).unwrap());
     for (left, number) in [(3, 2), (2, 3)] {
         four.node(number).stop_kited()?;
         until("the other nodes' view", SOON, || {
             Ok(four.node(1).kite("nodes")?.lines().count() == left + 1)
         })?;
     }
-    for one in &mut said {
+    for one in &mut servers {
         one.kill()?;
     }
     for number in [3, 2] {
         four.node(number).start_kite(number, &Setup::patient())?;
-        said[number - 2] = serve_round(four.node(number), number, 1)?;
+        servers[number - 2] = serve_round(four.node(number), number, 1)?;
     }
     four.await_members(4)?;
-    for asker in [1, 4] {
-        let ask = format!("vqp query-number {PORT} 2 3");
-        let answers = four.node(asker).workload(&ask).sh()?;
-        assert_eq!(answers, "2 replies, {}; last {2: 2001, 3: 3001}");
+    for client in [1, 4] {
+        let query = format!("vqp query-number {PORT} 2 3");
+        let replies = four.node(client).workload(&query).sh()?;
+        assert_eq!(replies, "2 replies, {}; last {2: 2001, 3: 3001}");
     }
-    said.iter_mut().try_for_each(|process| process.kill())
+    servers.iter_mut().try_for_each(|process| process.kill())
 }
 
 /// Restarts kite on all nodes, so that counters start at zero, with one connection between two nodes.

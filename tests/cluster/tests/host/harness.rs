@@ -211,12 +211,12 @@ fn paused_node_responds_only_after_resume() -> Result<()> {
     let pair = PAIR.take()?;
     let node = pair.node(2);
     node.pause()?;
-    let asked = node
+    let outcome = node
         .command("true")
         .limit(Duration::from_millis(500))
         .spawn()?
         .wait(Duration::from_millis(500));
-    assert!(matches!(asked, Err(Error::Timeout { .. })));
+    assert!(matches!(outcome, Err(Error::Timeout { .. })));
     assert!(!pings(pair.node(1), node)?);
     node.resume()?;
     assert!(node.run("true")?.success());

@@ -168,8 +168,8 @@ fn bob(pair: &Cluster, line: &str, says: &str) -> Result<Process> {
 
 fn assert_denied(process: &mut Process) -> Result<()> {
     let output = process.wait(SOON)?;
-    let said = format!("{}{}", output.stdout, output.stderr);
-    let denied = said.contains("EACCES") || said.contains("permission denied");
+    let stdout = format!("{}{}", output.stdout, output.stderr);
+    let denied = stdout.contains("EACCES") || stdout.contains("permission denied");
     assert!(denied, "{output:#?}");
     Ok(())
 }

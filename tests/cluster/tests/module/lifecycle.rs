@@ -261,8 +261,8 @@ fn repeated_vqp_messages_and_close_leaks_nothing() -> Result<()> {
     answers.read_until("ready", SOON)?;
     leaks_nothing(&[one, two], 2 * cycles()?, |cycles| {
         let line = format!("vqp query-number 7 2 --times {cycles}");
-        let said = one.workload(&line).limit(LONG).sh()?;
-        assert_eq!(said, format!("{cycles} replies, {{}}; last {{2: 2000}}"));
+        let stdout = one.workload(&line).limit(LONG).sh()?;
+        assert_eq!(stdout, format!("{cycles} replies, {{}}; last {{2: 2000}}"));
         Ok(())
     })?;
     answers.kill()?;

@@ -115,8 +115,8 @@ fn many_waiters_for_one_node_leave_slots_for_others() -> Result<()> {
         crowd.wait(SOON)?;
     }
     other.kill()?;
-    let said = other.wait(SOON)?.stdout;
-    assert!(!said.contains("error"), "{said}");
+    let stdout = other.wait(SOON)?.stdout;
+    assert!(!stdout.contains("error"), "{stdout}");
     let stats = one.stats()?;
     assert_eq!(stats["slot_waits"], 0, "the two crowds used all slots");
     cluster.node(2).reconnect()?;

@@ -75,11 +75,14 @@ fn io_queue_loses_no_request_despite_lost_packets_and_failed_qps() -> Result<()>
 #[test]
 fn steady_io_queue_traffic_makes_no_system_calls() -> Result<()> {
     let trio = trio()?;
-    let said = trio.node(1).workload("queues steady 2").limit(LONG).sh()?;
-    let calls = said.split_whitespace().nth(2).and_then(|n| n.parse().ok());
-    let calls: u64 = calls.unwrap_or_else(|| panic!("{said}"));
+    let stdout = trio.node(1).workload("queues steady 2").limit(LONG).sh()?;
+    let calls = stdout
+        .split_whitespace()
+        .nth(2)
+        .and_then(|n| n.parse().ok());
+    let calls: u64 = calls.unwrap_or_else(|| panic!("{stdout}"));
     // The scheduler may keep the poller from its processor for longer than its polling interval.
-    assert!(calls < 20, "{said}");
+    assert!(calls < 20, "{stdout}");
     Ok(())
 }
 
@@ -100,15 +103,15 @@ fn io_queue_calls_run_concurrently_and_are_canceled() -> Result<()> {
     let mut server = two.workload(line).spawn()?;
     server.read_until("serving", SOON)?;
     for node in [one, two] {
-        let said = node.workload("queues invert inverter").limit(LONG).sh()?;
-        assert_eq!(said.trim(), "500 calls");
+        let stdout = node.workload("queues invert inverter").limit(LONG).sh()?;
+        assert_eq!(stdout.trim(), "500 calls");
         // Most of these calls exceed the inline size.
         let line = "queues invert inverter --operations 200 --data-max 20000";
-        let said = node.workload(line).limit(LONG).sh()?;
-        assert_eq!(said.trim(), "200 calls");
+        let stdout = node.workload(line).limit(LONG).sh()?;
+        assert_eq!(stdout.trim(), "200 calls");
     }
-    let said = one.workload("queues send inverter").sh()?;
-    assert_eq!(said.trim(), "320 messages");
+    let stdout = one.workload("queues send inverter").sh()?;
+    assert_eq!(stdout.trim(), "320 messages");
     let mut callers = [
         one.workload("queues cancel-calls inverter").spawn()?,
         two.workload("queues cancel-calls inverter").spawn()?,
@@ -255,8 +258,8 @@ fn io_queue_serves_calls() -> Result<()> {
         let line = format!("queues invert served --operations 200 --data-max {most}");
         let mut callers = trio.everywhere(&line)?;
         assert_eq!(callers.len(), CALLERS);
-        for said in outputs(&mut callers, LONG)? {
-            assert_eq!(said.trim(), "200 calls");
+        for stdout in outputs(&mut callers, LONG)? {
+            assert_eq!(stdout.trim(), "200 calls");
         }
         // Callers that wait by system call get replies, too.
         let line = format!("rpc invert served --operations 50 --threads 4 --data-max {most}");

@@ -33,12 +33,12 @@ fn endless(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
     let line = format!("{line} {}", two.address());
     let mut client = one.command(line).limit(LONG).spawn()?;
     until("the program to transfer data", SOON, || {
-        let said = |process: &mut Process| process.wait(SOON);
+        let stdout = |process: &mut Process| process.wait(SOON);
         assert!(
             client.is_running(),
             "{program}: {:?}, {:?}",
-            said(&mut client),
-            said(&mut server)
+            stdout(&mut client),
+            stdout(&mut server)
         );
         Ok(one.stats()?["vqp_requests"] > before + 100)
     })?;
@@ -280,8 +280,8 @@ fn preload_qp_numbers_are_unique_per_node() -> Result<()> {
 /// Waits for a program to report a failed request.
 fn assert_request_failed(client: Process) -> Result<()> {
     let output = failed(client)?;
-    let said = output.stdout + &output.stderr;
-    assert!(said.contains("ailed status"), "{said}");
+    let stdout = output.stdout + &output.stderr;
+    assert!(stdout.contains("ailed status"), "{stdout}");
     Ok(())
 }
 
@@ -314,7 +314,7 @@ fn leaving_node_fails_pending_work_requests() -> Result<()> {
 fn unsupported_verbs_fail_with_a_clear_error() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
-    for (program, said) in [
+    for (program, stdout) in [
         ("ibv_ud_pingpong", "Couldn't create QP"),
         ("ibv_uc_pingpong", "Couldn't create QP"),
         ("ibv_srq_pingpong", "Couldn't create SRQ"),
@@ -323,7 +323,7 @@ fn unsupported_verbs_fail_with_a_clear_error() -> Result<()> {
         ("ibv_rc_pingpong -s 300000000", "Couldn't register MR"),
     ] {
         let output = failed(one.command(preloaded(program)).spawn()?)?;
-        assert!(output.stderr.contains(said), "{program}: {output:?}");
+        assert!(output.stderr.contains(stdout), "{program}: {output:?}");
     }
     // These programs create objects only after they have connected by TCP.
     for program in ["ib_send_lat -c UD", "ib_write_bw -q 22"] {

@@ -157,17 +157,20 @@ fn kill_worker(trio: &Cluster, number: u64) -> Result<u64> {
     doomed.read_until(&enough, LONG)?;
     doomed.signal("KILL")?;
     let output = doomed.wait(SOON)?.stdout;
-    let mut said = output.lines().rev();
-    let said = said.find_map(|line| line.strip_prefix("inserted "));
-    Ok(said.unwrap().parse().unwrap())
+    let mut stdout = output.lines().rev();
+    let stdout = stdout.find_map(|line| line.strip_prefix("inserted "));
+    Ok(stdout.unwrap().parse().unwrap())
 }
 
 /// Asserts that all reported inserts of a killed worker are in the table, and at most one stride more.
-fn assert_inserted(report: &Value, number: u64, said: u64) {
+fn assert_inserted(report: &Value, number: u64, stdout: u64) {
     let has = &report["owners"][number.to_string()];
     assert_eq!(has["keys"], has["unbroken"], "of {number}: {has}");
     let keys = has["keys"].as_u64().unwrap();
-    assert!((said..=said + STRIDE).contains(&keys), "{said}, {has}");
+    assert!(
+        (stdout..=stdout + STRIDE).contains(&keys),
+        "{stdout}, {has}"
+    );
 }
 
 #[test]
@@ -187,8 +190,8 @@ fn killed_race_worker_disturbs_no_other() -> Result<()> {
     let left = outputs(&mut others, LONG)?;
     let report = check(&trio)?;
     assert_keys_kept(&report, &left);
-    for &(number, said) in &killed {
-        assert_inserted(&report, number, said);
+    for &(number, stdout) in &killed {
+        assert_inserted(&report, number, stdout);
     }
     assert_spread(&report);
     assert!(killed.len() > 2, "only {killed:?} were killed");

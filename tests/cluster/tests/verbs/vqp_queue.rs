@@ -156,15 +156,15 @@ fn hostile_vqp_sqes_disturb_no_other_vqp() -> Result<()> {
 fn steady_vqp_requests_need_few_system_calls() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
-    let said = run(trio.node(1), &format!("queue steady {name}"))?;
-    let calls = said.split(", ").nth(1).and_then(|calls| {
+    let stdout = run(trio.node(1), &format!("queue steady {name}"))?;
+    let calls = stdout.split(", ").nth(1).and_then(|calls| {
         let number = calls.split(' ').next()?;
         number.parse::<u64>().ok()
     });
-    let calls = calls.unwrap_or_else(|| panic!("{said}"));
+    let calls = calls.unwrap_or_else(|| panic!("{stdout}"));
     // The scheduler may keep the poller from its processor for longer than its polling interval. Each request then
     // wakes it until it runs. By system calls, 32 requests take two calls.
-    assert!(calls < 20_000 / 32, "{said}");
+    assert!(calls < 20_000 / 32, "{stdout}");
     Ok(())
 }
 

@@ -67,7 +67,7 @@ unsafe fn build_addrinfo(hints: &rdma_addrinfo, found: *const sockaddr) -> *mut 
     };
     let (ai_src_addr, ai_src_len) = at(&mut source);
     let (ai_dst_addr, ai_dst_len) = at(&mut destination);
-    let or_default = |said: c_int, usual: u32| if said == 0 { usual as c_int } else { said };
+    let or_default = |hint: c_int, default: u32| if hint == 0 { default as c_int } else { hint };
     let info = rdma_addrinfo {
         ai_flags: hints.ai_flags,
         ai_family: source

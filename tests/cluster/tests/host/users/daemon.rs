@@ -44,17 +44,17 @@ fn init_join_and_leave_change_the_membership() -> Result<()> {
              ln -sf /kite/tests/cluster/guest/systemctl /tmp/bin/systemctl")?;
     }
     let kite = "PATH=/tmp/bin:$PATH /kite/target/release/kite";
-    let said = one.sh(&format!("{kite} init --listen 10.77.0.1"))?;
-    assert!(said.starts_with("node 1 of 1\n"), "{said}");
-    let (_, join) = said.split_once("root@NODE kite ").expect(&said);
+    let stdout = one.sh(&format!("{kite} init --listen 10.77.0.1"))?;
+    assert!(stdout.starts_with("node 1 of 1\n"), "{stdout}");
+    let (_, join) = stdout.split_once("root@NODE kite ").expect(&stdout);
     let join = join.strip_suffix(" </etc/kite/key").expect(join);
     let key = one.sh("base64 /etc/kite/key")?;
-    let said = two.sh(&format!("echo {key} | base64 -d | {kite} {join}"))?;
-    assert_eq!(said, "node 2 of 2");
+    let stdout = two.sh(&format!("echo {key} | base64 -d | {kite} {join}"))?;
+    assert_eq!(stdout, "node 2 of 2");
     one.await_view(1, 2)?;
-    for (node, said) in [(two, "node 2 left"), (one, "node 1 left")] {
+    for (node, stdout) in [(two, "node 2 left"), (one, "node 1 left")] {
         let left = node.sh(&format!("{kite} leave --yes"))?;
-        assert!(left.starts_with(said), "{left}");
+        assert!(left.starts_with(stdout), "{left}");
         node.sh("umount -l /etc; rm -r /run/etc /run/systemd/system /tmp/bin")?;
     }
     Ok(())

@@ -39,9 +39,9 @@ fn installation_is_complete_and_uses_its_prefix() {
 #[test]
 fn installed_kite_run_finds_the_library() {
     let place = *INSTALLED;
-    let said = host(&format!("{place}/usr/local/bin/kite run -v true"));
+    let stdout = host(&format!("{place}/usr/local/bin/kite run -v true"));
     let library = format!("LD_PRELOAD={place}/usr/local/lib/kite/libkite_verbs.so");
-    assert!(said.contains(&library), "{said}");
+    assert!(stdout.contains(&library), "{stdout}");
 }
 
 #[test]

@@ -43,8 +43,8 @@ fn rust_module_sample_counts_greetings() -> Result<()> {
     let line = "atomics fetch-add rust 64 --threads 2 --operations 5";
     two.workload(line).sh()?;
     one.sh("rmmod kite_rust")?;
-    let said = one.sh("dmesg | grep -o 'kite_rust: .*'")?;
-    assert_eq!(said.trim(), "kite_rust: 10 were greeted");
+    let stdout = one.sh("dmesg | grep -o 'kite_rust: .*'")?;
+    assert_eq!(stdout.trim(), "kite_rust: 10 were greeted");
     Ok(())
 }
 

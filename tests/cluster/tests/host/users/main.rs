@@ -39,9 +39,9 @@ fn pair() -> Result<Turn<'static>> {
 fn host(line: &str) -> String {
     let line = format!("exec 2>&1; {line}");
     let output = Command::new("sh").args(["-euc", &line]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{line}: {said}");
-    said
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{line}: {stdout}");
+    stdout
 }
 
 /// Returns the text between two strings of README.md.

@@ -38,10 +38,10 @@ fn c_samples_run() -> Result<()> {
     let atomics = compile("", "atomics", atomics);
     let pair = pair()?;
     run_installed(pair.node(1), &sample)?;
-    let said = run_installed(pair.node(1), &format!("{hello} 2"))?;
-    assert_eq!(said, "node 1 wrote to node 2 and read back: hello");
-    let said = run_installed(pair.node(1), &format!("{atomics} 2"))?;
-    assert_eq!(said, "was 0, then 5");
+    let stdout = run_installed(pair.node(1), &format!("{hello} 2"))?;
+    assert_eq!(stdout, "node 1 wrote to node 2 and read back: hello");
+    let stdout = run_installed(pair.node(1), &format!("{atomics} 2"))?;
+    assert_eq!(stdout, "was 0, then 5");
     Ok(())
 }
 
@@ -53,8 +53,8 @@ fn copy_samples_print_their_lines() -> Result<()> {
     host("cd /kite && cargo build -q --release -p kite --example copies");
     let pair = pair()?;
     for (program, node) in [(c.as_str(), 1), (&c, 2), (rust, 2)] {
-        let said = run_installed(pair.node(1), &format!("{program} {node}"))?;
-        assert_eq!(said, ">-".repeat(10));
+        let stdout = run_installed(pair.node(1), &format!("{program} {node}"))?;
+        assert_eq!(stdout, ">-".repeat(10));
     }
     Ok(())
 }
@@ -81,8 +81,8 @@ fn migration_samples_continue_to_count() -> Result<()> {
     host("cd /kite && cargo build -q --release -p kite --example moves");
     let pair = pair()?;
     for program in [c.as_str(), rust] {
-        let said = run_installed(pair.node(1), &format!("{program} 2"))?;
-        assert_eq!(said, "counted to 1000");
+        let stdout = run_installed(pair.node(1), &format!("{program} 2"))?;
+        assert_eq!(stdout, "counted to 1000");
     }
     Ok(())
 }
@@ -120,8 +120,8 @@ fn vector_samples_write_columns() -> Result<()> {
     host("cd /kite && cargo build -q --release -p kite --example vectors");
     let pair = pair()?;
     for (program, node) in [(c.as_str(), 1), (&c, 2), (rust, 2)] {
-        let said = run_installed(pair.node(1), &format!("{program} {node}"))?;
-        assert_eq!(said, "gold        Au\nsilver      Ag\ncopper      Cu");
+        let stdout = run_installed(pair.node(1), &format!("{program} {node}"))?;
+        assert_eq!(stdout, "gold        Au\nsilver      Ag\ncopper      Cu");
     }
     Ok(())
 }
@@ -154,8 +154,8 @@ fn priority_samples_send_with_low_priority() -> Result<()> {
     host("cd /kite && cargo build -q --release -p kite --example background");
     let pair = pair()?;
     for program in [c.as_str(), rust] {
-        let said = run_installed(pair.node(1), &format!("{program} 2"))?;
-        assert_eq!(said, "16 MiB written");
+        let stdout = run_installed(pair.node(1), &format!("{program} 2"))?;
+        assert_eq!(stdout, "16 MiB written");
     }
     Ok(())
 }
@@ -168,8 +168,8 @@ fn io_queue_samples_square_numbers() -> Result<()> {
     host("cd /kite && cargo build -q --release -p kite --example queue");
     let pair = pair()?;
     for (program, node) in [(c.as_str(), 1), (&c, 2), (rust, 2)] {
-        let said = run_installed(pair.node(1), &format!("{program} {node}"))?;
-        assert_eq!(said, "[0, 1, 4, 9, 16, 25, 36, 49]");
+        let stdout = run_installed(pair.node(1), &format!("{program} {node}"))?;
+        assert_eq!(stdout, "[0, 1, 4, 9, 16, 25, 36, 49]");
     }
     Ok(())
 }
@@ -182,8 +182,8 @@ fn io_queue_samples_serve_calls() -> Result<()> {
     host("cd /kite && cargo build -q --release -p kite --example serve_queue");
     let pair = pair()?;
     for program in [c.as_str(), rust] {
-        let said = run_installed(pair.node(1), program)?;
-        assert_eq!(said, "[0, 1, 4, 9, 16, 25, 36, 49]");
+        let stdout = run_installed(pair.node(1), program)?;
+        assert_eq!(stdout, "[0, 1, 4, 9, 16, 25, 36, 49]");
     }
     Ok(())
 }
@@ -200,8 +200,8 @@ fn lock_samples_alternate() -> Result<()> {
         pair.node(node).command(line).user("alice").spawn()
     };
     let mut all = [run(1, &c)?, run(2, rust)?, run(2, &c)?];
-    let said = outputs(&mut all, SOON)?.concat();
-    let mut lines: Vec<&str> = said.lines().collect();
+    let stdout = outputs(&mut all, SOON)?.concat();
+    let mut lines: Vec<&str> = stdout.lines().collect();
     lines.sort_unstable();
     let (one, two) = ("node 1 was here", "node 2 was here");
     assert_eq!(lines, [one, two, two]);
@@ -213,8 +213,8 @@ fn capitals(pair: &Cluster, server: &str, caller: &str, args: &str, want: &str) 
     let (one, two) = (pair.node(1), pair.node(2));
     let mut server = two.command(installed(server)).user("alice").spawn()?;
     server.read_until("serving", SOON)?;
-    let said = run_installed(one, &format!("{caller} {args}"))?;
-    assert_eq!(said, want);
+    let stdout = run_installed(one, &format!("{caller} {args}"))?;
+    assert_eq!(stdout, want);
     let output = server.wait(SOON)?;
     assert!(output.success(), "{output:#?}");
     assert!(output.stdout.ends_with("node 1: BYE\n"), "{output:#?}");
@@ -260,8 +260,11 @@ fn multicast_samples_receive_a_reply_from_each() -> Result<()> {
         (rust, "the region has no server, or the port no listener"),
     ] {
         let line = installed(&format!("{program} here gone there"));
-        let said = one.command(line).sh()?;
-        assert_eq!(said, format!("here: hhhhh\ngone: {refused}\nthere: hhhhh"));
+        let stdout = one.command(line).sh()?;
+        assert_eq!(
+            stdout,
+            format!("here: hhhhh\ngone: {refused}\nthere: hhhhh")
+        );
     }
     for server in &mut servers[..2] {
         server.kill()?;

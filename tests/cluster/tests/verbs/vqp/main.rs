@@ -86,7 +86,7 @@ fn fail_node_during_adds(trio: &Cluster) -> Result<()> {
     trio.node(3).disconnect_rnic()?;
     let ended = outputs(&mut [count], LONG);
     trio.node(3).reconnect()?;
-    let number = |said: &str| said.trim().parse::<u64>().unwrap();
+    let number = |stdout: &str| stdout.trim().parse::<u64>().unwrap();
     let counted = number(&ended?[0]);
     let now = one.workload(&format!("vqp count {name} --operations 1"));
     let now = number(&outputs(&mut [now.limit(LONG).spawn()?], LONG)?[0]);

@@ -18,11 +18,11 @@ fn vqps_lists_user_node_and_state() -> Result<()> {
     let line = format!("vqp check {name} --operations 1000000");
     let mut worker = one.workload(&line).limit(LONG).spawn()?;
     let list = |user: &str| -> Result<Vec<serde_json::Value>> {
-        let said = one
+        let stdout = one
             .command("/kite/target/release/kite vqps --json")
             .user(user)
             .sh()?;
-        Ok(serde_json::from_str(&said).unwrap())
+        Ok(serde_json::from_str(&stdout).unwrap())
     };
     let of_three = |all: Vec<serde_json::Value>| all.into_iter().find(|one| one["node"] == 3);
     let requests = || Ok::<_, kite_cluster::Error>(of_three(list("root")?));
@@ -88,8 +88,8 @@ fn vqp_sample_counts() -> Result<()> {
     let mut has = trio.node(2).command(&sample).spawn()?;
     let name = has.read_until(" ", SOON)?;
     for before in 0..3 {
-        let said = trio.node(1).command(format!("{sample} 2 {name}")).sh()?;
-        assert_eq!(said, format!("welcome! previous value: {before}"));
+        let stdout = trio.node(1).command(format!("{sample} 2 {name}")).sh()?;
+        assert_eq!(stdout, format!("welcome! previous value: {before}"));
     }
     Ok(())
 }
@@ -101,8 +101,8 @@ fn vqp_sample_greets() -> Result<()> {
     let mut listens = trio.node(2).command(&sample).spawn()?;
     listens.read_until("listening", SOON)?;
     for (node, name) in [(1, "Ada"), (3, "Grace"), (1, "Barbara")] {
-        let said = trio.node(node).command(format!("{sample} 2 {name}")).sh()?;
-        assert_eq!(said, format!("Hello {name} of node {node}!"));
+        let stdout = trio.node(node).command(format!("{sample} 2 {name}")).sh()?;
+        assert_eq!(stdout, format!("Hello {name} of node {node}!"));
     }
     Ok(())
 }
