@@ -366,7 +366,7 @@ fn perftest(endpoint: &Endpoint, cell: Cell, count: u64) -> Commands {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cell::tests::ALL;
+    use crate::cell::tests::all_cells;
 
     #[test]
     fn command_of_each_contender_has_operation_and_point() {
@@ -377,7 +377,7 @@ mod tests {
             node: 2,
             rnic: Some("rxe-left".into()),
         };
-        for cell in Cell::of_metrics(&ALL) {
+        for cell in all_cells() {
             for &contender in cell.metric.contenders() {
                 let commands = Commands::new(&endpoint, cell, contender, 9);
                 let point = cell.point.to_string();

@@ -31,21 +31,6 @@ use rnic_work::RnicWork;
 /// Maximum time of a measurement of the slowest contender, in multiples of the intended time.
 const SLOWDOWN_MAX: u64 = 3;
 
-/// Metrics on two nodes, in the order of the report.
-const METRICS: [Metric; 11] = [
-    Metric::Latency,
-    Metric::CallLatency,
-    Metric::Bandwidth,
-    Metric::Rate,
-    Metric::CallRate,
-    Metric::CallCpuTime,
-    Metric::Registration,
-    Metric::Fill,
-    Metric::Echo,
-    Metric::ConnectLatency,
-    Metric::ConnectRate,
-];
-
 /// Measures kite, user-space verbs and TCP on two virtual machines.
 #[derive(Parser)]
 struct Args {
@@ -65,7 +50,7 @@ fn main() -> Result<()> {
     let load = report::host_load();
     log("booting two nodes");
     let (pair, metrics) = match args.instructions {
-        false => (NodePair::boot()?, &METRICS[..]),
+        false => (NodePair::boot()?, &Metric::TIMED[..]),
         true => (NodePair::boot_one_kernel()?, &[Metric::Instructions][..]),
     };
     let mut rows = warm_up(&pair, metrics)?;

@@ -2,7 +2,7 @@
 //! Requests of all kinds, many in flight, each in a range of a region that no other request uses. Their results and
 //! effects must match a model.
 
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context, Result};
 use clap::Args;
 use kite::{AllocOptions, Cluster, Completion, IoQueue, Region};
 
@@ -42,6 +42,7 @@ struct Slot {
 }
 
 /// Expected result of a completion.
+#[derive(Debug)]
 enum ExpectedResult {
     Nothing,
     /// Offset and length of the bytes that were read.
@@ -55,7 +56,8 @@ impl QueueCheck {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let mut slots = self.alloc_slots(&cluster)?;
-        let mut queue = cluster.create_queue(self.depth, slots.len() * PART)?;
+        let queue = cluster.create_queue(self.depth, slots.len() * PART);
+        let mut queue = queue.context("cannot create the queue")?;
         let mut random = Random::new(self.seed, cluster.view()?.local_node.into());
         let mut begun = 0;
         while begun < self.operations || queue.in_flight() > 0 {
@@ -89,8 +91,10 @@ impl QueueCheck {
         places.push(self.nodes.clone());
         let mut slots = Vec::new();
         for nodes in places {
+            let cause = format!("cannot allocate on the nodes {nodes:?}");
             let options = AllocOptions::new((PARTS * PART) as u64).nodes(nodes);
-            let region = cluster.alloc(&options)?.with_timeout(TIMEOUT);
+            let region = cluster.alloc(&options).context(cause)?;
+            let region = region.with_timeout(TIMEOUT);
             for part in 0..PARTS {
                 slots.push(Slot {
                     region: region.clone(),
@@ -167,8 +171,11 @@ impl Slot {
     }
 
     fn check_completion(&mut self, queue: &IoQueue, completion: Completion) -> Result<()> {
-        let value = completion.result?;
-        match self.expected.take() {
+        let expected = self.expected.take();
+        let value = completion
+            .result
+            .with_context(|| format!("request with the expected result {expected:?}"))?;
+        match expected {
             Some(ExpectedResult::Nothing) => ensure!(value == 0, "value {value}, expected 0"),
             Some(ExpectedResult::Word(word)) => {
                 ensure!(value == word, "value {value}, expected {word}")

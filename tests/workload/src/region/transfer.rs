@@ -114,7 +114,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Checks the events and the errno of later reads.
+    /// Checks the events, and the errno of reads after them.
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let regions = [

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Failures of work requests: syndromes, effects on the peer, and flush of later work requests.
+//! Failures of work requests: syndromes, effects on the peer, and flush of the work requests behind.
 
 use std::time::Duration;
 
