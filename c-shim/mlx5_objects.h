@@ -126,7 +126,7 @@ int kite_mlx5_ring_alloc(struct kite_mlx5_dev *dev, struct kite_mlx5_ring *ring,
 			 u32 size);
 void kite_mlx5_ring_free(struct kite_mlx5_dev *dev, struct kite_mlx5_ring *ring);
 
-/* Removes the CQEs of a number. No CQEs of the number may arrive any longer, and it is not reused yet. */
+/* Removes the CQEs of a number. No further CQEs may arrive, and the number is not reused yet. */
 void kite_mlx5_cq_clean_sends(struct kite_mlx5_qp *qp);
 void kite_mlx5_cq_clean_recvs(struct kite_mlx5_cq *cq, u32 number);
 

@@ -125,7 +125,11 @@ static int open_socket(const char *address)
 static void exchange_addresses(int tcp)
 {
 	struct ibv_port_attr port;
-	struct qp_address own = { .addr = (unsigned long)words, .rkey = mr->rkey, .qpn = qp->qp_num };
+	struct qp_address own = {
+		.addr = (unsigned long)words,
+		.rkey = mr->rkey,
+		.qpn = qp->qp_num,
+	};
 
 	check(!ibv_query_port(qp->context, PORT, &port), "ibv_query_port");
 	own.lid = port.lid;

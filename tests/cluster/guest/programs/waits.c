@@ -83,7 +83,7 @@ static void *serve(void *lh)
 	return NULL;
 }
 
-/* All replies use one buffer, which is valid since they have the same byte and are stored in turn. */
+/* All replies use one buffer: they have the same byte and are stored in turn. */
 static void multicast(LT_lh lh)
 {
 	struct LT_reply replies[CALLS];
