@@ -26,7 +26,7 @@ kbuild = $(in-root) make -s -C /usr/src/$(tree) \
 	CROSS_COMPILE=x86_64-linux-gnu- HOSTCC=gcc-14 KRUSTFLAGS="$(krustflags)" CONFIG_DEBUG_INFO_BTF_MODULES=
 cargo := $(in-root) cargo
 
-.PHONY: all module kite.ko other-series userlib docs connectx install deb repo image demo test test-all test-long test-packages test-series test-debug bench fuzz check cluster rust-analyzer clean setup \
+.PHONY: all module kite.ko other-series userlib docs connectx install deb repo image demo test test-all test-long test-packages test-series test-debug bench bench-pictures fuzz check cluster rust-analyzer clean setup \
 	help
 
 all: module userlib ## build the module (build/kite.ko) and the programs (target/release)
@@ -126,6 +126,10 @@ bench: module userlib $(fabric) ## kite beside user-space verbs and TCP on two n
 	@$(cargo) build --release -p kite-bench -p kite-workload
 	@KITE_ENV="FABRIC=$(FABRIC)" $(in-root) target/release/kite-bench \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ICOUNT),--instructions)
+
+bench-pictures: setup ## draw the pictures of docs/performance.md from docs/performance/bench.json
+	@$(cargo) run -q --release -p kite-bench --bin kite-bench -- \
+		--render docs/performance/bench.json --output docs/pictures/bench
 
 fuzz: setup ## a fuzzer is the machine of a software ConnectX: make fuzz DURATION=60, in seconds for each target
 	@scripts/fuzz $(or $(DURATION),60)

@@ -4,13 +4,13 @@
 use std::fmt;
 
 use kite_cluster::Fabric;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Time of one measurement in seconds, longer than a time slice of the host.
 const SECONDS: f64 = 0.7;
 
 /// Measured quantity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Metric {
     /// Median time of single operations in µs: less is better.
@@ -66,7 +66,7 @@ pub(crate) enum Axis {
 }
 
 /// Operation whose metric is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Operation {
     Write,
@@ -79,7 +79,7 @@ pub(crate) enum Operation {
 }
 
 /// One measurement of all contenders.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Cell {
     pub(crate) metric: Metric,
     pub(crate) operation: Operation,
@@ -88,7 +88,7 @@ pub(crate) struct Cell {
 }
 
 /// Implementation that is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Contender {
     /// Regions of kite, with `kite bench`.
@@ -137,7 +137,7 @@ impl Metric {
             Metric::Rate => "10³ operations/s",
             Metric::CallRate => "10³ calls/s",
             Metric::CallCpuTime => "µs of CPU time",
-            Metric::ConnectRate => "connect rate",
+            Metric::ConnectRate => "connections/s",
             Metric::CallLatency
             | Metric::Registration
             | Metric::Fill

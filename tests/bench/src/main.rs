@@ -11,10 +11,10 @@ mod parse;
 mod report;
 mod rnic_work;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use clap::Parser;
 use kite_cluster::Fabric;
 
@@ -40,14 +40,28 @@ struct Args {
     /// Count instructions instead of time, with two nodes in one machine whose clock is the instruction count
     #[arg(long)]
     instructions: bool,
-    /// Directory for the results, bench.json and bench.svg, or instructions.json and .svg
+    /// Directory for the results: bench.json, bench.svg and pictures/, or instructions.json and .svg
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
+    /// Draw the pictures of the documents from this JSON file to the directory, and measure nothing
+    #[arg(long, value_name = "JSON")]
+    render: Option<PathBuf>,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    if let Some(json) = &args.render {
+        return draw_documents(&read(json)?, &args.output);
+    }
     let load = report::host_load();
+    let mut report = measure(&args)?;
+    report.load = [load, report::host_load()];
+    print!("{}", table::render(&report));
+    save(&report, &args)
+}
+
+/// Boots the nodes, and measures everything.
+fn measure(args: &Args) -> Result<Report> {
     log("booting two nodes");
     let (pair, metrics) = match args.instructions {
         false => (NodePair::boot()?, &Metric::TIMED[..]),
@@ -63,30 +77,34 @@ fn main() -> Result<()> {
         rows,
         ..Report::default()
     };
-    if args.instructions {
-        report.alloc_scaling = measure_alloc_scaling(&pair)?;
-        pair.shutdown()?;
-    } else {
-        report.sharing = measure_sharing(&pair)?;
-        report.scatter = measure_scatter(&pair)?;
-        let fabric = pair.fabric();
-        if fabric == Fabric::Connectx {
-            report.rnic_work = measure_rnic_work(&pair)?;
+    match args.instructions {
+        true => {
+            report.alloc_scaling = measure_alloc_scaling(&pair)?;
+            pair.shutdown()?;
         }
-        if Contender::KiteVqp.is_supported_on(fabric) {
-            log("memory of nodes and connections");
-            report.node_memory = Some(pair.measure_node_memory()?);
-        }
-        pair.shutdown()?;
-        let (connect_costs, scale) = measure_scale(fabric)?;
-        (report.mesh, report.lookup) = connect_costs.unzip();
-        report.scale = scale;
-        report.rings = rings::all().into();
+        false => measure_once(pair, &mut report)?,
     }
-    report.load = [load, report::host_load()];
+    Ok(report)
+}
 
-    print!("{}", table::render(&report));
-    save(&report, &args)
+/// Makes the measurements that have no rounds, the last of them on six nodes.
+fn measure_once(pair: NodePair, report: &mut Report) -> Result<()> {
+    let fabric = pair.fabric();
+    report.sharing = measure_sharing(&pair)?;
+    report.scatter = measure_scatter(&pair)?;
+    if fabric == Fabric::Connectx {
+        report.rnic_work = measure_rnic_work(&pair)?;
+    }
+    if Contender::KiteVqp.is_supported_on(fabric) {
+        log("memory of nodes and connections");
+        report.node_memory = Some(pair.measure_node_memory()?);
+    }
+    pair.shutdown()?;
+    let (connect_costs, scale) = measure_scale(fabric)?;
+    (report.mesh, report.lookup) = connect_costs.unzip();
+    report.scale = scale;
+    report.rings = rings::all().into();
+    Ok(())
 }
 
 /// Measures each cell once, briefly, to estimate the number of operations of a measurement.
@@ -200,6 +218,22 @@ fn measure_alloc_scaling(pair: &NodePair) -> Result<Vec<AllocPoint>> {
     Ok(points)
 }
 
+/// Reads the results of an earlier run.
+fn read(json: &Path) -> Result<Report> {
+    let text = std::fs::read_to_string(json);
+    let report = text
+        .map_err(Error::from)
+        .and_then(|text| Report::from_json(&text));
+    report.with_context(|| format!("reading {}", json.display()))
+}
+
+/// Draws the pictures of the documents to a directory.
+fn draw_documents(report: &Report, directory: &Path) -> Result<()> {
+    let count = picture::documents::write(report, directory)?;
+    log(&format!("drew {count} pictures to {}", directory.display()));
+    Ok(())
+}
+
 fn save(report: &Report, args: &Args) -> Result<()> {
     let name = match args.instructions {
         false => "bench",
@@ -210,9 +244,13 @@ fn save(report: &Report, args: &Args) -> Result<()> {
     std::fs::create_dir_all(&args.output)
         .and_then(|()| std::fs::write(&json, report.json()))
         .with_context(|| format!("writing {}", json.display()))?;
-    picture::draw(report, &svg).with_context(|| format!("drawing {}", svg.display()))?;
+    std::fs::write(&svg, picture::draw(report)?)
+        .with_context(|| format!("writing {}", svg.display()))?;
     log(&format!("wrote {} and {}", json.display(), svg.display()));
-    Ok(())
+    match args.instructions {
+        false => draw_documents(report, &args.output.join("pictures")),
+        true => Ok(()),
+    }
 }
 
 /// Prints progress to standard error. Standard output has the report only.

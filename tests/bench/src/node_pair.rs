@@ -161,7 +161,7 @@ impl NodePair {
     }
 
     /// Measures the bandwidth of two streams of different priority.
-    pub(crate) fn measure_sharing(&self, policy: &'static str) -> Result<Sharing> {
+    pub(crate) fn measure_sharing(&self, policy: &str) -> Result<Sharing> {
         let node = self.cluster.node(1);
         node.kite(&format!("alloc shared 16M --node {}", self.endpoint.node))?;
         node.kite(&format!("qos --policy {policy}"))?;
@@ -180,6 +180,7 @@ impl NodePair {
         let joined =
             |samples: thread::Result<_>| samples.unwrap_or_else(|_| bail!("thread panicked"));
         let (high, low) = (joined(high)?, joined(low)?);
+        let policy = policy.to_string();
         Ok(Sharing { policy, high, low })
     }
 

@@ -3,7 +3,7 @@
 //! One-time costs cancel. The result does not depend on the speed of the emulated machines.
 
 use anyhow::Result;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cell::{Cell, Contender, Metric, Operation};
 
@@ -25,7 +25,7 @@ pub(crate) const COUNTERS: [&str; 7] = [
 pub(crate) type CounterValues = [u64; COUNTERS.len()];
 
 /// Operations of both RNICs per request of a contender.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RnicWork {
     pub(crate) cell: Cell,
     pub(crate) contender: Contender,

@@ -3,14 +3,14 @@
 //! linearly.
 
 use anyhow::{Context, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{json, Value};
 
 /// Numbers of existing regions. The first is the baseline.
 pub(crate) const COUNTS: [u64; 6] = [1, 10, 100, 1_000, 10_000, 100_000];
 
 /// Cost of an allocation and a free with a number of regions.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct AllocPoint {
     pub(crate) regions: u64,
     /// Thousands of instructions of both nodes. The clock counts an idle nanosecond as one instruction.

@@ -7,7 +7,7 @@
 use anyhow::{Context, Result};
 use kite_bench::statistics::Spread;
 use kite_cluster::{Cluster, Node};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::command::PROGRAM_DIR;
 use crate::node_pair::{BASELINE_PORT, TIMEOUT};
@@ -24,7 +24,7 @@ const CALLS: usize = 200;
 const CONNECTIONS: usize = 20;
 
 /// Median times in µs, and READs of the directory.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Lookup {
     /// Connection to a node that is looked up.
     pub(crate) unknown_us: f64,

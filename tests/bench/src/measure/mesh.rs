@@ -4,14 +4,14 @@
 
 use anyhow::{Context, Result};
 use kite_cluster::{Cluster, Process};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::command::PROGRAM_DIR;
 use crate::node_pair::{BASELINE_PORT, TIMEOUT};
 use crate::parse::number;
 
 /// Times in µs until the last node has connected to all others.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Mesh {
     pub(crate) nodes: usize,
     /// By kite, with lookups.

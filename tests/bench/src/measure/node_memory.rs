@@ -4,13 +4,13 @@
 
 use anyhow::{Context, Result};
 use kite_cluster::Node;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::command::PROGRAM_DIR;
 use crate::node_pair::TIMEOUT;
 
 /// Memory in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct NodeMemory {
     /// Memory per node without a connection.
     pub(crate) known: i64,

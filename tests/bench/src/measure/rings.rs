@@ -6,7 +6,7 @@
 
 use kite_core::ring::{capacity_units, RingProducer, MAX_MESSAGE_BYTES};
 use kite_core::wire::ring::MSG_HEADER_SIZE;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Number of requests.
 const REQUESTS: usize = 100_000;
@@ -18,7 +18,7 @@ const RING_BYTES: u64 = 64 << 10;
 const QUEUE_COUNTS: [usize; 4] = [1, 2, 3, 4];
 
 /// Distribution of request sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SizeDistribution {
     Keys,
@@ -26,7 +26,7 @@ pub(crate) enum SizeDistribution {
 }
 
 /// Used fraction of the receive memory.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RingUse {
     pub(crate) sizes: SizeDistribution,
     /// With a ring.

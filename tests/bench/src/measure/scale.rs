@@ -4,7 +4,7 @@
 
 use anyhow::{Context, Result};
 use kite_cluster::{Cluster, Fabric, Node, Process};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{json, Value};
 
 use crate::cell::Contender;
@@ -21,7 +21,7 @@ pub(crate) const COUNTS: [usize; 3] = [2, 4, 6];
 const WRITES: u32 = 3_000;
 
 /// Thousands of operations per second of all nodes together.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ScalePoint {
     pub(crate) nodes: usize,
     pub(crate) kite_calls: f64,

@@ -3,11 +3,11 @@
 //! the software ConnectX, also the misses of its translation cache, which do not affect its speed.
 
 use anyhow::Result;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Number and size of regions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shape {
     pub(crate) regions: u64,
     /// Bytes of each region.
@@ -50,15 +50,16 @@ pub(crate) const CACHE_ENTRIES: usize = 1024;
 impl Shape {
     /// Returns the label of the report.
     pub(crate) fn name(&self) -> String {
-        match self.regions {
-            1 if self.len >= 1 << 20 => format!("one of {} MiB", self.len >> 20),
-            regions => format!("{regions} of {} KiB", self.len >> 10),
-        }
+        let size = match self.len >> 20 {
+            0 => format!("{} KiB", self.len >> 10),
+            mib => format!("{mib} MiB"),
+        };
+        format!("{}×{size}", self.regions)
     }
 }
 
 /// Results of the writes.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ScatterResult {
     /// Median time of a write in µs.
     pub(crate) median_us: f64,
@@ -67,7 +68,7 @@ pub(crate) struct ScatterResult {
 }
 
 /// Results of a shape.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ScatterPoint {
     pub(crate) shape: Shape,
     pub(crate) kite: ScatterResult,
@@ -109,9 +110,9 @@ mod tests {
 
     #[test]
     fn shape_name_has_count_and_size() {
-        assert_eq!(many(100).name(), "100 of 4 KiB");
-        assert_eq!(many(1).name(), "1 of 4 KiB");
-        assert_eq!(large(16).name(), "one of 16 MiB");
+        assert_eq!(many(100).name(), "100×4 KiB");
+        assert_eq!(many(1).name(), "1×4 KiB");
+        assert_eq!(large(16).name(), "1×16 MiB");
     }
 
     #[test]

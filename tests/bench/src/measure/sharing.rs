@@ -3,7 +3,7 @@
 //! 17, with streams of writes).
 
 use anyhow::{Context, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{json, Value};
 
 /// Policies. The first one is the baseline of the others.
@@ -16,7 +16,7 @@ pub(crate) const PHASES: [f64; 3] = [4.0, 10.0, 4.0];
 const SETTLING_SECONDS: f64 = 1.0;
 
 /// Bandwidth in an interval.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
     /// Seconds since the start of high.
     pub(crate) seconds: f64,
@@ -38,9 +38,9 @@ impl Sample {
 }
 
 /// Results of a policy.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(crate) struct Sharing {
-    pub(crate) policy: &'static str,
+    pub(crate) policy: String,
     pub(crate) high: Vec<Sample>,
     pub(crate) low: Vec<Sample>,
 }
@@ -107,7 +107,7 @@ mod tests {
     fn kept_share_is_relative_to_high_alone() {
         let high = [steady(100.0, 0.0, 4.0), steady(90.0, 4.0, 14.0)].concat();
         let low = [steady(30.0, 4.0, 14.0), steady(120.0, 14.0, 18.0)].concat();
-        let policy = "sw";
+        let policy = "sw".into();
         let sharing = Sharing { policy, high, low };
         assert_eq!(sharing.kept_share(), 0.9);
         let mut other = sharing.clone();

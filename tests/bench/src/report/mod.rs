@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Results of a run, and their ratios, as JSON.
+//! Results of a run, and their ratios.
 
+mod json;
 pub(crate) mod picture;
 pub(crate) mod table;
 
 use std::collections::BTreeMap;
 
 use kite_bench::statistics::Spread;
-use serde::Serialize;
-use serde_json::{json, Value};
 
 use crate::cell::{Cell, Contender, Metric};
-use crate::measure::alloc_scaling::{self, AllocPoint};
+use crate::measure::alloc_scaling::AllocPoint;
 use crate::measure::lookup::Lookup;
 use crate::measure::mesh::Mesh;
 use crate::measure::node_memory::NodeMemory;
 use crate::measure::rings;
-use crate::measure::scale::{self, ScalePoint};
+use crate::measure::scale::ScalePoint;
 use crate::measure::scatter;
-use crate::measure::sharing::{self, Sharing};
-use crate::rnic_work::{RnicWork, COUNTERS};
+use crate::measure::sharing::Sharing;
+use crate::rnic_work::RnicWork;
 
 /// Values of one cell in all rounds.
 pub(crate) struct Row {
@@ -67,42 +66,6 @@ impl Row {
         }
         line
     }
-
-    fn json(&self) -> Value {
-        let contenders: BTreeMap<_, _> = self
-            .values
-            .iter()
-            .map(|(contender, rounds)| {
-                let spread = self.spread(*contender);
-                (
-                    contender.name(),
-                    json!({ "rounds": rounds, "spread": spread }),
-                )
-            })
-            .collect();
-        json!({
-            "metric": self.cell.metric,
-            "unit": self.cell.metric.unit(),
-            "operation": self.cell.operation,
-            "axis": self.cell.metric.axis(),
-            "point": self.cell.point,
-            "operations_per_round": self.count,
-            "contenders": contenders,
-            "kite_to_verbs": self.ratio(Contender::Kite, Contender::Verbs),
-            "kite_to_tcp": self.ratio(Contender::Kite, Contender::Tcp),
-            "kite_to_verbs_in_kernel": self.ratio(Contender::KiteKernel, Contender::VerbsKernel),
-            "kite_queue_to_verbs": self.ratio(Contender::KiteQueue, Contender::Verbs),
-            "kite_rc_to_verbs": self.ratio(Contender::KiteVqpRc, Contender::Verbs),
-            "kite_dc_to_verbs": self.ratio(Contender::KiteVqpDc, Contender::Verbs),
-            "kite_vqp_to_verbs": self.ratio(Contender::KiteVqp, Contender::Verbs),
-            "kite_vqp_to_tcp": self.ratio(Contender::KiteVqp, Contender::Tcp),
-            "kite_vqp_to_kernel_rc": self.ratio(Contender::KiteVqp, Contender::KernelRc),
-            "kite_vqp_to_verbs_kept": self.ratio(Contender::KiteVqp, Contender::VerbsKept),
-            "kite_new_session_to_verbs": self.ratio(Contender::KiteNewSession, Contender::Verbs),
-            "kite_to_two_writes": self.ratio(Contender::Kite, Contender::TwoWrites),
-            "kite_threads_to_verbs": self.ratio(Contender::KiteThreads, Contender::Verbs),
-        })
-    }
 }
 
 /// Results of a run. Measurements that were not made are empty.
@@ -131,49 +94,6 @@ impl Report {
         metrics.dedup();
         metrics
     }
-
-    /// Returns the report as JSON.
-    pub(crate) fn json(&self) -> String {
-        #[derive(Serialize)]
-        struct JsonReport<'a> {
-            fabric: &'a str,
-            rounds: u32,
-            host_load_before: Option<f64>,
-            host_load_after: Option<f64>,
-            host_cpus: Option<usize>,
-            rows: Vec<Value>,
-            alloc_scaling: Value,
-            sharing: Value,
-            scatter: Value,
-            counters: [&'static str; COUNTERS.len()],
-            counts_per_request: &'a [RnicWork],
-            bytes_per_node: Option<NodeMemory>,
-            mesh: Option<Mesh>,
-            lookup: Option<Lookup>,
-            scale: Value,
-            rings: &'a [rings::RingUse],
-        }
-        let [host_load_before, host_load_after] = self.load;
-        let report = JsonReport {
-            fabric: &self.fabric,
-            rounds: self.rounds,
-            host_load_before,
-            host_load_after,
-            host_cpus: cpus(),
-            rows: self.rows.iter().map(Row::json).collect(),
-            alloc_scaling: alloc_scaling::json(&self.alloc_scaling),
-            sharing: sharing::json(&self.sharing),
-            scatter: scatter::json(&self.scatter),
-            counters: COUNTERS,
-            counts_per_request: &self.rnic_work,
-            bytes_per_node: self.node_memory,
-            mesh: self.mesh,
-            lookup: self.lookup,
-            scale: scale::json(&self.scale),
-            rings: &self.rings,
-        };
-        format!("{:#}\n", json!(report))
-    }
 }
 
 /// Returns the number of CPUs of the host.
@@ -185,42 +105,4 @@ pub(crate) fn cpus() -> Option<usize> {
 pub(crate) fn host_load() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/loadavg").ok()?;
     text.split(' ').next()?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn json_contains_rounds_and_ratios() {
-        let cell = Cell::of_metrics(&[Metric::Latency]).next().unwrap();
-        let mut row = Row::new(cell, 100);
-        for round in 1..=3 {
-            row.add(Contender::Kite, f64::from(round) * 3.0);
-            row.add(Contender::Verbs, f64::from(round) * 2.0);
-        }
-        let report = Report {
-            fabric: "rxe".into(),
-            rounds: 3,
-            load: [None, Some(1.5)],
-            rows: vec![row],
-            alloc_scaling: Vec::new(),
-            sharing: Vec::new(),
-            scatter: Vec::new(),
-            rnic_work: Vec::new(),
-            node_memory: None,
-            mesh: None,
-            lookup: None,
-            scale: Vec::new(),
-            rings: rings::all().to_vec(),
-        };
-        let json: Value = serde_json::from_str(&report.json()).unwrap();
-        assert_eq!(json["host_load_after"], 1.5);
-        let row = &json["rows"][0];
-        assert_eq!(row["contenders"]["kite"]["rounds"][2], 9.0);
-        assert_eq!(row["contenders"]["verbs"]["spread"]["median"], 4.0);
-        assert_eq!(row["kite_to_verbs"]["median"], 1.5);
-        assert_eq!(row["kite_to_tcp"], Value::Null);
-        assert_eq!(json["rings"][1]["sizes"], "values");
-    }
 }

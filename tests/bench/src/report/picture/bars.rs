@@ -1,16 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Panels with groups of bars on a logarithmic scale, one bar per contender. Whiskers are the minimum and the maximum
-//! of all rounds.
+//! Panels with groups of bars, one bar per contender. Thin lines show the minimum and the maximum of all rounds.
 
 use kite_bench::statistics::Spread;
+use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
-use super::{colour, panels, Area, DrawResult};
+use super::scale::{plain, Scale};
+use super::{colour, legend, panels, Area, DrawResult, CAPTION_SIZE, FONT, TEXT_SIZE};
 use crate::cell::{Cell, Contender, Metric, Operation};
 use crate::report::{Report, Row};
 
 /// Fraction of the distance between two groups that bars occupy.
 const GROUP_WIDTH: f64 = 0.8;
+
+/// Maximum number of groups whose labels fit into half of the width of a picture.
+const GROUPS_MAX: usize = 5;
+
+const RANGE_COLOUR: RGBColor = RGBColor(0x30, 0x30, 0x30);
+
+type Chart<'a, 'b, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, Y>>;
 
 /// Panel of bars.
 pub(super) struct Bars {
@@ -56,6 +65,29 @@ impl Series {
         let spreads = self.spreads.iter().enumerate();
         spreads.filter_map(|(i, spread)| Some((i, (*spread)?)))
     }
+
+    /// Draws the bars, which begin at `low`, and the ranges. A bar begins at `offset` from the middle of its group.
+    fn draw<Y: Ranged<ValueType = f64>>(
+        &self,
+        chart: &mut Chart<'_, '_, Y>,
+        low: f64,
+        (offset, width): (f64, f64),
+    ) -> DrawResult {
+        chart.draw_series(self.measured().map(|(i, spread)| {
+            let left = i as f64 + offset;
+            let corners = [(left, low), (left + width, spread.median)];
+            Rectangle::new(corners, self.colour.filled())
+        }))?;
+        let ranges = self
+            .measured()
+            .filter(|(_, spread)| spread.min < spread.max);
+        chart.draw_series(ranges.map(|(i, spread)| {
+            let middle = i as f64 + offset + width / 2.0;
+            let ends = [(middle, spread.min), (middle, spread.max)];
+            PathElement::new(ends, RANGE_COLOUR)
+        }))?;
+        Ok(())
+    }
 }
 
 impl Bars {
@@ -69,7 +101,7 @@ impl Bars {
         all.filter(|bars| !bars.labels.is_empty()).collect()
     }
 
-    fn of_rows(metric: Metric, operation: Operation, rows: &[Row]) -> Self {
+    pub(super) fn of_rows(metric: Metric, operation: Operation, rows: &[Row]) -> Self {
         let is_selected = |cell: Cell| (cell.metric, cell.operation) == (metric, operation);
         let rows: Vec<&Row> = rows.iter().filter(|row| is_selected(row.cell)).collect();
         let series = metric.contenders().iter().map(|&contender| {
@@ -84,69 +116,60 @@ impl Bars {
         }
     }
 
+    /// Returns `true` if the labels need a whole row.
+    pub(super) fn is_wide(&self) -> bool {
+        self.labels.len() > GROUPS_MAX
+    }
+
     pub(super) fn draw(&self, area: &Area<'_>) -> DrawResult {
-        let Some((low, high)) = self.range() else {
+        let Some(scale) = Scale::of(self.series.iter().flat_map(Series::measured)) else {
             return Ok(());
         };
+        let entries = self
+            .series
+            .iter()
+            .map(|series| (series.name, series.colour));
+        let area = area.titled(&self.caption, (FONT, CAPTION_SIZE))?;
+        let area = legend::draw(&area, &entries.collect::<Vec<_>>())?;
+        match scale {
+            Scale::Linear(high) => self.draw_plot(&area, self.unit, 0.0, 0.0..high),
+            Scale::Logarithmic(low, high) => {
+                let name = format!("{}, logarithmic", self.unit);
+                self.draw_plot(&area, &name, low, (low..high).log_scale())
+            }
+        }
+    }
+
+    /// Draws the axes, the vertical one with this name, and the bars, which begin at `low`.
+    fn draw_plot<Y>(&self, area: &Area<'_>, name: &str, low: f64, y_axis: Y) -> DrawResult
+    where
+        Y: AsRangedCoord<Value = f64>,
+        Y::CoordDescType: ValueFormatter<f64>,
+    {
         let groups = self.labels.len();
         let mut chart = ChartBuilder::on(area)
-            .caption(&self.caption, ("sans-serif", 18))
-            .margin(12)
-            .x_label_area_size(28)
-            .y_label_area_size(72)
-            .build_cartesian_2d(-0.5..groups as f64 - 0.5, (low..high).log_scale())?;
+            .margin(8)
+            .x_label_area_size(24)
+            .y_label_area_size(76)
+            .build_cartesian_2d(-0.5..groups as f64 - 0.5, y_axis)?;
         chart
             .configure_mesh()
             .disable_x_mesh()
-            .y_desc(self.unit)
+            .max_light_lines(2)
+            .label_style((FONT, TEXT_SIZE))
+            .y_desc(name)
             // With two labels per group, every second one is below a group.
             .x_labels(2 * groups)
             .x_label_formatter(&|&x| self.label(x))
-            .y_label_formatter(&|value| value.to_string())
+            .y_labels(6)
+            .y_label_formatter(&|&value| plain(value))
             .draw()?;
         let width = GROUP_WIDTH / self.series.len() as f64;
         for (index, series) in self.series.iter().enumerate() {
-            let colour = series.colour;
-            let left = |i: usize| i as f64 - GROUP_WIDTH / 2.0 + index as f64 * width;
-            let bars = series.measured().map(|(i, spread)| {
-                let corners = [(left(i), low), (left(i) + 0.9 * width, spread.median)];
-                Rectangle::new(corners, colour.filled())
-            });
-            chart
-                .draw_series(bars)?
-                .label(series.name)
-                .legend(move |(x, y)| {
-                    Rectangle::new([(x, y - 5), (x + 10, y + 5)], colour.filled())
-                });
-            let whiskers = series.measured().map(|(i, spread)| {
-                let x = left(i) + 0.45 * width;
-                PathElement::new([(x, spread.min), (x, spread.max)], BLACK)
-            });
-            chart.draw_series(whiskers)?;
+            let offset = index as f64 * width - GROUP_WIDTH / 2.0;
+            series.draw(&mut chart, low, (offset, 0.9 * width))?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK.mix(0.3))
-            .draw()?;
         Ok(())
-    }
-
-    /// Returns the range of the scale: powers of ten around all values, with space for the legend. Values of 0 are left
-    /// out, since a logarithmic scale cannot show them.
-    fn range(&self) -> Option<(f64, f64)> {
-        let spreads = || self.series.iter().flat_map(Series::measured);
-        let positive = spreads()
-            .map(|(_, spread)| spread.min)
-            .filter(|min| *min > 0.0);
-        let least = positive.min_by(f64::total_cmp)?;
-        let greatest = spreads()
-            .map(|(_, spread)| spread.max)
-            .max_by(f64::total_cmp)?;
-        let low = 10f64.powf(least.log10().floor());
-        let high = 10f64.powf((greatest * 3.0).log10().ceil());
-        (low > 0.0 && high.is_finite()).then_some((low, high))
     }
 
     /// Returns the label at a coordinate. Group `i` is at `i`.
@@ -184,23 +207,6 @@ mod tests {
 
     fn latencies() -> Bars {
         Bars::of_rows(Metric::Latency, Operation::Write, &rows())
-    }
-
-    #[test]
-    fn range_ends_at_powers_of_ten() {
-        assert_eq!(latencies().range(), Some((10.0, 1000.0)));
-        let none = Bars::of_rows(Metric::Latency, Operation::Write, &[]);
-        assert_eq!(none.range(), None);
-    }
-
-    #[test]
-    fn zero_value_is_excluded_from_the_range() {
-        let values = [0.0, 25.0];
-        let bars = Bars {
-            series: vec![Series::single(Contender::Kite, values.into_iter())],
-            ..latencies()
-        };
-        assert_eq!(bars.range(), Some((10.0, 100.0)));
     }
 
     #[test]

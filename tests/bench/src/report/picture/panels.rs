@@ -31,7 +31,7 @@ fn single_named(
     Series::single(contender, values.into_iter()).with_name(name)
 }
 
-fn scatter(report: &Report) -> Bars {
+pub(super) fn scatter(report: &Report) -> Bars {
     let points = &report.scatter;
     Bars {
         caption: "writes to random offsets: latency (less is better)".into(),
@@ -51,7 +51,7 @@ fn scatter(report: &Report) -> Bars {
 }
 
 /// Has groups only if the RNIC is the software ConnectX.
-fn misses(report: &Report) -> Bars {
+pub(super) fn misses(report: &Report) -> Bars {
     let points = &report.scatter;
     let points = || points.iter().filter(|point| point.kite.misses.is_some());
     let values = |misses: Option<f64>| misses.unwrap_or(f64::NAN);
@@ -72,7 +72,7 @@ fn misses(report: &Report) -> Bars {
     }
 }
 
-fn calls(report: &Report) -> Bars {
+pub(super) fn calls(report: &Report) -> Bars {
     let all = &report.scale;
     Bars {
         caption: "RPC: rate of all nodes (more is better)".into(),
@@ -88,7 +88,7 @@ fn calls(report: &Report) -> Bars {
     }
 }
 
-fn writes(report: &Report) -> Bars {
+pub(super) fn writes(report: &Report) -> Bars {
     let all = &report.scale;
     Bars {
         caption: "writes: rate of all nodes (more is better)".into(),
@@ -122,7 +122,7 @@ fn node_memory(report: &Report) -> Bars {
     }
 }
 
-fn mesh(report: &Report) -> Bars {
+pub(super) fn mesh(report: &Report) -> Bars {
     let mesh = report.mesh.iter();
     Bars {
         caption: "full mesh of connections (less is better)".into(),
@@ -139,7 +139,7 @@ fn mesh(report: &Report) -> Bars {
             ),
             single_named(
                 "kite, known",
-                Contender::KiteVqp,
+                Contender::KiteNewSession,
                 mesh.clone().map(|mesh| mesh.known_us),
             ),
             single_named("verbs", Contender::Verbs, mesh.map(|mesh| mesh.verbs_us)),
@@ -147,7 +147,7 @@ fn mesh(report: &Report) -> Bars {
     }
 }
 
-fn lookup(report: &Report) -> Bars {
+pub(super) fn lookup(report: &Report) -> Bars {
     let all = report.lookup.iter();
     Bars {
         caption: "connection with lookup of the node (less is better)".into(),
@@ -161,7 +161,7 @@ fn lookup(report: &Report) -> Bars {
             ),
             single_named(
                 "known node",
-                Contender::KiteVqp,
+                Contender::KiteNewSession,
                 all.clone().map(|lookup| lookup.known_us),
             ),
             single_named(
