@@ -100,6 +100,9 @@ mod tests {
     use super::*;
     use crate::report::picture::tests::rows;
 
+    /// Folder of the documents.
+    const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
+
     #[test]
     fn pictures_of_other_measurements_are_absent() {
         let report = Report {
@@ -112,5 +115,20 @@ mod tests {
             .map(|(name, _)| name)
             .collect();
         assert_eq!(names, ["ratios", "latency", "bandwidth"]);
+    }
+
+    #[test]
+    fn committed_pictures_show_the_committed_results() {
+        let docs = Path::new(DOCS);
+        let json = std::fs::read_to_string(docs.join("performance/bench.json")).unwrap();
+        let report = Report::from_json(&json).unwrap();
+        for (name, picture) in draw_all(&report).unwrap() {
+            let path = docs.join("pictures/bench").join(name).with_extension("svg");
+            let committed = std::fs::read_to_string(&path).unwrap();
+            assert!(
+                committed == picture,
+                "{name} differs: run make bench-pictures"
+            );
+        }
     }
 }
