@@ -985,12 +985,21 @@ struct kite_address {
  * @reserved: zero.
  * @incarnation: differs for each membership of the node.
  * @address: address of the setup QP.
+ * @admitted_epoch: epoch of the view that admitted the node last: when it joined, or when it became
+ *	reachable again.
+ * @unreachable_since: epoch of the view since which the node is unreachable, 0 while it is
+ *	reachable.
+ *
+ * An unreachable member is fenced: it has no access to the memory of other nodes, and requests to
+ * it fail with EHOSTDOWN. Its regions, names and loans remain.
  */
 struct kite_member {
 	__u32 node;
 	__u32 reserved;
 	__u64 incarnation;
 	struct kite_address address;
+	__u64 admitted_epoch;
+	__u64 unreachable_since;
 };
 
 /**
@@ -1187,9 +1196,11 @@ struct kite_join {
  * @members: in: pointer to an array of struct kite_member, in ascending order of node
  *	numbers.
  *
- * Returns when removed nodes can no longer access memory of this node. EINVAL (the epoch does not
- * increase, the members are not in order, this node in its incarnation is not a member, or its
- * address differs from that of the RNIC), ENOMEM, EPERM (not the daemon's session).
+ * Returns when removed and unreachable nodes can no longer access memory of this node. EINVAL (the
+ * epoch does not increase, the members are not in order, an epoch of a member is above @epoch, a
+ * member is unreachable since an epoch before its admission, this node in its incarnation is not a
+ * reachable member, or its address differs from that of the RNIC), ENOMEM, EPERM (not the daemon's
+ * session).
  */
 struct kite_set_view {
 	__u64 epoch;
@@ -1197,6 +1208,24 @@ struct kite_set_view {
 	__u32 reserved;
 	__u64 members;
 };
+
+/**
+ * struct kite_probe - waits until the kernel of a reachable node replies to a request.
+ * @node: in: node number.
+ * @timeout_ms: in: maximum time to wait, in ms, 1 … KITE_PROBE_TIMEOUT_MS_MAX.
+ * @incarnation: in: incarnation of the node.
+ *
+ * The request and its reply take the RC connections to the node. Needs CAP_NET_ADMIN. EHOSTDOWN
+ * (the node in this incarnation is not a reachable member), EHOSTUNREACH (no view), EINTR, EINVAL,
+ * ENOMEM, EPERM, ETIMEDOUT (no reply).
+ */
+struct kite_probe {
+	__u32 node;
+	__u32 timeout_ms;
+	__u64 incarnation;
+};
+
+#define KITE_PROBE_TIMEOUT_MS_MAX 60000
 
 /* Not assigned in Documentation/userspace-api/ioctl/ioctl-number.rst of Linux 7.3. */
 #define KITE_IOC_MAGIC 0xBC
@@ -1567,5 +1596,6 @@ struct kite_list_vqps {
 
 #define KITE_IOC_JOIN _IOW(KITE_IOC_MAGIC, 0x40, struct kite_join)
 #define KITE_IOC_SET_VIEW _IOW(KITE_IOC_MAGIC, 0x41, struct kite_set_view)
+#define KITE_IOC_PROBE _IOW(KITE_IOC_MAGIC, 0x42, struct kite_probe)
 
 #endif /* _UAPI_KITE_H */

@@ -52,7 +52,7 @@ use kernel::{
 use kite_core::{
     name::Name,
     name_hash,
-    view::{self, NodeInstance},
+    view::{self, NodeInstance, ViewMember},
 };
 pub(crate) use names::{NameEntry, NameTable};
 
@@ -85,6 +85,15 @@ pub(crate) fn member_instance(member: &bindings::kite_member) -> NodeInstance {
     NodeInstance {
         node: member.node,
         incarnation: member.incarnation,
+    }
+}
+
+/// Returns a member in the form that `kite_core` checks.
+fn view_member(member: &bindings::kite_member) -> ViewMember {
+    ViewMember {
+        instance: member_instance(member),
+        admitted_epoch: member.admitted_epoch,
+        unreachable_since: member.unreachable_since,
     }
 }
 
@@ -169,12 +178,8 @@ impl Cluster {
         members: &[bindings::kite_member],
     ) -> Result<(KVec<Arc<Peer>>, PreparedView)> {
         let local = self.state.lock().local.ok_or(EPERM)?;
-        let instances = members
-            .iter()
-            .map(|member| (member.node, member.incarnation));
-        if epoch <= self.epoch()
-            || !view::is_valid_view(instances, local.instance.node, local.instance.incarnation)
-        {
+        let view_members = members.iter().map(view_member);
+        if epoch <= self.epoch() || !view::is_valid_view(epoch, view_members, local.instance) {
             return Err(EINVAL);
         }
         let own = LocalIdentity::new(&self.fabric, local.instance, local.secret)?;

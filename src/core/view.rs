@@ -24,26 +24,50 @@ pub struct NodeInstance {
     pub incarnation: u64,
 }
 
-/// Returns `true` if the node `self_node` with incarnation `self_incarnation` can act on the view `members`.
+/// Member of a view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ViewMember {
+    /// Node and incarnation.
+    pub instance: NodeInstance,
+    /// Epoch of the view that admitted the node last.
+    pub admitted_epoch: u64,
+    /// Epoch of the view since which the node is unreachable; 0 while it is reachable.
+    pub unreachable_since: u64,
+}
+
+impl ViewMember {
+    /// Returns `true` if the member may be part of the view of `epoch`: a node is unreachable after its
+    /// admission.
+    const fn is_valid(&self, epoch: u64) -> bool {
+        let (admitted, unreachable) = (self.admitted_epoch, self.unreachable_since);
+        let has_valid_epochs = match unreachable {
+            0 => admitted <= epoch,
+            _ => admitted < unreachable && unreachable <= epoch,
+        };
+        has_valid_epochs && is_valid_node_id(self.instance.node) && self.instance.incarnation != 0
+    }
+}
+
+/// Returns `true` if the node `local` can act on the view `members` of `epoch`.
 ///
-/// Each member is a node id and an incarnation. The node ids must be 1 … [`MAX_NODE_ID`] in strictly
-/// ascending order. No incarnation may be 0. The node itself must be a member with exactly the given
-/// incarnation.
+/// The node ids must be 1 … [`MAX_NODE_ID`] in strictly ascending order. No incarnation may be 0. No epoch of
+/// a member may be above that of the view, and a member is unreachable only after its admission. `local`
+/// must be a reachable member in exactly this incarnation.
 pub fn is_valid_view(
-    members: impl Iterator<Item = (u32, u64)>,
-    self_node: u32,
-    self_incarnation: u64,
+    epoch: u64,
+    members: impl Iterator<Item = ViewMember>,
+    local: NodeInstance,
 ) -> bool {
     let mut previous = 0;
-    let mut has_self = false;
-    for (node, incarnation) in members {
-        if node <= previous || !is_valid_node_id(node) || incarnation == 0 {
+    let mut has_local = false;
+    for member in members {
+        if member.instance.node <= previous || !member.is_valid(epoch) {
             return false;
         }
-        previous = node;
-        has_self |= (node, incarnation) == (self_node, self_incarnation);
+        previous = member.instance.node;
+        has_local |= member.instance == local && member.unreachable_since == 0;
     }
-    has_self
+    has_local
 }
 
 #[cfg(test)]
@@ -52,8 +76,19 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
+    /// Members with these incarnations, admitted at epoch 1 and reachable.
+    fn reachable(members: &[(u32, u64)]) -> Vec<ViewMember> {
+        let member = |&(node, incarnation)| ViewMember {
+            instance: NodeInstance { node, incarnation },
+            admitted_epoch: 1,
+            unreachable_since: 0,
+        };
+        members.iter().map(member).collect()
+    }
+
     fn is_valid(members: &[(u32, u64)], node: u32, incarnation: u64) -> bool {
-        is_valid_view(members.iter().copied(), node, incarnation)
+        let local = NodeInstance { node, incarnation };
+        is_valid_view(1, reachable(members).into_iter(), local)
     }
 
     #[test]
@@ -73,8 +108,43 @@ mod tests {
         assert!(!is_valid(&[(2, 5)], 1, 5), "without this node");
         assert!(
             !is_valid(&[(1, 4), (2, 5)], 1, 5),
-            "this node in another life"
+            "this node in another incarnation"
         );
+    }
+
+    #[test]
+    fn epochs_of_members_are_checked() {
+        let cases = [
+            ("admitted in this view", 9, 0, true),
+            ("unreachable in this view", 8, 9, true),
+            ("unreachable in an earlier view", 3, 4, true),
+            ("admitted in a later view", 10, 0, false),
+            ("unreachable in a later view", 3, 10, false),
+            ("unreachable since the admission", 4, 4, false),
+            ("unreachable before the admission", 5, 4, false),
+        ];
+        let [local, other] = reachable(&[(1, 5), (2, 6)])[..] else {
+            unreachable!()
+        };
+        for (what, admitted_epoch, unreachable_since, expected) in cases {
+            let other = ViewMember {
+                admitted_epoch,
+                unreachable_since,
+                ..other
+            };
+            let accepts = |local: ViewMember| {
+                is_valid_view(9, [local, other].into_iter(), local.instance)
+            };
+            assert_eq!(accepts(local), expected, "{what}");
+            let unreachable_since = 2;
+            assert!(
+                !accepts(ViewMember {
+                    unreachable_since,
+                    ..local
+                }),
+                "this node is unreachable"
+            );
+        }
     }
 
     proptest! {
@@ -85,9 +155,11 @@ mod tests {
         ) {
             let (node, incarnation) = members.iter().nth(pick.index(members.len())).unwrap();
             let (node, incarnation) = (*node, *incarnation);
-            prop_assert!(is_valid_view(members.clone().into_iter(), node, incarnation));
-            prop_assert!(!is_valid_view(members.clone().into_iter(), node, incarnation ^ 1));
-            prop_assert!(!is_valid_view(members.into_iter().filter(|m| m.0 != node), node, incarnation));
+            let all: Vec<_> = members.into_iter().collect();
+            let without_self: Vec<_> = all.iter().copied().filter(|m| m.0 != node).collect();
+            prop_assert!(is_valid(&all, node, incarnation));
+            prop_assert!(!is_valid(&all, node, incarnation ^ 1));
+            prop_assert!(!is_valid(&without_self, node, incarnation));
         }
 
         #[test]

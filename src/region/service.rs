@@ -30,7 +30,7 @@ use crate::{
     errno,
     fabric::Fabric,
     stats::Stats,
-    sys::workqueue::OwnedQueue,
+    sys::{deadline::Deadline, workqueue::OwnedQueue},
 };
 use kernel::{
     new_mutex,
@@ -121,6 +121,22 @@ impl MemoryService {
             }),
             GFP_KERNEL,
         )
+    }
+
+    /// Waits until this incarnation of another node replies to a request. The request takes the RC
+    /// connections, so a reply shows that the RDMA network and the kernel of the node work.
+    ///
+    /// # Errors
+    ///
+    /// - `EHOSTDOWN`: the node is not a reachable member in this incarnation.
+    /// - `EHOSTUNREACH`: there is no view.
+    /// - `ETIMEDOUT`, `EINTR`: see [`Deadline::check`].
+    /// - `ENOMEM`: out of memory.
+    pub(crate) fn probe(&self, instance: NodeInstance, deadline: Deadline) -> Result {
+        self.cluster.local_node()?;
+        let peer = self.fabric().peer_by_instance(instance)?;
+        self.request_peer(&peer, &ControlRequest::Probe, deadline)?;
+        Ok(())
     }
 
     /// Returns the fabric of the RNIC.

@@ -58,6 +58,7 @@ NUMBER(KITE_IOC_LIST_VQPS);
 NUMBER(KITE_IOC_CLOSE_LISTENER);
 NUMBER(KITE_IOC_JOIN);
 NUMBER(KITE_IOC_SET_VIEW);
+NUMBER(KITE_IOC_PROBE);
 
 /* Bits of a request number that are the size of its structure. */
 static const __u32 SIZE_SHIFT = _IOC_SIZESHIFT;

@@ -221,6 +221,7 @@ fn role_of(request: &ControlRequest<'_>) -> Role {
         | ControlRequest::SyncNames { .. } => Role::NameOwner,
         ControlRequest::CancelRequest { .. }
         | ControlRequest::PublishAddress { .. }
+        | ControlRequest::Probe
         | ControlRequest::MrAtomic { .. } => Role::Peer,
         ControlRequest::AllocLoan { .. }
         | ControlRequest::GetLoanChunks { .. }
@@ -298,6 +299,7 @@ impl ControlServer<'_> {
         Some(match *request {
             ControlRequest::CancelRequest { sequence } => self.serve_cancel(sequence).map(to_done),
             ControlRequest::PublishAddress { ref entry } => self.serve_publish_address(entry),
+            ControlRequest::Probe => Ok(ControlReply::Done),
             ControlRequest::MrAtomic {
                 sequence,
                 mr_key,

@@ -12,8 +12,10 @@ use crate::{
         uapi::{self, UserArray},
         Session,
     },
+    sys::deadline::Deadline,
 };
 use kernel::prelude::*;
+use kite_core::view::NodeInstance;
 
 pub(super) fn bind(
     session: &Session,
@@ -125,4 +127,19 @@ pub(super) fn set_view(session: &Session, view: bindings::kite_set_view) -> Resu
         .set_view(view.epoch, &members);
     services.on_view_change();
     result
+}
+
+pub(super) fn probe(session: &Session, probe: &bindings::kite_probe) -> Result {
+    source::check_net_admin()?;
+    let timeout_ms = probe.timeout_ms;
+    if timeout_ms == 0 || timeout_ms > bindings::KITE_PROBE_TIMEOUT_MS_MAX {
+        return Err(EINVAL);
+    }
+    let instance = NodeInstance {
+        node: probe.node,
+        incarnation: probe.incarnation,
+    };
+    session
+        .enter_memory_service()?
+        .probe(instance, Deadline::after_ms(timeout_ms))
 }

@@ -172,6 +172,7 @@ pub(super) fn dispatch(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) ->
         bindings::kite_command_KITE_CMD_POP => ioctl_wr(arg, |p| vqp::pop(session, p)),
         bindings::kite_command_KITE_CMD_JOIN => ioctl_w(arg, |j| admin::join(session, &j)),
         bindings::kite_command_KITE_CMD_SET_VIEW => ioctl_w(arg, |v| admin::set_view(session, v)),
+        bindings::kite_command_KITE_CMD_PROBE => ioctl_w(arg, |p| admin::probe(session, &p)),
         _ => Err(ENOTTY),
     }
 }

@@ -163,6 +163,7 @@ impl NamedView {
                 node,
                 incarnation,
                 address,
+                ..
             } = member;
             let own = if *node == self.local_node {
                 " (this node)"

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use crate::cluster::{Cluster, Event};
 use crate::describe::{Member, View};
@@ -27,6 +28,8 @@ pub const SECRET_BYTES: usize = 16;
 ///     node: 1,
 ///     incarnation: 17,
 ///     address: rnic.ok_or(kite::Error::NoRnic)?.address,
+///     admitted_epoch: 1,
+///     unreachable_since: 0,
 /// };
 /// let daemon = DaemonSession::join(cluster, this_node.node, this_node.incarnation, [0; SECRET_BYTES])?;
 /// daemon.set_view(1, &[this_node])?;
@@ -80,17 +83,34 @@ impl DaemonSession {
     }
 
     /// Sets the view: an epoch above that of the last view, and 1 … [`MEMBERS_MAX`](crate::MEMBERS_MAX) members in
-    /// ascending order of their numbers, this node included. Returns when removed nodes can no longer reach the memory
-    /// of this node.
+    /// ascending order of their numbers, this node included. Returns when removed and unreachable nodes can no longer
+    /// reach the memory of this node.
     ///
     /// # Errors
-    /// - [`Error::Invalid`](crate::Error::Invalid): the epoch or the members violate the rules above, this node is
-    ///   listed with another incarnation, or its address differs from that of the RNIC.
+    /// - [`Error::Invalid`](crate::Error::Invalid): the epoch or the members violate the rules above, an epoch of a
+    ///   member is above that of the view, a member is unreachable since an epoch before its admission, this node is
+    ///   unreachable or listed with another incarnation, or its address differs from that of the RNIC.
     /// - [`Error::NotPermitted`](crate::Error::NotPermitted): this session is not that of the daemon.
     /// - [`Error::OutOfMemory`](crate::Error::OutOfMemory): no memory. The last view stays in effect.
     pub fn set_view(&self, epoch: u64, members: &[Member]) -> Result<()> {
         let raw: Vec<sys::kite_member> = members.iter().map(|&m| m.into()).collect();
         sys::set_view(self.as_fd(), epoch, &raw)
+    }
+
+    /// Waits until the kernel of a node replies to a request over RDMA, at most for `timeout`: 1 ms to 60 s.
+    ///
+    /// # Errors
+    /// - [`Error::HostDown`](crate::Error::HostDown): the node in this incarnation is not a reachable member.
+    /// - [`Error::Invalid`](crate::Error::Invalid): the timeout is out of range.
+    /// - [`Error::NotPermitted`](crate::Error::NotPermitted): the process lacks `CAP_NET_ADMIN`.
+    /// - [`Error::TimedOut`](crate::Error::TimedOut): no reply arrived.
+    pub fn probe(&self, node: u32, incarnation: u64, timeout: Duration) -> Result<()> {
+        let mut probe = sys::kite_probe {
+            node,
+            timeout_ms: u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX),
+            incarnation,
+        };
+        sys::probe(self.as_fd(), &mut probe)
     }
 
     /// Returns the next event. See [`Cluster::next_event`].

@@ -81,6 +81,18 @@ pub struct Member {
     pub incarnation: u64,
     /// Address on the fabric.
     pub address: FabricAddress,
+    /// Epoch of the view that admitted the node last: when it joined, or when it became reachable again.
+    pub admitted_epoch: u64,
+    /// Epoch of the view since which the node is unreachable, 0 while it is reachable. An unreachable node has no
+    /// access to the memory of others. What it owns remains.
+    pub unreachable_since: u64,
+}
+
+impl Member {
+    /// Returns `true` if the other members can reach the node.
+    pub fn is_reachable(&self) -> bool {
+        self.unreachable_since == 0
+    }
 }
 
 impl From<sys::kite_member> for Member {
@@ -89,6 +101,8 @@ impl From<sys::kite_member> for Member {
             node: raw.node,
             incarnation: raw.incarnation,
             address: raw.address.into(),
+            admitted_epoch: raw.admitted_epoch,
+            unreachable_since: raw.unreachable_since,
         }
     }
 }
@@ -99,6 +113,8 @@ impl From<Member> for sys::kite_member {
             node: member.node,
             incarnation: member.incarnation,
             address: member.address.into(),
+            admitted_epoch: member.admitted_epoch,
+            unreachable_since: member.unreachable_since,
             ..Default::default()
         }
     }

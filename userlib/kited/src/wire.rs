@@ -296,6 +296,8 @@ mod tests {
             node,
             incarnation: u64::MAX,
             address,
+            admitted_epoch: u64::MAX,
+            unreachable_since: u64::MAX,
         };
         let members = (64000..65024).map(member).collect();
         Message::View(View {

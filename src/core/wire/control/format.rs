@@ -162,6 +162,7 @@ wire_format!(ControlRequest {
     30 => ShrinkLoan { loan, chunks },
     31 => PublishAddress { entry },
     32 => MrAtomic { sequence, mr_key, uid, addr, op },
+    33 => Probe,
 });
 
 wire_format!(ControlReply {

@@ -346,6 +346,8 @@ pub enum ControlRequest<'a> {
         /// Address of the sender, in its current incarnation.
         entry: DirectoryEntry,
     },
+    /// Check that the receiver serves requests. Reply: [`ControlReply::Done`].
+    Probe,
 }
 
 impl ControlRequest<'_> {

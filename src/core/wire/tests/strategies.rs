@@ -211,6 +211,7 @@ pub(super) fn requests() -> impl Strategy<Value = ControlRequest<'static>> {
             }
         }),
         directory_entries().prop_map(|entry| ControlRequest::PublishAddress { entry }),
+        Just(ControlRequest::Probe),
     ]
 }
 

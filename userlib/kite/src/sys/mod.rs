@@ -109,6 +109,7 @@ plain_requests! {
     accept(kite_accept) = KITE_IOC_ACCEPT_NR;
     pop_message(kite_pop_message) = KITE_IOC_POP_MESSAGE_NR;
     join(kite_join) = KITE_IOC_JOIN_NR;
+    probe(kite_probe) = KITE_IOC_PROBE_NR;
 }
 
 /// Reads the statistics. Counters that the kernel does not have are 0.

@@ -185,6 +185,8 @@ mod tests {
                 link_layer: 1,
                 mtu: 4096,
             },
+            admitted_epoch: 1,
+            unreachable_since: 0,
         };
         View {
             epoch: 1,

@@ -71,6 +71,8 @@ impl Seed {
                     node,
                     incarnation,
                     address,
+                    admitted_epoch: 0,
+                    unreachable_since: 0,
                 };
                 self.insert_peer(now, member, false);
                 self.publish_view(actions);

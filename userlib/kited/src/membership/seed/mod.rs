@@ -84,6 +84,8 @@ impl Seed {
                 node: SEED_NODE,
                 incarnation,
                 address,
+                admitted_epoch: 0,
+                unreachable_since: 0,
             },
             secret,
             epoch: 0,

@@ -26,6 +26,8 @@ fn member(node: u32, incarnation: u64) -> Member {
         node,
         incarnation,
         address,
+        admitted_epoch: 0,
+        unreachable_since: 0,
     }
 }
 
