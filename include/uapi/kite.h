@@ -28,7 +28,9 @@
  *  ECONNREFUSED     the region has no server, or the port no listener
  *  ECONNRESET       the server closed before it replied, or the other end of a VQP closed
  *  EEXIST           the name is in use
- *  EHOSTDOWN        a node that holds the region is not in the view
+ *  EHOSTDOWN        a node that holds the region is unreachable, or not in the view. The region
+ *                   of an unreachable node remains, and the handle can be used again once the
+ *                   node is reachable
  *  EHOSTUNREACH     this node has no view: it is in no cluster
  *  EINTR            a signal ended a read or write, an unknown part of which was done; or the wait
  *                   for a call, a lock, a barrier or completions; or a request that connects,
@@ -48,6 +50,7 @@
  *  ENXIO            the RNIC has no memory keys of the length, or no atomics on the memory of the
  *                   other node
  *  EOPNOTSUPP       the handle is not served
+ *  EOWNERDEAD       the lock was lost, since its home was unreachable
  *  EPERM            needs the daemon's session, or CAP_NET_ADMIN
  *  EPROTONOSUPPORT  the ABI version differs from that of the kernel
  *  ERANGE           offset and length exceed the region
@@ -563,8 +566,8 @@ struct kite_reply_receive {
  *
  * Locks are advisory. Waiters are granted the lock in FIFO order of their arrival at the home. The
  * owner sees all writes of earlier owners. KITE_IOC_UNLOCK, or closing the handle, releases the
- * lock. The lock of a node that died is released when all members have removed the node. All locks
- * end when the home dies. EACCES, EAGAIN, EBADF, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL, EIO,
+ * lock. The lock of a node that is removed or unreachable is released when all reachable members
+ * have fenced the node. All locks end when the home dies. EACCES, EAGAIN, EBADF, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL, EIO,
  * ENOMEM (also for more than KITE_WAITERS_MAX), ESTALE, ETIMEDOUT.
  */
 struct kite_lock {
@@ -586,7 +589,9 @@ struct kite_lock {
  * The lock is granted to the next waiter when no write of the handle can land later. If that wait,
  * or the reply of the home, exceeds the deadline, the release continues in the background. EBADF,
  * EINVAL; EACCES, EHOSTDOWN and ESTALE: the lock ended earlier, with the rights, the home, this
- * node's membership or the region.
+ * node's membership or the region. EOWNERDEAD: the home and this node could not reach each other
+ * since KITE_IOC_LOCK. The home has released the lock as if its owner had died, so another owner
+ * may have changed what the lock protects.
  */
 struct kite_unlock {
 	__u64 lock;

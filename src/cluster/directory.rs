@@ -96,16 +96,16 @@ impl AddressDirectory {
 
     /// Handles the change to the view of `epoch`.
     ///
-    /// Removes the entries of nodes for which `is_member` is false from the local replica. Drops replicas
-    /// for which `has_replica` is false. `has_removed` is set if a node was removed from the view.
+    /// Removes the entries of nodes for which `is_reachable` is false from the local replica. Drops replicas
+    /// for which `has_replica` is false. `has_closed` is set if a peer was closed, so DCTs were replaced.
     pub(super) fn on_view_change(
         &self,
         epoch: u64,
-        is_member: impl Fn(NodeInstance) -> bool,
+        is_reachable: impl Fn(NodeInstance) -> bool,
         has_replica: impl Fn(NodeInstance) -> bool,
-        has_removed: bool,
+        has_closed: bool,
     ) {
-        if has_removed {
+        if has_closed {
             self.min_epoch.store(epoch, Release);
         }
         self.replicas
@@ -117,7 +117,7 @@ impl AddressDirectory {
             let mut bucket = [0; BUCKET_SIZE];
             // Neither access can fail: all buckets are within the pages.
             let _ = pages.read(bucket_offset, &mut bucket);
-            for entry_offset in targets::stale_offsets(&bucket, &is_member) {
+            for entry_offset in targets::stale_offsets(&bucket, &is_reachable) {
                 let _ = pages.write(bucket_offset + entry_offset, &[0; ENTRY_SIZE]);
             }
         }
@@ -171,7 +171,7 @@ impl Cluster {
     /// Returns `true` if a node holds a replica.
     pub(crate) fn has_directory_replica(&self, instance: NodeInstance) -> bool {
         let state = self.state.lock();
-        let mut replicas = state.members.iter().take(DIRECTORY_REPLICAS);
+        let mut replicas = state.reachable().take(DIRECTORY_REPLICAS);
         replicas.any(|member| member_instance(&member.info) == instance)
     }
 
@@ -214,7 +214,7 @@ impl Cluster {
         if entry.instance.node != node {
             return Err(EACCES);
         }
-        if !self.is_member(entry.instance) {
+        if !self.is_reachable(entry.instance) {
             return Err(errno::hostdown());
         }
         self.directory.insert(self.fabric.device(), entry)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Names owned by this node, with the home of each named region.
+//! Names that this node stores, with the home of each named region.
 //!
 //! # Locking
 //!
 //! `NameTable::table` (mutex) protects the table. Holders may sleep in allocations. [`NameTable::retain`]
-//! calls its predicate with the mutex held.
+//! calls its predicate with the mutex held, and so does [`NameTable::for_each`].
 
 use kernel::{new_mutex, prelude::*, rbtree::RBTree, sync::Mutex};
 use kite_core::name::Name;
@@ -60,6 +60,16 @@ impl NameTable {
     /// Returns the entry of a name.
     pub(crate) fn lookup(&self, name: &Name) -> Option<NameEntry> {
         self.table.lock().get(name).copied()
+    }
+
+    /// Calls `f` with all entries, and stops at the first error. `f` runs with the table locked.
+    ///
+    /// # Errors
+    ///
+    /// The error of `f`.
+    pub(crate) fn for_each(&self, mut f: impl FnMut(Name, NameEntry) -> Result) -> Result {
+        let table = self.table.lock();
+        table.iter().try_for_each(|(name, entry)| f(*name, *entry))
     }
 
     /// Removes all entries for which `predicate` is false.

@@ -7,13 +7,15 @@
 //! A service implements [`ControlClient`] and sends requests by its methods. A request to this node is served
 //! directly. A caller that waits uses [`ControlClient::request_with_retry`]. Work for which no caller waits
 //! runs on a workqueue of the peer ([`ControlClient::defer`]) and uses
-//! [`ControlClient::request_until_removed`]. A request that must not be executed twice has a sequence number
-//! ([`ControlClient::request_once`]).
+//! [`ControlClient::request_while_reachable`]. A request that must not be executed twice has a sequence
+//! number ([`ControlClient::request_once`]).
 //!
 //! # Recovery
 //!
 //! An at-most-once request with unknown outcome is canceled in the background. A request to one incarnation
-//! of a node fails when that incarnation leaves the view.
+//! of a node fails when that incarnation is fenced. Deferred work ends then, too: the peer has lost the state
+//! that the work concerns, or resends it. The exception is memory owed to a lender
+//! ([`ControlClient::request_while_member`]).
 //!
 //! # Locking
 //!
@@ -126,15 +128,18 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
             Deadline::after_ms(CONTROL_TIMEOUT_MS),
         ) {
             Ok(reply) => reply.result() != Err(TryError::InTransition),
-            // A view without the peer's incarnation means that no packet of the request is delivered any
-            // longer.
-            Err(error) => {
-                is_gone_error(error) && !self.cluster().is_member(seq_guard.peer.instance())
-            }
+            // No packet of the request is delivered any longer once the peer is fenced.
+            Err(error) => is_gone_error(error) && !self.is_peer_connected(&seq_guard.peer),
         }
     }
 
-    /// Sends a request to a peer. Fails when either node restarts or leaves.
+    /// Returns `true` if the peer belongs to the current view: it was not fenced.
+    fn is_peer_connected(&self, peer: &Peer) -> bool {
+        let admission = peer.identity.admission;
+        self.cluster().is_connected(peer.instance(), admission)
+    }
+
+    /// Sends a request to a peer. Fails when either node restarts, leaves, or is fenced.
     ///
     /// # Errors
     ///
@@ -169,7 +174,7 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
             let call = ControlCall::new(&self.cluster().fabric, Addressee::Node(node), deadline)?;
             let reply = call.execute(request, epoch);
             return reply.map(ReplyMessage).map_err(|error| {
-                // The node is in the view, but not a peer yet or again.
+                // The node is reachable, but not a peer yet or again.
                 let joining =
                     error == errno::hostdown() && self.cluster().instance_of(node).is_ok();
                 if joining {
@@ -191,19 +196,25 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
         Ok(ReplyMessage(bytes))
     }
 
-    /// Repeats a request until it succeeds or fails permanently, or the node leaves the view.
-    fn request_until_removed(self: &Arc<Self>, peer: NodeInstance, request: &ControlRequest<'_>) {
-        self.request_while(peer, request, || true);
+    /// Repeats a request until it succeeds or fails permanently, or the node is not reachable any longer.
+    fn request_while_reachable(self: &Arc<Self>, peer: NodeInstance, request: &ControlRequest<'_>) {
+        self.request_while(peer, request, || self.cluster().is_reachable(peer));
     }
 
-    /// Repeats a request as [`Self::request_until_removed`] does, while `keep_trying` returns `true`.
+    /// Repeats a request until it succeeds or fails permanently, or the node leaves the view. Waits for an
+    /// unreachable node, so other work must not be queued behind the caller.
+    fn request_while_member(self: &Arc<Self>, peer: NodeInstance, request: &ControlRequest<'_>) {
+        self.request_while(peer, request, || self.cluster().is_member(peer));
+    }
+
+    /// Repeats a request until it succeeds or fails permanently, while `keep_trying` returns `true`.
     fn request_while(
         self: &Arc<Self>,
         peer: NodeInstance,
         request: &ControlRequest<'_>,
         keep_trying: impl Fn() -> bool,
     ) {
-        while self.cluster().is_member(peer) && keep_trying() {
+        while keep_trying() {
             if let Ok(reply) =
                 self.request(peer.node, request, Deadline::after_ms(CONTROL_TIMEOUT_MS))
             {
@@ -216,7 +227,7 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
         }
     }
 
-    /// Runs `f` on the workqueue of `node` with this priority. Does nothing if the node is not in the view.
+    /// Runs `f` on the workqueue of `node` with this priority. Does nothing if the node is not reachable.
     fn defer(
         self: &Arc<Self>,
         node: u32,
@@ -255,7 +266,7 @@ fn cancel_deferred<C: ControlClient, A: Send + 'static>(
         }
         // Requeue, so that other work of the queue does not wait for a request in execution.
         fsleep(Delta::from_millis(DRAIN_POLL_MS));
-        if client.cluster().is_member(instance) {
+        if client.cluster().is_reachable(instance) {
             cancel_deferred(client, seq_guard, request_guard);
         }
     });

@@ -4,7 +4,7 @@
 //!
 //! # Operation
 //!
-//! A work item retries until its node replies or leaves the view. So an unreachable node delays only its own
+//! A work item retries until its node replies or is fenced. So an unresponsive node delays only its own
 //! queue. An item that must wait for a third node requeues itself instead. A queue is created with the first
 //! item and destroyed when the node leaves the view. Items that are queued at that time run, and find the
 //! node removed.

@@ -132,9 +132,8 @@ mod tests {
                 unreachable_since,
                 ..other
             };
-            let accepts = |local: ViewMember| {
-                is_valid_view(9, [local, other].into_iter(), local.instance)
-            };
+            let accepts =
+                |local: ViewMember| is_valid_view(9, [local, other].into_iter(), local.instance);
             assert_eq!(accepts(local), expected, "{what}");
             let unreachable_since = 2;
             assert!(

@@ -6,7 +6,7 @@
 //!
 //! [`RegionBuilder`] borrows chunks from the nodes to stripe over, in the largest size that all nodes have.
 //! [`Publication`] adds the region to the table of its home, which is this node, and registers the name at
-//! its owner. Then the region is mapped ([`super::map::open`]).
+//! its owners. Then the region is mapped ([`super::map::open`]).
 //!
 //! # Recovery
 //!
@@ -18,7 +18,7 @@ use super::{
         RegionReservation, RegionSpec,
     },
     lend::loan::NodeScopedId,
-    map::{open::OpenRequest, Mapping},
+    map::{open::OpenRequest, MapTerms, Mapping},
     MemoryService,
 };
 use crate::{
@@ -338,14 +338,17 @@ impl<'a> Publication<'a> {
         let request = OpenRequest {
             home: self.local_node,
             region: self.region.id,
-            uid: self.region.spec.owner,
-            rights: Rights::ALL,
+            terms: MapTerms {
+                uid: self.region.spec.owner,
+                rights: Rights::ALL,
+                outlives_fence: true,
+            },
             deadline: self.deadline,
         };
         request.run(self.service, event_counter)
     }
 
-    /// Registers the region's name, if any, at the name owner.
+    /// Registers the region's name, if any, at its owners.
     fn register_name(&self) -> Result {
         let Some(name) = self.region.spec.name else {
             return Ok(());
@@ -358,12 +361,16 @@ impl<'a> Publication<'a> {
         loop {
             let epoch = cluster.epoch();
             retry_until(self.deadline, || {
-                let name_owner = cluster.name_owner(&name)?;
-                let reply = service.request(name_owner, &request, self.deadline)?;
-                Ok(reply.expect_done()?)
+                let owners = cluster.name_owners(&name)?;
+                // The primary comes first: of two nodes with one name, the primary rejects one.
+                for owner in [Some(owners.primary), owners.backup].into_iter().flatten() {
+                    let reply = service.request(owner, &request, self.deadline)?;
+                    reply.expect_done()?;
+                }
+                Ok(())
             })?;
             self.region.set_name_registered();
-            // From now on, each view change sends the name to the new name owner. Repeat if one was missed.
+            // From now on, each view change sends the name to its new owners. Repeat if one was missed.
             if cluster.epoch() == epoch {
                 return Ok(());
             }

@@ -10,8 +10,8 @@
 //!
 //! # Recovery
 //!
-//! Mappings of a dead node count as revoked only after all members have synchronized the view without that
-//! node.
+//! Mappings of a removed or fenced node count as revoked only after all members have synchronized the view in
+//! which the node was fenced.
 
 use super::{
     home::{reclaim::request_invalidate, waiters::WaiterNotifier, Grantee, Region},
@@ -50,7 +50,7 @@ impl GrantRequest {
     /// See `struct kite_grant` in `include/uapi/kite.h`.
     pub(crate) fn run(&self, service: &Arc<MemoryService>, mapping: &Arc<Mapping>) -> Result {
         let home = service.cluster.instance_of(mapping.home)?;
-        drop(mapping.access()?);
+        mapping.wait_home(self.deadline)?;
         let result = self.set_at_home(service, mapping, home).and_then(|()| {
             let request = ControlRequest::RevokeStatus {
                 region: mapping.region,
@@ -157,7 +157,7 @@ impl RevokedMappings {
         let invalidate = move |service: &Arc<MemoryService>, instance| {
             self.invalidate(service, instance);
             WaiterNotifier::new(service, &self.region).notify_all();
-            if service.cluster.is_member(instance) && !self.is_empty() {
+            if service.cluster.is_reachable(instance) && !self.is_empty() {
                 fsleep(Delta::from_millis(RETRY_MS));
                 self.invalidate_deferred(service);
             }
@@ -171,8 +171,8 @@ impl RevokedMappings {
         while let Some(mapping) = self.region.next_revoked_of(self.node, next) {
             let reason = InvalidateReason::Revoked;
             let invalidated = request_invalidate(service, instance, mapping, reason);
-            // Mappings of a dead node end when all members have synchronized the view.
-            if invalidated && service.cluster.is_member(instance) {
+            // The view change removes the mappings of a fenced node.
+            if invalidated && service.cluster.is_reachable(instance) {
                 self.region.unmap(self.node, mapping);
             }
             next = mapping + 1;

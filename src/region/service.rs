@@ -28,7 +28,7 @@ use crate::{
     cluster::Cluster,
     control::{client::ControlClient, priority::WorkPriority, workqueues::PeerWorkqueues},
     errno,
-    fabric::Fabric,
+    fabric::{conn::credit::StaleQp, Fabric},
     stats::Stats,
     sys::{deadline::Deadline, workqueue::OwnedQueue},
 };
@@ -86,6 +86,12 @@ pub(crate) struct MemoryService {
     /// Requests to other nodes for which no caller waits.
     #[pin]
     background_queues: PeerWorkqueues,
+    /// Returned loans, one set for each of the two priorities. Returns wait for unreachable lenders, so they
+    /// have separate queues.
+    #[pin]
+    foreground_loan_queues: PeerWorkqueues,
+    #[pin]
+    background_loan_queues: PeerWorkqueues,
     /// Announcements of names and addresses. No member grants memory or names before these arrive, so they
     /// have separate queues.
     #[pin]
@@ -116,6 +122,8 @@ impl MemoryService {
                 foreground_queues <- PeerWorkqueues::new(c"kite_foreground"),
                 lock_queues <- PeerWorkqueues::new(c"kite_locks"),
                 background_queues <- PeerWorkqueues::new(c"kite_background"),
+                foreground_loan_queues <- PeerWorkqueues::new(c"kite_loans_fg"),
+                background_loan_queues <- PeerWorkqueues::new(c"kite_loans_bg"),
                 announce_queues <- PeerWorkqueues::new(c"kite_announce"),
                 stats,
             }),
@@ -154,7 +162,7 @@ impl MemoryService {
     /// # Errors
     ///
     /// - `ESTALE`: the chunk is not lent to that region any longer.
-    /// - `EHOSTDOWN`: the home of the region died.
+    /// - `EHOSTDOWN`: the home of the region died or is unreachable.
     pub(super) fn find_lent_chunk(
         &self,
         region: NodeScopedId,
@@ -186,10 +194,17 @@ impl MemoryService {
         found.map(MappedChunk::Local).ok_or_else(errno::hostdown)
     }
 
-    /// Returns `true` if nothing sent by a mapping that has ended can still arrive. Nodes outside the view do
-    /// not count. So a caller must read the epoch after this call.
+    /// Returns `true` if nothing sent by a mapping that has ended can still arrive. QPs to nodes that were
+    /// fenced since do not count. So a caller must read the epoch after this call.
     pub(crate) fn is_drained(&self, mapping: &Mapping) -> bool {
-        mapping.is_drained(|instance| self.cluster.is_member(instance))
+        mapping.is_drained(|stale_qp| self.is_stale_qp_drained(stale_qp))
+    }
+
+    /// Returns `true` if no packet of the QP can arrive at memory that its peer has given to another use. A
+    /// fenced peer destroys its QPs before this node connects to it again.
+    pub(crate) fn is_stale_qp_drained(&self, stale_qp: &StaleQp) -> bool {
+        let (instance, admission) = stale_qp.peer();
+        stale_qp.is_fenced() || !self.cluster.is_connected(instance, admission)
     }
 
     /// Returns the region of this home with this number.
@@ -307,12 +322,22 @@ impl MemoryService {
         &self.announce_queues
     }
 
+    /// Returns the workqueues for returned loans.
+    pub(super) fn loan_queues_for(&self, priority: WorkPriority) -> &PeerWorkqueues {
+        match priority {
+            WorkPriority::Background => &self.background_loan_queues,
+            WorkPriority::Foreground | WorkPriority::Lock => &self.foreground_loan_queues,
+        }
+    }
+
     /// Destroys the workqueues of all nodes for which `is_removed` returns `true`.
     pub(super) fn destroy_removed_queues(&self, is_removed: impl Fn(NodeInstance) -> bool) {
         for workqueues in [
             &self.lock_queues,
             &self.foreground_queues,
             &self.background_queues,
+            &self.foreground_loan_queues,
+            &self.background_loan_queues,
             &self.announce_queues,
         ] {
             workqueues.destroy_removed(&is_removed);

@@ -5,19 +5,22 @@
 //! # Operation
 //!
 //! Each announcement runs on the announcement queue of its member. The announcement to this node starts those
-//! to the other members. A member that owns no name of this node receives a datagram instead, and so needs no
-//! connection to this node.
+//! to the other reachable members. A member that owns no name of this node receives a datagram instead, and
+//! so needs no connection to this node.
 //!
 //! # Recovery
 //!
 //! An announcement ends when the epoch is not current any longer: the next view change starts new ones. The
 //! last list of names is sent to a member only after packets sent in earlier views can no longer reach the
-//! member. So a synchronized view implies that the memory lent to dead homes can be freed.
+//! member. So a synchronized view implies that the memory lent to removed homes can be freed.
+//!
+//! An unreachable home cannot send its names. Each node that stores such a name keeps the name, also if the
+//! node owns it no longer, and sends it to the owners ([`ViewAnnouncement::orphaned_names`]).
 
 use super::MemoryService;
 use crate::{
     bindings,
-    cluster::{member_instance, NameEntry},
+    cluster::{is_reachable, member_instance, NameEntry},
     control::{
         client::ControlClient,
         retry::{retry_alloc, CONTROL_TIMEOUT_MS, DRAIN_POLL_MS, RETRY_MS},
@@ -33,9 +36,10 @@ use kernel::{
 };
 use kite_core::{
     name::Name,
-    name_hash,
     view::NodeInstance,
-    wire::{decode_control, ControlBody, ControlRequest, ListWriter, MAX_CONTROL_BYTES},
+    wire::{
+        decode_control, ControlBody, ControlRequest, ListWriter, NamedRegion, MAX_CONTROL_BYTES,
+    },
 };
 
 /// Announcement to one member in the view of one epoch.
@@ -87,10 +91,10 @@ impl ViewAnnouncement {
         }
     }
 
-    /// Sends all members the names that each owns from now on. The member of this announcement is this node.
+    /// Sends all reachable members the names that each owns from now on. The member of this announcement is
+    /// this node.
     pub(super) fn sync_names(self, service: &Arc<MemoryService>) {
-        let is_member = |instance| service.cluster.is_member(instance);
-        while service.active_pushes().involves_removed(is_member) {
+        while service.active_pushes().involves_fenced(&service.cluster) {
             if !self.is_current(service) {
                 return;
             }
@@ -102,12 +106,11 @@ impl ViewAnnouncement {
         }
         self.keep_own_names(service);
         let owners = retry_alloc(|| members_owning_names(service, &members));
-        let instances = members.iter().map(member_instance);
-        let others = instances
-            .zip(owners)
-            .filter(|(member, _)| *member != self.member);
-        for (member, owns_names) in others {
-            Self::new(member, self.epoch).start(service, owns_names);
+        for (member, owns_name) in members.iter().zip(owners) {
+            let instance = member_instance(member);
+            if is_reachable(member) && instance != self.member {
+                Self::new(instance, self.epoch).start(service, owns_name);
+            }
         }
     }
 
@@ -125,11 +128,15 @@ impl ViewAnnouncement {
         }
     }
 
-    /// Removes the names that this node does not own any longer, and registers those of its own regions.
+    /// Removes the names that this node does not own any longer, except those of unreachable homes, and
+    /// registers those of its own regions.
     fn keep_own_names(self, service: &Arc<MemoryService>) {
         let (cluster, local_node) = (&service.cluster, self.member.node);
-        let is_owned = |name: &Name| cluster.name_owner(name) == Ok(local_node);
-        cluster.names.retain(|name, _| is_owned(name));
+        let is_owned = |name: &Name| owns_name(service, local_node, name);
+        let is_orphaned = |entry: &NameEntry| cluster.instance_of(entry.home).is_err();
+        cluster
+            .names
+            .retain(|name, entry| is_owned(name) || is_orphaned(entry));
         for region in service.regions() {
             let Some(name) = region.published_name().filter(is_owned) else {
                 continue;
@@ -157,19 +164,18 @@ impl ViewAnnouncement {
     /// Sends the member its names.
     fn send_names(self, service: &Arc<MemoryService>) {
         let mut bytes = retry_alloc(|| Ok(KVec::from_elem(0u8, MAX_CONTROL_BYTES, GFP_KERNEL)?));
-        let mut regions = service.regions().peekable();
-        let is_owned = |name: &Name| service.cluster.name_owner(name) == Ok(self.member.node);
+        let orphaned = retry_alloc(|| self.orphaned_names(service));
+        let mut names = Iterator::chain(local_names(service), orphaned).peekable();
         loop {
             let mut list = ListWriter::names(&mut bytes, 0, self.epoch, self.epoch);
-            while let Some(region) = regions.peek() {
-                let name = region.published_name().filter(is_owned);
-                let is_listed = name.is_none_or(|name| list.push((name, region.id)));
-                if !is_listed {
+            while let Some(named) = names.peek() {
+                let is_owned = owns_name(service, self.member.node, &named.name);
+                if is_owned && !list.push(*named) {
                     break;
                 }
-                regions.next();
+                names.next();
             }
-            let last = regions.peek().is_none();
+            let last = names.peek().is_none();
             list.set_last(last);
             let len = list.finish();
             if last {
@@ -185,11 +191,25 @@ impl ViewAnnouncement {
         }
     }
 
+    /// Returns the names that this node stores and whose homes are unreachable, for the member as their owner.
+    fn orphaned_names(self, service: &MemoryService) -> Result<KVVec<NamedRegion>> {
+        let mut orphaned = KVVec::new();
+        let cluster = &service.cluster;
+        cluster.names.for_each(|name, NameEntry { home, region }| {
+            let is_orphaned = cluster.instance_of(home).is_err();
+            if is_orphaned && owns_name(service, self.member.node, &name) {
+                orphaned.push(NamedRegion { name, home, region }, GFP_KERNEL)?;
+            }
+            Ok(())
+        })?;
+        Ok(orphaned)
+    }
+
     /// Waits until packets sent before the view can no longer reach the member. When the member has received
     /// the names of all nodes for the view, the member frees memory lent to dead homes.
     fn wait_peer_drained(self, service: &MemoryService) {
         while !self.is_peer_drained(service) {
-            if !self.is_current(service) || !service.cluster.is_member(self.member) {
+            if !self.is_current(service) || !service.cluster.is_reachable(self.member) {
                 return;
             }
             fsleep(Delta::from_millis(RETRY_MS));
@@ -208,37 +228,65 @@ impl ViewAnnouncement {
         let Ok((_, ControlBody::Request(request))) = decode_control(bytes) else {
             return;
         };
-        service.request_while(self.member, &request, || self.is_current(service));
+        let is_needed = || self.is_current(service) && service.cluster.is_reachable(self.member);
+        service.request_while(self.member, &request, is_needed);
         let ControlRequest::SyncNames { names, .. } = request else {
             return;
         };
-        for (name, region) in names {
+        let local_node = service.cluster.local_node();
+        for NamedRegion { name, region, .. } in names.filter(|named| Ok(named.home) == local_node) {
             let known = service.region(region);
             if known.is_ok_and(|region| region.published_name().is_some()) {
                 continue;
             }
             let request = ControlRequest::UnregisterName { name, region };
-            service.request_until_removed(self.member, &request);
+            service.request_while_reachable(self.member, &request);
         }
     }
 }
 
-/// Returns for each member whether the member owns a name of this node.
+/// Returns `true` if a node owns a name.
+fn owns_name(service: &MemoryService, node: u32, name: &Name) -> bool {
+    let owners = service.cluster.name_owners(name);
+    owners.is_ok_and(|owners| owners.contains(node))
+}
+
+/// Returns the named regions of this home.
+fn local_names(service: &MemoryService) -> impl Iterator<Item = NamedRegion> + '_ {
+    let home = service.cluster.local_node().unwrap_or(0);
+    service.regions().filter_map(move |region| {
+        Some(NamedRegion {
+            name: region.published_name()?,
+            home,
+            region: region.id,
+        })
+    })
+}
+
+/// Returns for each member whether this node must send it a name: of a region of this home, or of an
+/// unreachable home.
 fn members_owning_names(
     service: &MemoryService,
     members: &[bindings::kite_member],
 ) -> Result<KVVec<bool>> {
     let mut owns = KVVec::from_elem(false, members.len(), GFP_KERNEL)?;
-    let nodes = || members.iter().map(|member| member.node);
-    let names = service
-        .regions()
-        .filter_map(|region| region.published_name());
-    for name in names {
-        let name_owner = name_hash::name_owner(&name, nodes());
-        let index = nodes().position(|node| Some(node) == name_owner);
-        if let Some(owns_name) = index.and_then(|index| owns.get_mut(index)) {
-            *owns_name = true;
+    let mut add = |name: &Name| {
+        let Ok(owners) = service.cluster.name_owners(name) else {
+            return;
+        };
+        for owner in [Some(owners.primary), owners.backup].into_iter().flatten() {
+            let index = members.binary_search_by_key(&owner, |member| member.node);
+            if let Some(owns_name) = index.ok().and_then(|index| owns.get_mut(index)) {
+                *owns_name = true;
+            }
         }
-    }
+    };
+    local_names(service).for_each(|named| add(&named.name));
+    service.cluster.names.for_each(|name, entry| {
+        if service.cluster.instance_of(entry.home).is_err() {
+            add(&name);
+        }
+        Ok(())
+    })?;
     Ok(owns)
 }

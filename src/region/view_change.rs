@@ -4,30 +4,36 @@
 //!
 //! # Operation
 //!
-//! A view change first clears the state of removed nodes and then admits new ones. In the background, this
-//! node then sends each member the names that the member owns from now on, and publishes its directory entry
-//! at the directory replicas ([`super::view_announce`]).
+//! A view change first clears the state of removed and fenced nodes and then admits new ones. In the
+//! background, this node then sends each member the names that the member owns from now on, and publishes its
+//! directory entry at the directory replicas ([`super::view_announce`]). Mappings of regions of homes that
+//! were fenced and admitted again are opened again ([`super::map::reopen`]).
 //!
 //! # Recovery
 //!
-//! The loans of a dead home stay in quarantine until all members have synchronized the view.
+//! The loans of a removed home stay in quarantine until all members have synchronized the view. The loans and
+//! names of a fenced home remain, since the home still has its regions.
 //!
 //! # Locking
 //!
 //! `view_change_lock` (mutex) is held by [`MemoryService::set_view`] and [`MemoryService::leave`]. The holder
 //! sleeps: it flushes workqueues and waits for accesses.
 
-use super::{home::waiters::remove_dead_waiters, view_announce::ViewAnnouncement, MemoryService};
+use super::{
+    home::waiters::remove_fenced_waiters, map::reopen::reopen_mappings,
+    view_announce::ViewAnnouncement, MemoryService,
+};
 use crate::{
     bindings,
-    cluster::{member_instance, DIRECTORY_REPLICAS},
+    cluster::{is_reachable, member_instance, DIRECTORY_REPLICAS},
     fabric::peer::Peer,
     trace,
 };
 use kernel::{prelude::*, sync::Arc};
+use kite_core::view::NodeInstance;
 
 impl MemoryService {
-    /// Changes the view. On return, removed nodes can no longer reach the memory of this node.
+    /// Changes the view. On return, removed and unreachable nodes can no longer reach the memory of this node.
     ///
     /// # Errors
     ///
@@ -86,12 +92,12 @@ impl MemoryService {
         from.ack_view(epoch, own_epoch);
     }
 
-    /// Frees the quarantined loans and the waiters of dead nodes, if all members have synchronized the
-    /// current view.
+    /// Frees the quarantined loans and the waiters of removed and fenced nodes, if all members have
+    /// synchronized the current view.
     pub(in crate::region) fn on_view_synced(self: &Arc<Self>) {
         if let Some(epoch) = self.cluster.synced_epoch() {
             self.loans().free_quarantined(epoch);
-            remove_dead_waiters(self);
+            remove_fenced_waiters(self);
         }
     }
 }
@@ -106,14 +112,28 @@ struct ViewChange<'a> {
 impl ViewChange<'_> {
     fn apply(&self) -> Result {
         let cluster = &self.service.cluster;
-        let (removed, peers) = cluster.prepare_view(self.epoch, self.members)?;
-        trace::view(self.epoch, self.members.len() as u32, removed.len() as u32);
+        let view = cluster.prepare_view(self.epoch, self.members)?;
+        let (fenced_count, removed_count) = (view.fenced().len(), view.removed().len());
+        let cleared_count = (fenced_count + removed_count) as u32;
+        trace::view(self.epoch, self.members.len() as u32, cleared_count);
         self.service.request_queue().flush();
-        for peer in &removed {
-            self.clear_removed(peer.node());
+        for removed in view.removed() {
+            self.clear_removed(removed.node);
         }
-        cluster.commit_view(peers);
+        for &fenced in view.fenced() {
+            self.clear_fenced(fenced);
+        }
+        cluster.commit_view(view);
+        for home in self.reachable_instances() {
+            reopen_mappings(self.service, home);
+        }
         self.announce()
+    }
+
+    /// Returns the reachable members.
+    fn reachable_instances(&self) -> impl Iterator<Item = NodeInstance> + '_ {
+        let reachable = self.members.iter().filter(|member| is_reachable(member));
+        reachable.map(member_instance)
     }
 
     /// Clears the state that belongs to a removed node: mappings, loans, mappers and names.
@@ -124,17 +144,36 @@ impl ViewChange<'_> {
             mapping.on_home_died();
         }
         service.loans().quarantine_home(node, self.epoch);
-        for region in service.regions() {
-            region.remove_node_mappers(node);
-        }
+        self.remove_mappers(node);
         let names = &service.cluster.names;
         names.retain(|_, entry| entry.home != node);
     }
 
+    /// Clears the state that a fenced node establishes again once it is admitted: mappings and mappers, and
+    /// the names if the node sends them for this view.
+    fn clear_fenced(&self, fenced: NodeInstance) {
+        let service = self.service;
+        let is_reachable = service.cluster.is_reachable(fenced);
+        let mappings = service.mappings();
+        for mapping in mappings.filter(|mapping| mapping.home_instance == fenced) {
+            mapping.on_home_fenced(is_reachable);
+        }
+        self.remove_mappers(fenced.node);
+        if is_reachable {
+            let names = &service.cluster.names;
+            names.retain(|_, entry| entry.home != fenced.node);
+        }
+    }
+
+    fn remove_mappers(&self, node: u32) {
+        for region in self.service.regions() {
+            region.remove_node_mappers(node);
+        }
+    }
+
     /// Starts to announce the directory entry and the names of this node in the background.
     fn announce(&self) -> Result {
-        let replicas = self.members.iter().take(DIRECTORY_REPLICAS);
-        for replica in replicas.map(member_instance) {
+        for replica in self.reachable_instances().take(DIRECTORY_REPLICAS) {
             ViewAnnouncement::new(replica, self.epoch)
                 .defer(self.service, ViewAnnouncement::publish_entry);
         }

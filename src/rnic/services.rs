@@ -13,7 +13,7 @@ use crate::{
     region::MemoryService,
     rpc::Rpc,
     sys::revocable::RevocableGuard,
-    vqp::table::VqpTable,
+    vqp::{table::VqpTable, Vqp},
 };
 use core::ops::Deref;
 use kernel::{prelude::*, sync::Arc};
@@ -51,14 +51,15 @@ impl RnicServices {
         self.memory_service().fabric()
     }
 
-    /// Handles a view change: shuts down VQPs and RPC channels to removed nodes, and delivers packets
-    /// deferred for this view.
+    /// Handles a view change: shuts down VQPs and RPC channels to removed and fenced nodes, and delivers
+    /// packets deferred for this view.
     pub(crate) fn on_view_change(&self) {
-        let is_member = |instance| self.memory_service().cluster.is_member(instance);
+        let cluster = &self.memory_service().cluster;
+        let is_connected = |vqp: &Vqp| cluster.is_connected(vqp.peer, vqp.admission);
         self.vqp_table
-            .shutdown_removed(is_member, errno::hostdown());
+            .shutdown_unless(is_connected, errno::hostdown());
         self.vqp_table.deliver_deferred();
-        self.rpc.disconnect_removed_members();
+        self.rpc.disconnect_fenced_members();
     }
 
     /// Leaves the cluster and shuts down all VQPs.
@@ -66,7 +67,7 @@ impl RnicServices {
         self.rpc.leave();
         // The node is in no view any longer, so no further VQP is created.
         self.vqp_table
-            .shutdown_removed(|_| false, errno::hostunreach());
+            .shutdown_unless(|_| false, errno::hostunreach());
     }
 
     /// Waits for deferred work of VQPs and for all requests of peers received so far.

@@ -33,7 +33,7 @@ use crate::{
     errno,
     region::{
         alloc::AllocRequest,
-        map::{open::OpenRequest, Mapping},
+        map::{open::OpenRequest, MapTerms, Mapping},
     },
     sys::deadline::{retry_until, Deadline},
 };
@@ -78,7 +78,7 @@ impl Rpc {
         mapping: &Mapping,
         deadline: Deadline,
     ) -> Result<Arc<RpcChannel>> {
-        drop(mapping.access()?);
+        mapping.wait_home(deadline)?;
         let instance = self.memory_service.cluster.instance_of(mapping.home)?;
         let key = (instance, mapping.region);
         if let Some(channel) = self.attach_existing(key) {
@@ -197,8 +197,11 @@ impl Rpc {
         let request = OpenRequest {
             home,
             region: peer_ring.region,
-            uid: ROOT_UID,
-            rights: Rights::WRITE,
+            terms: MapTerms {
+                uid: ROOT_UID,
+                rights: Rights::WRITE,
+                outlives_fence: false,
+            },
             deadline,
         };
         let mapping = request.run(memory_service, events)?;
@@ -243,7 +246,7 @@ impl Rpc {
             home,
             WorkPriority::Background,
             move |memory_service, instance| {
-                memory_service.request_until_removed(instance, &request);
+                memory_service.request_while_reachable(instance, &request);
             },
         );
     }
@@ -267,7 +270,8 @@ impl Rpc {
         memory_service.check_mapper_rights(region, instance.node, mapping, Rights::WRITE)?;
         let service = self.services.lock().get(&region).cloned();
         let service = service.ok_or_else(errno::connrefused)?;
-        let channel = service.channel_for(instance, peer_ring.region, || {
+        let client = (instance, memory_service.cluster.admission_of(instance)?);
+        let channel = service.channel_for(client, peer_ring.region, || {
             // Remove clients whose callers gave up during setup.
             service.detach_clients(self, RpcClient::is_closed);
             let (rpc, service) = (self.clone(), service.clone());

@@ -20,7 +20,8 @@
 //!
 //! - A failed write is repeated in the same slot. If the sender gives up, a void message fills the slot.
 //! - The last server of a service ends: calls that no server has answered fail with `ECONNRESET`.
-//! - A member is removed: [`Rpc::disconnect_removed_members`] detaches its clients from all services.
+//! - A member is removed or fenced: [`Rpc::disconnect_fenced_members`] detaches its clients from all services.
+//!   The mappings of its rings end, so channels to its services are closed. The next call opens new ones.
 //! - This node leaves the cluster: [`Rpc::leave`] closes all services and disconnects their clients.
 //!
 //! # Locking
@@ -211,13 +212,14 @@ impl Rpc {
         }
     }
 
-    /// Handles a view change: detaches the clients of nodes that are no longer members.
-    pub(crate) fn disconnect_removed_members(self: &Arc<Self>) {
+    /// Handles a view change: detaches the clients of nodes that were removed or fenced.
+    pub(crate) fn disconnect_fenced_members(self: &Arc<Self>) {
+        let cluster = &self.memory_service.cluster;
         let mut next = 0;
         while let Some(service) = self.service_at_or_after(next) {
             next = service.region + 1;
             service.detach_clients(self, |client| {
-                !self.memory_service.cluster.is_member(client.instance)
+                !cluster.is_connected(client.instance, client.admission)
             });
         }
     }

@@ -89,6 +89,8 @@ pub(crate) type VqpCompletion = (u64, Result);
 #[pin_data]
 pub(crate) struct Vqp {
     pub(crate) peer: NodeInstance,
+    /// Admission of the peer at the creation. A VQP is closed when its peer is fenced.
+    pub(crate) admission: u64,
     #[pin]
     state: Mutex<VqpState>,
     #[pin]
@@ -109,7 +111,7 @@ impl Vqp {
     /// Creates a VQP to a node instance. `is_passive` marks an endpoint created by a message of the peer
     /// endpoint, which no process has accepted yet. `gfp` is used for all allocations.
     fn new(
-        peer: NodeInstance,
+        (peer, admission): (NodeInstance, u64),
         ids: EndpointIds,
         is_passive: bool,
         session_events: Arc<EventCounter>,
@@ -120,6 +122,7 @@ impl Vqp {
         Arc::pin_init(
             pin_init!(Self {
                 peer,
+                admission,
                 state <- new_mutex!(state, "Vqp::state"),
                 mr_cache <- mr_cache,
                 event_cv <- new_condvar!("Vqp::event_cv"),
@@ -138,7 +141,7 @@ impl Vqp {
     /// # Errors
     ///
     /// - `EINVAL`: the node is the local node, and the RNIC has no DC. A node has no connection to itself.
-    /// - `EHOSTDOWN`: the node left the view.
+    /// - `EHOSTDOWN`: the node is not a reachable member.
     /// - See also [`Cluster::resolve_address`].
     pub(crate) fn connect(
         table: &VqpTable,
@@ -154,6 +157,7 @@ impl Vqp {
             return Err(EINVAL);
         }
         let peer = cluster.instance_of(node)?;
+        let admission = cluster.admission_of(peer)?;
         let address = cluster.resolve_address(peer, deadline)?;
         let vqpn = match port {
             0 => 0,
@@ -168,7 +172,7 @@ impl Vqp {
         };
         let memcg = Arc::new(Memcg::current(), GFP_KERNEL_ACCOUNT)?;
         let vqp = Self::new(
-            peer,
+            (peer, admission),
             ids,
             false,
             session_events,

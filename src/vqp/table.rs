@@ -118,7 +118,7 @@ impl VqpTableState {
     /// reached its limit.
     pub(super) fn create_passive(
         &mut self,
-        local: NodeInstance,
+        (local, admission): (NodeInstance, u64),
         vqpn: u64,
         packet: &Packet,
         message: &VqpMessage,
@@ -140,7 +140,8 @@ impl VqpTableState {
         };
         let (session_events, listener) = (listener.session_events.clone(), listener.clone());
         let (memcg, gfp) = (listener.memcg.clone(), memcg::gfp_atomic_account());
-        let vqp = Vqp::new(packet.sender, ids, true, session_events, (memcg, gfp)).ok()?;
+        let sender = (packet.sender, admission);
+        let vqp = Vqp::new(sender, ids, true, session_events, (memcg, gfp)).ok()?;
         let vqpn_entry = RBTreeNode::new(vqpn, vqp.clone(), gfp).ok()?;
         let peer_entry = RBTreeNode::new((packet.sender, packet.source_vqp), vqpn, gfp).ok()?;
         let pending = PendingAccept {
@@ -253,17 +254,17 @@ impl VqpTable {
         self.next_vqpn.fetch_add(1u64, Relaxed)
     }
 
-    /// Adds an endpoint, so packets find it, unless its node left the view.
+    /// Adds an endpoint, so packets find it, unless its node was removed or fenced since.
     ///
     /// # Errors
     ///
-    /// - `EHOSTDOWN`: the node left the view.
+    /// - `EHOSTDOWN`: the node was removed or fenced.
     /// - `ENOMEM`: out of memory.
     pub(super) fn insert(&self, vqpn: u64, vqp: Arc<Vqp>) -> Result {
-        let peer = vqp.peer;
+        let (peer, admission) = (vqp.peer, vqp.admission);
         let node = RBTreeNode::new(vqpn, vqp, GFP_KERNEL_ACCOUNT)?;
         let mut table = self.state.lock();
-        if !self.memory_service.cluster.is_member(peer) {
+        if !self.memory_service.cluster.is_connected(peer, admission) {
             return Err(errno::hostdown());
         }
         table.by_vqpn.insert(node);
@@ -400,12 +401,12 @@ impl VqpTable {
         pending.any(|entry| Arc::ptr_eq(&entry.listener, listener))
     }
 
-    /// Closes the endpoints to nodes that are not members, with `error`.
-    pub(crate) fn shutdown_removed(&self, is_member: impl Fn(NodeInstance) -> bool, error: Error) {
+    /// Closes the endpoints for which `is_connected` returns `false`, with `error`.
+    pub(crate) fn shutdown_unless(&self, is_connected: impl Fn(&Vqp) -> bool, error: Error) {
         let mut next_vqpn = 0;
         while let Some((vqpn, vqp)) = self.next_vqp(next_vqpn) {
             next_vqpn = vqpn + 1;
-            if !is_member(vqp.peer) {
+            if !is_connected(&vqp) {
                 vqp.shutdown(error);
             }
         }

@@ -30,15 +30,29 @@ pub struct SequenceWindow {
 
 impl Default for SequenceWindow {
     fn default() -> Self {
-        Self {
-            first_incomplete: 1,
-            next: 1,
-            completed: 0,
-        }
+        Self::starting_at(1)
     }
 }
 
 impl SequenceWindow {
+    /// Creates a window without incomplete requests, whose first number is `first`, at least 1.
+    ///
+    /// A window that continues another one, to the same receiver, starts at its [`Self::next_number`].
+    #[must_use]
+    pub const fn starting_at(first: u64) -> Self {
+        Self {
+            first_incomplete: first,
+            next: first,
+            completed: 0,
+        }
+    }
+
+    /// Returns the number that [`Self::allocate`] returns next, if the window is not full.
+    #[must_use]
+    pub const fn next_number(&self) -> u64 {
+        self.next
+    }
+
     /// Allocates a number above 0 for a request. Returns `None` while the window is full.
     ///
     /// The caller must call [`Self::complete`] when no thread waits for the reply any longer.

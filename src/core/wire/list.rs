@@ -70,8 +70,32 @@ impl ListItem for (u32, ChunkLocation) {
     const SIZE: usize = 4 + ChunkLocation::SIZE;
 }
 
-impl ListItem for (Name, u64) {
-    const SIZE: usize = crate::name::NAME_SIZE + u64::SIZE;
+/// Region of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamedRegion {
+    /// Name of the region.
+    pub name: Name,
+    /// Home of the region.
+    pub home: u32,
+    /// Region ID at the home.
+    pub region: u64,
+}
+
+impl ListItem for NamedRegion {
+    const SIZE: usize = crate::name::NAME_SIZE + u32::SIZE + u64::SIZE;
+}
+
+impl Field<'_> for NamedRegion {
+    fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let name = Field::get(from)?;
+        let (home, region) = Field::get(from)?;
+        Ok(Self { name, home, region })
+    }
+
+    fn put(&self, to: &mut Writer<'_>) {
+        self.name.put(to);
+        (self.home, self.region).put(to);
+    }
 }
 
 /// Entry of a region listing.
@@ -90,7 +114,7 @@ pub struct RegionInfo {
 }
 
 impl ListItem for RegionInfo {
-    const SIZE: usize = <(Name, u64)>::SIZE + 3 * 4;
+    const SIZE: usize = crate::name::NAME_SIZE + u64::SIZE + 3 * 4;
 }
 
 impl Field<'_> for RegionInfo {
@@ -136,8 +160,8 @@ pub type MovedChunks<'a> = WireList<'a, (u32, ChunkLocation)>;
 pub const MAX_MOVED_CHUNKS: usize =
     (MAX_CONTROL_BYTES - CONTROL_HEADER_SIZE - 2 * 8) / <(u32, ChunkLocation)>::SIZE;
 
-/// Region names with region IDs.
-pub type RegionNames<'a> = WireList<'a, (Name, u64)>;
+/// Named regions with their homes.
+pub type RegionNames<'a> = WireList<'a, NamedRegion>;
 
 /// Named regions of a home.
 pub type RegionInfos<'a> = WireList<'a, RegionInfo>;
@@ -266,7 +290,7 @@ impl<'a> ListWriter<'a, RegionInfo> {
     }
 }
 
-impl<'a> ListWriter<'a, (Name, u64)> {
+impl<'a> ListWriter<'a, NamedRegion> {
     /// Starts a [`ControlRequest::SyncNames`] for the view of `synced_epoch`, with `is_last` unset.
     pub fn names(out: &'a mut [u8], request_id: u64, epoch: u64, synced_epoch: u64) -> Self {
         let request = ControlRequest::SyncNames {

@@ -39,8 +39,8 @@ pub use control::{
     ControlReply, ControlRequest, InvalidateReason, LentChunkAddr, PUSH_SEQUENCE_FLAG,
 };
 pub use list::{
-    ChunkAddresses, ChunkLocation, ChunkLocations, ListItem, ListWriter, MovedChunks, RegionInfo,
-    RegionInfos, RegionNames, U32List, WireList, MAX_MOVED_CHUNKS,
+    ChunkAddresses, ChunkLocation, ChunkLocations, ListItem, ListWriter, MovedChunks, NamedRegion,
+    RegionInfo, RegionInfos, RegionNames, U32List, WireList, MAX_MOVED_CHUNKS,
 };
 
 use self::codec::{Field, Reader, Writer};

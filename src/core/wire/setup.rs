@@ -18,7 +18,7 @@ use crate::view::is_valid_node_id;
 use core::fmt;
 
 /// Length of an encoded [`SetupDatagram`], in bytes.
-pub const SETUP_SIZE: usize = 72;
+pub const SETUP_SIZE: usize = 80;
 
 /// Type of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +57,9 @@ pub struct SetupDatagram {
     pub from_incarnation: u64,
     /// Incarnation of the receiver in the sender's view.
     pub to_incarnation: u64,
+    /// Epoch of the view that last admitted one of the two nodes, in the sender's view. A connection is
+    /// between two nodes of one admission.
+    pub admission: u64,
     /// Index of the connection between the two nodes, below [`Self::conns_per_peer`].
     pub conn_index: u8,
     /// Maximum connections of the sender to one peer, at least 1. Two nodes use the smaller of their limits.
@@ -96,6 +99,7 @@ impl SetupDatagram {
         ]);
         ((self.from_node, self.to_node), self.generation).put(&mut writer);
         (self.from_incarnation, self.to_incarnation).put(&mut writer);
+        self.admission.put(&mut writer);
         ((self.qpn, self.psn), self.rkey).put(&mut writer);
         ((self.mtu, u16::from(self.rd_atomic)), self.secret).put(&mut writer);
         self.epoch.put(&mut writer);
@@ -126,14 +130,15 @@ impl SetupDatagram {
         let kind = SetupKind::from_code(kind).ok_or(Malformed)?;
         let ((from, to), generation) = Field::get(reader)?;
         let (from_incarnation, to_incarnation) = Field::get(reader)?;
+        let admission = Field::get(reader)?;
         let ((qpn, psn), rkey) = Field::get(reader)?;
         let ((mtu, rd_atomic), secret): ((u16, u16), [u8; 16]) = Field::get(reader)?;
         let epoch = Field::get(reader)?;
         let rd_atomic = u8::try_from(rd_atomic).map_err(|_| Malformed)?;
         #[rustfmt::skip]
         let setup = Self {
-            kind, secret, from_node: from, to_node: to, from_incarnation, to_incarnation, conn_index: index, conns_per_peer: pairs, generation, qpn,
-            psn, rkey, mtu, rd_atomic, epoch,
+            kind, secret, from_node: from, to_node: to, from_incarnation, to_incarnation, admission, conn_index: index, conns_per_peer: pairs,
+            generation, qpn, psn, rkey, mtu, rd_atomic, epoch,
         };
         Ok(setup)
     }
@@ -159,6 +164,7 @@ impl fmt::Debug for SetupDatagram {
             .field("to", &self.to_node)
             .field("from_incarnation", &self.from_incarnation)
             .field("to_incarnation", &self.to_incarnation)
+            .field("admission", &self.admission)
             .field("index", &self.conn_index)
             .field("pairs", &self.conns_per_peer)
             .field("generation", &self.generation)

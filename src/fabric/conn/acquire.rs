@@ -250,7 +250,7 @@ impl Conn {
         state.inflight_segments += segments;
         if request.max_wrs == request.min_wrs {
             trace::post(
-                self.node,
+                self.peer.node,
                 self.index.into(),
                 wr_count,
                 state.usage.wr_count(),
@@ -303,7 +303,7 @@ impl Conn {
         let mut state = self.state.lock();
         state.usage.remove_unposted(unused);
         trace::post(
-            self.node,
+            self.peer.node,
             self.index.into(),
             wr_count,
             state.usage.wr_count(),

@@ -147,7 +147,7 @@ impl PeerConnOps<'_> {
 /// Resolves the route to `peer`. If the resolution fails, the peer is suspected, and the next tick resolves
 /// the route again.
 fn resolve_route(fabric: &Fabric, peer: &Peer) {
-    if peer.has_left() {
+    if peer.is_closed() {
         return;
     }
     let resolved = fabric

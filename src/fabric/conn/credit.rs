@@ -33,15 +33,18 @@ use kite_core::view::NodeInstance;
 pub(crate) struct StaleQp {
     pub(in crate::fabric) conn: Arc<Conn>,
     pub(in crate::fabric) generation: u32,
-    /// Peer of the QP.
-    pub(crate) instance: NodeInstance,
 }
 
 impl StaleQp {
     /// Returns `true` if another QP was connected in its place, so that no packet of the QP can arrive. Stays
-    /// `false` if the peer leaves the view first.
+    /// `false` if the peer is fenced first.
     pub(crate) fn is_fenced(&self) -> bool {
         self.conn.is_stale_generation(self.generation)
+    }
+
+    /// Returns the peer of the QP, and the admission of the connection.
+    pub(crate) fn peer(&self) -> (NodeInstance, u64) {
+        (self.conn.peer, self.conn.admission)
     }
 }
 
@@ -105,12 +108,11 @@ impl ConnCredit {
         }
     }
 
-    /// Returns the QP as a failed QP to the peer `instance`.
-    pub(crate) fn stale_qp(&self, instance: NodeInstance) -> StaleQp {
+    /// Returns the QP as a failed QP.
+    pub(crate) fn stale_qp(&self) -> StaleQp {
         StaleQp {
             conn: self.conn.clone(),
             generation: self.generation,
-            instance,
         }
     }
 

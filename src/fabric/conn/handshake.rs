@@ -221,7 +221,7 @@ impl Conn {
             rnic_warn!(
                 ops.device(),
                 "node {}: connection step failed: {error:?}\n",
-                self.node
+                self.peer.node
             );
         }
     }
@@ -314,7 +314,7 @@ impl Conn {
         drop(state);
         self.suspicion.clear();
         self.stats.qp_connects.add(1);
-        trace::qp_state(self.node, self.index.into(), setup.generation, true);
+        trace::qp_state(self.peer.node, self.index.into(), setup.generation, true);
         self.state_changed.notify_all();
         Ok(())
     }
@@ -358,7 +358,7 @@ impl Conn {
         }
         let (endpoint, generation) = (state.endpoint.clone(), state.fsm.generation());
         drop(state);
-        trace::qp_state(self.node, self.index.into(), generation, false);
+        trace::qp_state(self.peer.node, self.index.into(), generation, false);
         self.state_changed.notify_all();
         endpoint.map_or(Ok(()), |endpoint| endpoint.qp().modify_to_err())
     }

@@ -34,7 +34,7 @@ pub(crate) use self::handshake::ConnOps;
 use self::evict::ConnBudget;
 use super::{
     endpoint::{Endpoint, RecvCqReservation},
-    peer::suspicion::Suspicion,
+    peer::{identity::PeerIdentity, suspicion::Suspicion},
     recv::wake::ThreadWaker,
     send::usage::SendQueueUsage,
 };
@@ -48,6 +48,7 @@ use kernel::{
 use kite_core::{
     proto::conn::{ConnPhase, ConnRole, ConnStateMachine as Logic},
     sync::fairness::FairAdmission,
+    view::NodeInstance,
     wire::setup::SetupDatagram,
 };
 
@@ -142,7 +143,9 @@ impl ConnState {
 /// An RC connection that the connector replaces when its QP fails.
 #[pin_data]
 pub(crate) struct Conn {
-    node: u32,
+    /// Peer, and the admission of the connection. See [`PeerIdentity`].
+    peer: NodeInstance,
+    admission: u64,
     index: u8,
     #[pin]
     state: SpinLock<ConnState>,
@@ -155,14 +158,12 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
-    /// Creates an idle connection, number `index` to `node`, with the local role `role`.
+    /// Creates an idle connection, number `index` to the peer of `identity`, with the local role `role`.
     pub(crate) fn new(
-        node: u32,
+        identity: &PeerIdentity,
         index: u8,
         role: ConnRole,
-        connector_waker: Arc<ThreadWaker>,
         suspicion: Arc<Suspicion>,
-        stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
         let state = ConnState {
             fsm: Logic::new(role),
@@ -188,13 +189,14 @@ impl Conn {
         };
         Arc::pin_init(
             pin_init!(Self {
-                node,
+                peer: identity.peer,
+                admission: identity.admission,
                 index,
                 state <- new_spinlock!(state, "Conn::state"),
                 state_changed <- new_condvar!("Conn::state_changed"),
-                connector_waker,
+                connector_waker: identity.local.connector_waker.clone(),
                 suspicion,
-                stats,
+                stats: identity.local.stats.clone(),
             }),
             GFP_KERNEL,
         )
@@ -310,7 +312,7 @@ impl Conn {
             rnic_err!(
                 endpoint.qp().device(),
                 "node {}: QP cannot be moved to ERR: {error:?}\n",
-                self.node
+                self.peer.node
             );
         }
     }
@@ -354,7 +356,7 @@ impl Conn {
             rnic_err!(
                 endpoint.qp().device(),
                 "node {}: closed connection still has users after {DRAIN_OVERDUE_MS} ms\n",
-                self.node
+                self.peer.node
             );
         }
     }

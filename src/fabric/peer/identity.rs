@@ -5,8 +5,9 @@
 //! # Operation
 //!
 //! All peers that join in one view share a [`LocalIdentity`]. A datagram names both nodes with their
-//! incarnations and carries the secret of the cluster. [`PeerIdentity::accepts`] rejects datagrams of other
-//! incarnations, which may arrive after a node was restarted.
+//! incarnations and their admission, and carries the secret of the cluster. [`PeerIdentity::accepts`] rejects
+//! datagrams of other incarnations, which may arrive after a node was restarted, and of other admissions,
+//! which may arrive after a node was fenced.
 
 use super::suspicion::SuspectListener;
 use crate::{
@@ -42,6 +43,8 @@ pub(crate) struct LocalIdentity {
 pub(crate) struct PeerIdentity {
     pub(crate) local: Arc<LocalIdentity>,
     pub(crate) peer: NodeInstance,
+    /// Epoch of the view that last admitted one of the two nodes.
+    pub(crate) admission: u64,
 }
 
 impl LocalIdentity {
@@ -124,6 +127,7 @@ impl PeerIdentity {
             to_node: self.peer.node,
             from_incarnation: local.instance.incarnation,
             to_incarnation: self.peer.incarnation,
+            admission: self.admission,
             conn_index: 0,
             conns_per_peer: local.max_conns,
             generation: 0,
@@ -136,8 +140,8 @@ impl PeerIdentity {
         }
     }
 
-    /// Returns `true` if a datagram has the secret, comes from the peer in its current incarnation, and is
-    /// for the local node in its current incarnation.
+    /// Returns `true` if a datagram has the secret, comes from the peer in its current incarnation, is for the
+    /// local node in its current incarnation, and was sent since both were admitted.
     pub(crate) fn accepts(&self, setup: &SetupDatagram) -> bool {
         let from = NodeInstance {
             node: setup.from_node,
@@ -147,6 +151,7 @@ impl PeerIdentity {
             node: setup.to_node,
             incarnation: setup.to_incarnation,
         };
-        setup.secret == self.local.secret && from == self.peer && to == self.local.instance
+        let is_same_pair = from == self.peer && to == self.local.instance;
+        is_same_pair && setup.admission == self.admission && setup.secret == self.local.secret
     }
 }

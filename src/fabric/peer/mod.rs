@@ -11,9 +11,10 @@
 //!
 //! # Recovery
 //!
-//! The route is discarded when the peer does not respond, and resolved again. When the peer leaves the view,
-//! [`Peer::close`] closes its connections, and users receive the error of the close. A node that joins again
-//! in another incarnation is another peer.
+//! The route is discarded when the peer does not respond, and resolved again. When the peer is fenced because
+//! it left the view or is unreachable, [`Peer::close`] closes its connections, and users receive the error of
+//! the close. A node that is admitted again is another peer. In the same incarnation, this peer continues the
+//! sequence numbers of the former one ([`Peer::continue_sequences`]).
 //!
 //! # Locking
 //!
@@ -30,7 +31,11 @@ pub(crate) mod suspicion;
 pub(super) mod table;
 pub(crate) mod view_announce;
 
-use self::{identity::PeerIdentity, session::PeerSession, suspicion::Suspicion};
+use self::{
+    identity::PeerIdentity,
+    session::{FirstSequences, PeerSession},
+    suspicion::Suspicion,
+};
 use crate::{
     mlx5::wr::DcAddress,
     verbs::address::{AddressHandle, PortAddress},
@@ -77,15 +82,16 @@ pub(crate) struct PeerAddress {
 struct PeerState {
     route: RouteState,
     address: Option<Arc<PeerAddress>>,
-    /// Error that users receive after the peer left the view.
+    /// Error that users receive after the peer was fenced.
     close_error: Option<Error>,
 }
 
-/// Node of the view, in one incarnation.
+/// Reachable node of the view, in one incarnation and of one admission.
 #[pin_data]
 pub(crate) struct Peer {
     pub(crate) identity: PeerIdentity,
     pub(crate) control_address: ControlAddress,
+    first_sequences: FirstSequences,
     #[pin]
     state: SpinLock<PeerState>,
     /// Rate of virtual queue pair requests to the peer.
@@ -118,6 +124,7 @@ impl Peer {
             pin_init!(Self {
                 identity,
                 control_address,
+                first_sequences: FirstSequences::new(),
                 state <- new_spinlock!(state, "Peer::state"),
                 request_rate <- new_spinlock!(DecayingCounter::default(), "Peer::request_rate"),
                 promoted: AtomicFlag::new(false),
@@ -174,8 +181,8 @@ impl Peer {
         is_unresolved
     }
 
-    /// Returns `true` if the peer left the view.
-    pub(super) fn has_left(&self) -> bool {
+    /// Returns `true` if the peer was fenced.
+    pub(crate) fn is_closed(&self) -> bool {
         self.state.lock().close_error.is_some()
     }
 
@@ -207,7 +214,9 @@ impl Peer {
     /// - `ENOMEM`: out of memory.
     pub(super) fn ensure_session(&self) -> Result<&PeerSession> {
         if self.session().is_none() {
-            let session = PeerSession::new(&self.identity, self.ensure_suspicion()?)?;
+            let first_sequences = &self.first_sequences;
+            let session =
+                PeerSession::new(&self.identity, self.ensure_suspicion()?, first_sequences)?;
             // Hold the lock until the session is stored. Otherwise a concurrent `close` could miss the
             // session, and its connections would stay open.
             let state = self.state.lock();
@@ -262,7 +271,15 @@ impl Peer {
         }
     }
 
-    /// Closes all connections to the peer, because it left the view: users receive `error`.
+    /// Continues the sequence numbers of `former`, a closed peer in the same incarnation: the two nodes still
+    /// identify tickets and grants by numbers of `former`. Must be called before the peer is used.
+    pub(crate) fn continue_sequences(&self, former: &Self) {
+        let first_unused = former.session().map(PeerSession::next_sequences);
+        let first_unused = first_unused.unwrap_or_else(|| former.first_sequences.get());
+        self.first_sequences.set(first_unused);
+    }
+
+    /// Closes all connections to the peer, because it was fenced: users receive `error`.
     pub(super) fn close(&self, error: Error) {
         self.state.lock().close_error = Some(error);
         if let Some(session) = self.session() {

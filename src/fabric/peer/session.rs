@@ -12,8 +12,10 @@
 //!
 //! # Recovery
 //!
-//! The sender repeats a request until it receives a reply. The records last as long as the [`Peer`]: a node
-//! that joins again in another incarnation starts with new sequence spaces.
+//! The sender repeats a request until it receives a reply. The records last as long as the [`Peer`]. A node
+//! that joins in another incarnation starts with new sequence spaces. A node that is admitted again in the
+//! same incarnation is another [`Peer`], whose numbers start above those of the former one
+//! ([`FirstSequences`]).
 //!
 //! # Locking
 //!
@@ -25,7 +27,7 @@
 
 use super::{identity::PeerIdentity, suspicion::Suspicion, Peer};
 use crate::{
-    errno::{TryError, TryResult},
+    errno::{self, TryError, TryResult},
     fabric::{conn::Conn, qos::ConnSubset},
     sys::thread::current_cpu_rank,
 };
@@ -33,7 +35,7 @@ use kernel::{
     new_mutex, new_spinlock,
     prelude::*,
     sync::{
-        atomic::{Acquire, Atomic, Release},
+        atomic::{Acquire, Atomic, Relaxed, Release},
         Arc, Mutex, SpinLock,
     },
 };
@@ -69,18 +71,20 @@ impl PeerSession {
     /// # Errors
     ///
     /// - `ENOMEM`: out of memory.
-    pub(in crate::fabric) fn new(
+    pub(super) fn new(
         identity: &PeerIdentity,
         suspicion: &Arc<Suspicion>,
+        first_sequences: &FirstSequences,
     ) -> Result<Pin<KBox<Self>>> {
+        let [first_request, first_push] = first_sequences.get();
         let conns = Self::create_conns(identity, suspicion)?;
         KBox::pin_init(
             pin_init!(Self {
                 conns,
                 peer_max_conns: Atomic::new(1u32),
                 served_requests <- new_spinlock!(InflightRequests::default(), "PeerSession::served_requests"),
-                request_sequences <- SequenceSpace::new(),
-                push_sequences <- SequenceSpace::new(),
+                request_sequences <- SequenceSpace::new(first_request),
+                push_sequences <- SequenceSpace::new(first_push),
             }),
             GFP_KERNEL,
         )
@@ -98,8 +102,7 @@ impl PeerSession {
         };
         let mut conns = KVec::with_capacity(identity.max_conns().into(), GFP_KERNEL)?;
         for i in 0..identity.max_conns() {
-            let (waker, stats) = (local.connector_waker.clone(), local.stats.clone());
-            let conn = Conn::new(peer.node, i, role, waker, suspicion.clone(), stats)?;
+            let conn = Conn::new(identity, i, role, suspicion.clone())?;
             conns.push(conn, GFP_KERNEL)?;
         }
         Ok(conns)
@@ -108,6 +111,11 @@ impl PeerSession {
     /// Closes all connections permanently: users receive `error`.
     pub(in crate::fabric) fn close(&self, error: Error) {
         self.conns.iter().for_each(|conn| conn.close(error));
+    }
+
+    /// Returns the next numbers of requests and of pushes.
+    pub(super) fn next_sequences(&self) -> [u64; 2] {
+        [&self.request_sequences, &self.push_sequences].map(|space| space.sent.lock().next_number())
     }
 
     fn sequence_space(&self, sequence: u64) -> &SequenceSpace {
@@ -157,6 +165,28 @@ impl PeerSession {
     }
 }
 
+/// First sequence numbers of a session: of requests, and of pushes. Relaxed: set before the peer is shared.
+pub(super) struct FirstSequences([Atomic<u64>; 2]);
+
+impl FirstSequences {
+    /// Returns the numbers of a peer without a predecessor.
+    pub(super) fn new() -> Self {
+        Self([Atomic::new(1u64), Atomic::new(1u64)])
+    }
+
+    /// Returns the numbers.
+    pub(super) fn get(&self) -> [u64; 2] {
+        [&self.0[0], &self.0[1]].map(|first| first.load(Relaxed))
+    }
+
+    /// Sets the numbers.
+    pub(super) fn set(&self, first: [u64; 2]) {
+        for (stored, first) in self.0.iter().zip(first) {
+            stored.store(first, Relaxed);
+        }
+    }
+}
+
 /// Sequence numbers of at-most-once requests, in both directions.
 #[pin_data]
 struct SequenceSpace {
@@ -169,9 +199,10 @@ struct SequenceSpace {
 }
 
 impl SequenceSpace {
-    fn new() -> impl PinInit<Self> {
+    /// Creates a space in which the numbers of this node start at `first`.
+    fn new(first: u64) -> impl PinInit<Self> {
         pin_init!(Self {
-            sent <- new_spinlock!(SequenceWindow::default(), "SequenceSpace::sent"),
+            sent <- new_spinlock!(SequenceWindow::starting_at(first), "SequenceSpace::sent"),
             replies <- new_mutex!(ReplyCache::default(), "SequenceSpace::replies"),
         })
     }
@@ -253,14 +284,21 @@ impl Peer {
     /// # Errors
     ///
     /// - [`TryError::WouldBlock`]: the window of numbers is full.
+    /// - `EHOSTDOWN`: the peer was fenced.
     /// - `ENOMEM`: out of memory.
     pub(crate) fn assign_sequence(self: &Arc<Self>, kind: u64) -> TryResult<SequenceGuard> {
         let space = self.ensure_session()?.sequence_space(kind);
         let sequence = space.sent.lock().allocate().ok_or(TryError::WouldBlock)?;
-        Ok(SequenceGuard {
+        let seq_guard = SequenceGuard {
             peer: self.clone(),
             sequence: sequence | kind,
-        })
+        };
+        // Check after the allocation: a peer that continues the numbers has read them after the close, so the
+        // number of an open peer is not used again.
+        if self.is_closed() {
+            return Err(errno::hostdown().into());
+        }
+        Ok(seq_guard)
     }
 
     /// Executes the request of the peer with this number, or returns the recorded reply. Other at-most-once

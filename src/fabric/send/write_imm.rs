@@ -157,7 +157,7 @@ impl ImmWriteOp<'_> {
                 return Ok(());
             }
             credit.report_failure(status);
-            guard.add_stale_qp(credit.stale_qp(self.write.target));
+            guard.add_stale_qp(credit.stale_qp());
             self.fabric.stats.retries.add(1);
             trace::retry(self.write.target.node, bytes.len() as u64, status.code());
             match status {

@@ -9,7 +9,8 @@
 //!
 //! # Recovery
 //!
-//! A return in the background repeats until the lender replies or leaves the view.
+//! A return in the background repeats until the lender replies or leaves the view. It waits for an unreachable
+//! lender on a workqueue for returned loans only.
 
 use crate::{
     control::{client::ControlClient, priority::WorkPriority},
@@ -20,6 +21,7 @@ use crate::{
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     layout::StripeShare,
+    view::NodeInstance,
     wire::{ChunkLocation, ControlReply, ControlRequest, WireList, MAX_CONTROL_BYTES},
 };
 
@@ -50,7 +52,7 @@ impl<'a> BorrowedLoan<'a> {
     ///
     /// Those of `on_chunk` and of [`ControlClient::request_with_retry`].
     ///
-    /// - `EHOSTDOWN`: the lender restarted or left the view meanwhile.
+    /// - `EHOSTDOWN`: the lender restarted, left the view or was fenced meanwhile.
     /// - `EIO`: the reply is malformed.
     pub(in crate::region) fn borrow(
         &self,
@@ -59,7 +61,9 @@ impl<'a> BorrowedLoan<'a> {
         deadline: Deadline,
         mut on_chunk: impl FnMut(u32, ChunkLocation) -> Result,
     ) -> Result {
-        let instance = self.service.cluster.instance_of(self.lender)?;
+        let cluster = &self.service.cluster;
+        let instance = cluster.instance_of(self.lender)?;
+        let admission = cluster.admission_of(instance)?;
         let mut request = ControlRequest::AllocLoan {
             loan: self.loan,
             region,
@@ -87,8 +91,8 @@ impl<'a> BorrowedLoan<'a> {
             };
         }
         // Incarnations are never reused: the lender has not restarted since the first request.
-        let is_member = self.service.cluster.is_member(instance);
-        is_member.then_some(()).ok_or_else(errno::hostdown)
+        let is_connected = cluster.is_connected(instance, admission);
+        is_connected.then_some(()).ok_or_else(errno::hostdown)
     }
 
     /// Sends a request for addresses. `on_addr` receives each address of the reply.
@@ -127,11 +131,28 @@ impl<'a> BorrowedLoan<'a> {
         guard: impl Send + 'static,
     ) {
         let loan = self.loan;
+        self.defer(priority, move |service, lender| {
+            service.request_while_member(lender, &ControlRequest::ReleaseLoan { loan });
+            drop(guard);
+        });
+    }
+
+    /// Runs `f` on the workqueue of the lender for returned loans. Does nothing if the lender is not in the
+    /// view.
+    fn defer(
+        &self,
+        priority: WorkPriority,
+        f: impl FnOnce(&Arc<MemoryService>, NodeInstance) + Send + 'static,
+    ) {
+        let cluster = &self.service.cluster;
+        let Ok(lender) = cluster.member_instance_of(self.lender) else {
+            return;
+        };
+        let service = self.service.clone();
+        let is_member = || cluster.is_member(lender);
         self.service
-            .defer(self.lender, priority, move |service, instance| {
-                service.request_until_removed(instance, &ControlRequest::ReleaseLoan { loan });
-                drop(guard);
-            });
+            .loan_queues_for(priority)
+            .queue_work(lender, is_member, move || f(&service, lender));
     }
 
     /// Returns some chunks of the loan to its lender in the background. `guard` is dropped afterwards, or if
@@ -142,16 +163,15 @@ impl<'a> BorrowedLoan<'a> {
         guard: impl Send + 'static,
     ) {
         let loan = self.loan;
-        let shrink = move |service: &Arc<MemoryService>, instance| {
+        let shrink = move |service: &Arc<MemoryService>, lender| {
             let mut list_buffer = [0; MAX_CONTROL_BYTES / 2];
             for batch in chunks.chunks(list_buffer.len() / size_of::<u32>()) {
                 let chunks = WireList::from_items(batch.iter().copied(), &mut list_buffer);
                 let request = ControlRequest::ShrinkLoan { loan, chunks };
-                service.request_until_removed(instance, &request);
+                service.request_while_member(lender, &request);
             }
             drop(guard);
         };
-        self.service
-            .defer(self.lender, WorkPriority::Foreground, shrink);
+        self.defer(WorkPriority::Foreground, shrink);
     }
 }

@@ -4,8 +4,9 @@
 //!
 //! # Recovery
 //!
-//! Mappers of a dead node are removed at the view change. Their waiters stay until the node can no longer act
-//! as owner of a lock ([`super::waiters`]).
+//! Mappers of a removed or fenced node are removed at the view change. Their waiters stay until the node can
+//! no longer act as owner of a lock ([`super::waiters`]). A fenced node that is admitted again maps the
+//! regions again ([`crate::region::map::reopen`]).
 //!
 //! # Locking
 //!
@@ -90,7 +91,8 @@ impl Region {
         }
     }
 
-    /// Removes all mappers of a dead node. Their waiters stay until [`Self::remove_dead_waiters`].
+    /// Removes all mappers of a removed or fenced node. Their waiters stay until
+    /// [`Self::remove_fenced_waiters`].
     pub(crate) fn remove_node_mappers(&self, node: u32) {
         let mut state = self.state.lock();
         while let Some(key) = state

@@ -80,7 +80,7 @@ impl<'a> Quiesce<'a> {
         }
     }
 
-    /// Quiesces all nodes that map the region, and waits until nothing sent by removed nodes can arrive late.
+    /// Quiesces all nodes that map the region, and waits until nothing sent by fenced nodes can arrive late.
     ///
     /// # Errors
     ///
@@ -90,7 +90,7 @@ impl<'a> Quiesce<'a> {
     pub(in crate::region) fn quiesce_all(&mut self) -> TryResult {
         let (region, cluster) = (self.region, &self.service.cluster);
         for node in region.mapper_nodes() {
-            // A node outside the view has no mapping any longer.
+            // A node that is not reachable has no mapping any longer.
             if let Ok(instance) = cluster.instance_of(node) {
                 self.nodes.reserve(1, GFP_KERNEL)?;
                 if cluster.local_node()? == instance.node {
@@ -184,7 +184,7 @@ impl PendingResume {
     fn send_deferred(mut self, service: &Arc<MemoryService>) {
         let node = self.peer.node();
         let send = move |service: &Arc<MemoryService>, _| {
-            if self.try_send(service) || !service.cluster.is_member(self.peer.instance()) {
+            if self.try_send(service) || !service.is_peer_connected(&self.peer) {
                 return;
             }
             fsleep(Delta::from_millis(DRAIN_POLL_MS));
@@ -216,7 +216,7 @@ impl PendingResume {
         };
         // Repeat with the same sequence number: another number would be another request.
         while send().is_err_and(|error| !is_gone_error(error))
-            && service.cluster.is_member(self.peer.instance())
+            && service.is_peer_connected(&self.peer)
         {
             fsleep(Delta::from_millis(RETRY_MS));
         }

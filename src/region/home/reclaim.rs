@@ -10,8 +10,9 @@
 //!
 //! # Recovery
 //!
-//! Each item retries until the other node replies or leaves the view. Items that cannot complete yet requeue
-//! themselves.
+//! Each item retries until the other node replies or is fenced. Items that cannot complete yet requeue
+//! themselves. A loan of an unreachable lender is returned when the lender is reachable again, and the region
+//! is removed after that.
 
 use super::{borrowed_loan::BorrowedLoan, Region};
 use crate::{
@@ -30,6 +31,7 @@ use kernel::{
 };
 use kite_core::{
     name::Name,
+    name_hash::NameOwners,
     view::NodeInstance,
     wire::{ControlRequest, InvalidateReason},
 };
@@ -109,25 +111,41 @@ impl TeardownGuard {
         }
     }
 
-    /// Unregisters a name at its owner. Repeats if the view, and so perhaps the owner, changes meanwhile.
+    /// Unregisters a name at its owners, at the backup first: a name that is free at the primary can be
+    /// registered again. Repeats if the view, and so perhaps an owner, changes meanwhile.
     fn unregister_name_deferred(self, name: Name) {
-        let service = self.teardown.service.clone();
-        let epoch = service.cluster.epoch();
-        let Ok(name_owner) = service.cluster.name_owner(&name) else {
+        let cluster = &self.teardown.service.cluster;
+        let epoch = cluster.epoch();
+        let Ok(NameOwners { primary, backup }) = cluster.name_owners(&name) else {
             return;
         };
-        service.defer(
-            name_owner,
-            self.teardown.priority,
-            move |service, instance| {
-                let region = self.teardown.region.id;
-                let request = ControlRequest::UnregisterName { name, region };
-                service.request_until_removed(instance, &request);
-                if service.cluster.epoch() != epoch {
-                    self.unregister_name_deferred(name);
+        let unregister_at_primary = move |guard: Self| {
+            guard.unregister_at(primary, name, move |guard| {
+                if guard.teardown.service.cluster.epoch() != epoch {
+                    guard.unregister_name_deferred(name);
                 }
-            },
-        );
+            });
+        };
+        match backup {
+            Some(backup) => self.unregister_at(backup, name, unregister_at_primary),
+            None => unregister_at_primary(self),
+        }
+    }
+
+    /// Unregisters a name at one owner, and then calls `next`. An owner that is not reachable is skipped: it
+    /// receives the names again when it is admitted.
+    fn unregister_at(self, owner: u32, name: Name, next: impl FnOnce(Self) + Send + 'static) {
+        let service = self.teardown.service.clone();
+        if service.cluster.instance_of(owner).is_err() {
+            return next(self);
+        }
+        let priority = self.teardown.priority;
+        service.defer(owner, priority, move |service, instance| {
+            let region = self.teardown.region.id;
+            let request = ControlRequest::UnregisterName { name, region };
+            service.request_while_reachable(instance, &request);
+            next(self);
+        });
     }
 
     /// Invalidates the mappings of the region on a node. Requeues for mappings that cannot end yet, so other
@@ -164,8 +182,8 @@ impl Drop for TeardownGuard {
     }
 }
 
-/// Requests once that a node invalidate a mapping. Returns `true` if the mapping has ended, or the node has
-/// left the view.
+/// Requests once that a node invalidate a mapping. Returns `true` if the mapping has ended, or the node is
+/// not reachable: then the view change removes the mapper.
 pub(in crate::region) fn request_invalidate(
     service: &Arc<MemoryService>,
     instance: NodeInstance,
@@ -176,6 +194,6 @@ pub(in crate::region) fn request_invalidate(
     let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
     match service.request(instance.node, &request, deadline) {
         Ok(reply) => !matches!(reply.decode(), Err(error) if is_temporary(error)),
-        Err(_) => !service.cluster.is_member(instance),
+        Err(_) => !service.cluster.is_reachable(instance),
     }
 }

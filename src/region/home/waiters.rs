@@ -9,9 +9,9 @@
 //!
 //! # Recovery
 //!
-//! - A notification is repeated until the node acknowledges or leaves the view.
-//! - Waiters of a dead node are removed once all members have synchronized the view without that node. Until
-//!   then the dead node may still act as owner.
+//! - A notification is repeated until the node acknowledges or is fenced.
+//! - Waiters of a removed or fenced node are removed once all members have synchronized the view in which the
+//!   node was fenced. Until then the node may still act as owner.
 //!
 //! # Locking
 //!
@@ -88,13 +88,13 @@ impl Region {
             .remove_waiter(queue_key, waiter_id, reason);
     }
 
-    /// Removes the waiters of nodes for which `is_gone` returns `true`. `is_gone` must return `true` only
-    /// when the node can no longer access memory as owner. May grant locks to other waiters.
-    pub(crate) fn remove_dead_waiters(&self, is_gone: impl Fn(NodeInstance) -> bool) {
+    /// Removes the waiters for which `is_gone` returns `true`. `is_gone` must return `true` only when the
+    /// node of the waiter can no longer access memory as owner. May grant locks to other waiters.
+    pub(crate) fn remove_fenced_waiters(&self, is_gone: impl Fn(WaiterId) -> bool) {
         let mut state = self.state.lock();
         state
             .lock_table
-            .remove_gone(|waiter_id, _, _| is_gone(waiter_id.instance));
+            .remove_gone(|waiter_id, _, _| is_gone(waiter_id));
     }
 
     /// Claims a notification in one wait queue ([`LockTable::claim_notification`]), or in any if `queue_key`
@@ -115,7 +115,7 @@ impl Region {
         &self,
         queue_key: WaitQueueKey,
         instance: NodeInstance,
-    ) -> Option<(u64, AcquireReply)> {
+    ) -> Option<(WaiterId, AcquireReply)> {
         self.state
             .lock()
             .lock_table
@@ -219,23 +219,29 @@ impl<'a> WaiterNotifier<'a> {
     fn send_deferred(&self, (queue_key, node): (WaitQueueKey, u32)) {
         let region = self.region.clone();
         let send = move |service: &Arc<MemoryService>, instance| {
-            while let Some((ticket, reply)) = region.notification_for(queue_key, instance) {
-                notify_waiter(service, WaiterId { instance, ticket }, reply);
-                region.ack_notification(queue_key, WaiterId { instance, ticket });
+            while let Some((waiter_id, reply)) = region.notification_for(queue_key, instance) {
+                notify_waiter(service, waiter_id, reply);
+                region.ack_notification(queue_key, waiter_id);
             }
         };
         self.service.defer(node, WorkPriority::Lock, send);
     }
 }
 
-/// Sends a notification to a node, which may be this node, until the node acknowledges or leaves the view.
+/// Sends a notification to a node, which may be this node, until the node acknowledges or is fenced.
 fn notify_waiter(service: &Arc<MemoryService>, waiter_id: WaiterId, reply: AcquireReply) {
-    let WaiterId { instance, ticket } = waiter_id;
+    let WaiterId {
+        instance,
+        admission,
+        ticket,
+    } = waiter_id;
     if service.cluster.local_node() == Ok(instance.node) {
         return service.waiters().complete(instance, ticket, reply);
     }
     let request = ControlRequest::NotifyGranted { ticket, reply };
-    while let Ok(peer) = service.fabric().peer_by_instance(instance) {
+    let is_same = |peer: &Arc<Peer>| peer.identity.admission == admission;
+    let peer = || service.fabric().peer_by_instance(instance).ok();
+    while let Some(peer) = peer().filter(is_same) {
         let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
         let ack = service.request_peer(&peer, &request, deadline);
         if ack.is_ok_and(|reply| reply.expect_done().is_ok()) {
@@ -245,21 +251,23 @@ fn notify_waiter(service: &Arc<MemoryService>, waiter_id: WaiterId, reply: Acqui
     }
 }
 
-/// Removes the waiters of nodes that left the view, once all members have synchronized that view.
-pub(in crate::region) fn remove_dead_waiters(service: &Arc<MemoryService>) {
-    // Cache the last result: successive waiters often belong to one node, and a fully removed instance stays
-    // removed.
+/// Removes the waiters of nodes that were removed or fenced since, once all members have synchronized the view.
+pub(in crate::region) fn remove_fenced_waiters(service: &Arc<MemoryService>) {
+    // Cache the last result: successive waiters often belong to one node, and a fenced admission stays fenced.
     let last = Cell::new(None);
-    let is_forgotten = |instance| match last.get() {
-        Some((cached_instance, forgotten)) if cached_instance == instance => forgotten,
-        _ => {
-            let forgotten = service.cluster.is_fully_removed(instance);
-            last.set(Some((instance, forgotten)));
-            forgotten
+    let is_gone = |waiter_id: WaiterId| {
+        let holder = (waiter_id.instance, waiter_id.admission);
+        match last.get() {
+            Some((cached, is_gone)) if cached == holder => is_gone,
+            _ => {
+                let is_gone = service.cluster.is_fenced_everywhere(holder.0, holder.1);
+                last.set(Some((holder, is_gone)));
+                is_gone
+            }
         }
     };
     for region in service.regions() {
-        region.remove_dead_waiters(is_forgotten);
+        region.remove_fenced_waiters(is_gone);
         WaiterNotifier::new(service, &region).notify_all();
     }
 }

@@ -11,9 +11,9 @@
 //! # Recovery
 //!
 //! If a QP fails, the push waits until packets of that QP can no longer arrive. So no byte arrives after the
-//! reply. If the requester or the home of the target dies, no other node can detect the push. Therefore this
-//! node does not send its names for the new view before such pushes are complete
-//! ([`ActivePushes::involves_removed`]).
+//! reply. If the requester or the home of the target dies or is fenced, no other node can detect the push.
+//! Therefore this node does not send its names for the new view before such pushes are complete
+//! ([`ActivePushes::involves_fenced`]).
 //!
 //! # Locking
 //!
@@ -22,6 +22,7 @@
 
 use super::loan::LentChunk;
 use crate::{
+    cluster::Cluster,
     control::{
         client::ControlClient,
         priority::WorkPriority,
@@ -62,8 +63,11 @@ struct PushFailures {
 
 impl PushFailures {
     /// Returns `true` if no packet of a failed QP can arrive any longer.
-    fn is_fenced(&self) -> bool {
-        self.qp_failures.lock().iter().all(StaleQp::is_fenced)
+    fn is_drained(&self, service: &MemoryService) -> bool {
+        let failures = self.qp_failures.lock();
+        failures
+            .iter()
+            .all(|stale_qp| service.is_stale_qp_drained(stale_qp))
     }
 }
 
@@ -73,8 +77,19 @@ impl InflightGuard for &PushFailures {
     }
 }
 
-/// Nodes involved in a push: the requester, and the home of the target region.
-type PushParties = (NodeInstance, NodeInstance);
+/// Nodes involved in a push, the requester and the home of the target region, each with the admission at the
+/// start of the push.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct PushParties([(NodeInstance, u64); 2]);
+
+impl PushParties {
+    /// Returns `true` if neither node was fenced since the start of the push.
+    fn are_connected(&self, cluster: &Cluster) -> bool {
+        self.0
+            .iter()
+            .all(|(instance, admission)| cluster.is_connected(*instance, *admission))
+    }
+}
 
 /// Nodes involved in the pushes in progress. One entry per push.
 #[pin_data]
@@ -101,15 +116,10 @@ impl ActivePushes {
         }
     }
 
-    /// Returns `true` if a push involves a node for which `is_member` returns `false`.
-    pub(in crate::region) fn involves_removed(
-        &self,
-        is_member: impl Fn(NodeInstance) -> bool,
-    ) -> bool {
+    /// Returns `true` if a push involves a node that was removed or fenced since the start of the push.
+    pub(in crate::region) fn involves_fenced(&self, cluster: &Cluster) -> bool {
         let active = self.active.lock();
-        active
-            .iter()
-            .any(|(requester, home)| !is_member(*requester) || !is_member(*home))
+        active.iter().any(|parties| !parties.are_connected(cluster))
     }
 }
 
@@ -118,7 +128,7 @@ impl ActivePushes {
 struct PushJob {
     service: Arc<MemoryService>,
     peer: Arc<Peer>,
-    home: NodeInstance,
+    parties: PushParties,
     sequence: u64,
     /// 0 on success, else the errno. `None` until the push has run.
     result: Option<u64>,
@@ -131,37 +141,34 @@ impl PushJob {
         home: NodeInstance,
         sequence: u64,
     ) -> Result<Self> {
-        service.active_pushes().add((peer.instance(), home))?;
+        let requester = (peer.instance(), peer.identity.admission);
+        let home = (home, service.cluster.admission_of(home)?);
+        let parties = PushParties([requester, home]);
+        service.active_pushes().add(parties)?;
         Ok(Self {
             service: service.clone(),
             peer,
-            home,
+            parties,
             sequence,
             result: None,
         })
     }
 
-    /// Runs the push, unless the requester or the home of the target region has left the view.
+    /// Runs the push, unless the requester or the home of the target region was removed or fenced.
     fn run(&mut self, push: &ChunkPush) {
-        let (requester, home) = self.parties();
-        let cluster = &self.service.cluster;
-        let pushed = if cluster.is_member(requester) && cluster.is_member(home) {
+        let pushed = if self.parties.are_connected(&self.service.cluster) {
             push.run(&self.service)
         } else {
             Err(errno::hostdown())
         };
         self.result = Some(pushed.err().map_or(0, errno_of));
     }
-
-    fn parties(&self) -> PushParties {
-        (self.peer.instance(), self.home)
-    }
 }
 
 impl Drop for PushJob {
     fn drop(&mut self) {
         self.peer.complete_once(self.sequence, self.result);
-        self.service.active_pushes().remove(self.parties());
+        self.service.active_pushes().remove(self.parties);
     }
 }
 
@@ -182,7 +189,7 @@ impl PushRequest {
     ///
     /// - `EINPROGRESS`: the push is not complete, or the views differ.
     /// - `ESTALE`, `EHOSTDOWN`: see [`MemoryService::find_lent_chunk`].
-    /// - `EHOSTDOWN`: the target node or the home of the target region is not in the view.
+    /// - `EHOSTDOWN`: the target node or the home of the target region is not reachable.
     /// - `ERANGE`: the bytes are not all in the chunk.
     /// - `ETIMEDOUT`: the push timed out, or the peer does not wait for the result any longer.
     /// - `EIO`: the RNIC or the target node failed the write.
@@ -218,7 +225,7 @@ impl PushRequest {
             len: self.len,
         };
         let (cluster, target) = (&service.cluster, self.destination.instance);
-        if !cluster.is_member(self.home) || !cluster.is_member(target) {
+        if !cluster.is_reachable(self.home) || !cluster.is_reachable(target) {
             return Err(errno::hostdown());
         }
         let mut job = PushJob::new(service, peer.clone(), self.home, sequence)?;
@@ -244,7 +251,7 @@ impl ChunkPush {
     /// # Errors
     ///
     /// - `ERANGE`: the bytes are not all in the chunk.
-    /// - `EHOSTDOWN`: the target node is not in the view.
+    /// - `EHOSTDOWN`: the target node is not reachable.
     /// - `ETIMEDOUT`: the write did not complete within [`CONTROL_TIMEOUT_MS`].
     /// - `EIO`: the RNIC or the target node failed the write.
     /// - `ENOMEM`: out of memory.
@@ -268,7 +275,7 @@ impl ChunkPush {
             tenant: &tenant,
         };
         let pushed = self.transfer(poster, &failures);
-        while !failures.is_fenced() && service.cluster.is_member(self.destination.instance) {
+        while !failures.is_drained(service) {
             fsleep(Delta::from_millis(DRAIN_POLL_MS));
         }
         pushed.map_err(|stop| match stop {

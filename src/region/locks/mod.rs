@@ -13,8 +13,11 @@
 //! - A lock request with unknown outcome is canceled, in the background if need be ([`release`]). So no node
 //!   owns a lock without having received the grant. The tests of `kite_core::sync::lock` cover the
 //!   interleavings.
-//! - Waiters of a dead node are removed only after all members have synchronized the view without that node.
-//!   Until then, the dead node may still act as owner.
+//! - Waiters of a removed or fenced node are removed only after all members have synchronized the view in
+//!   which it was fenced. Until then, the node may still act as owner.
+//! - If this node and the home were disconnected since a lock was acquired, the lock is lost: the unlock fails
+//!   with `EOWNERDEAD`, and the next owner is notified that its owner died. Waiting threads receive
+//!   `EHOSTDOWN`.
 
 pub(super) mod local_waiters;
 mod release;
@@ -51,9 +54,10 @@ pub(crate) struct SyncRequest {
 /// Ticket of this node: identifies one waiter or owner at the home.
 #[derive(Clone, Copy)]
 pub(crate) struct Ticket {
-    /// Incarnations of both nodes when the ticket was created.
+    /// Incarnations of both nodes, and the admission of their connection, when the ticket was created.
     local_instance: NodeInstance,
     home_instance: NodeInstance,
+    admission: u64,
     region: u64,
     number: u64,
     sync_id: u64,
@@ -127,16 +131,20 @@ impl Acquisition<'_> {
         let home = self.service.cluster.instance_of(self.mapping.home)?;
         // Check after reading the incarnation: if the mapping is valid, the region is at this incarnation of
         // the home.
-        drop(self.mapping.access()?);
+        self.mapping.wait_home(self.request.deadline)?;
         self.mapping.note_waiter();
         let seq_guard = self.reserve_seq(home)?;
-        let (local_instance, number) = match &seq_guard {
-            Some(seq_guard) => (seq_guard.peer.identity.local.instance, seq_guard.sequence),
-            None => (home, self.service.new_id()),
+        let (local_instance, admission, number) = match &seq_guard {
+            Some(SequenceGuard { peer, sequence }) => {
+                let identity = &peer.identity;
+                (identity.local.instance, identity.admission, *sequence)
+            }
+            None => (home, 0, self.service.new_id()),
         };
         let ticket = Ticket {
             local_instance,
             home_instance: home,
+            admission,
             region: self.mapping.region,
             number,
             sync_id: self.request.sync_id,
@@ -206,7 +214,13 @@ impl Acquisition<'_> {
                 .completion
                 .wait_interruptible_timeout_ms(deadline.slice_ms());
             let signal = woken.map(drop).or_else(|_| deadline.handle_signal());
-            let valid = self.mapping.access().map(drop).and(signal);
+            let is_connected = ticket.home_peer(service).map(drop);
+            let valid = self
+                .mapping
+                .access()
+                .map(drop)
+                .and(is_connected)
+                .and(signal);
             let in_time = valid.and_then(|()| deadline.check());
             // The reply may have arrived meanwhile, in which case the ticket is granted.
             if let (Err(error), None) = (in_time, waiter.reply()) {
@@ -225,6 +239,7 @@ impl Ticket {
     fn waiter_id(&self) -> WaiterId {
         WaiterId {
             instance: self.local_instance,
+            admission: self.admission,
             ticket: self.number,
         }
     }

@@ -9,8 +9,8 @@
 //!
 //! # Recovery
 //!
-//! If the home does not reply in time, the release continues in the background until the home replies or
-//! leaves the view.
+//! If the home does not reply in time, the release continues in the background until the home replies or is
+//! fenced.
 
 use super::Ticket;
 use crate::{
@@ -51,6 +51,7 @@ impl Ticket {
     /// - `ESTALE`: the region was freed.
     /// - `EACCES`: the rights were revoked.
     /// - `EHOSTDOWN`: the home died, or this node left the cluster.
+    /// - `EOWNERDEAD`: the home was unreachable since the lock was acquired. Another node may own the lock.
     /// - `EBADF`: the handle was closed.
     pub(crate) fn unlock(
         &self,
@@ -69,7 +70,7 @@ impl Ticket {
         match drained.and_then(|()| release.try_send(service, deadline)) {
             Ok(()) => Ok(()),
             Err(error) if error == ENOENT => Err(errno::stale()),
-            Err(error) if is_gone_error(error) => Err(errno::hostdown()),
+            Err(error) if is_gone_error(error) => Err(self.lost_error(service)),
             Err(_) => {
                 release.mapping = Some(mapping.clone());
                 release.send_deferred(service);
@@ -161,16 +162,26 @@ impl Ticket {
     ///
     /// # Errors
     ///
-    /// - `EHOSTDOWN`: either node is not in the incarnation of the ticket any longer. Another incarnation
-    ///   could use the same number for another ticket.
-    fn home_peer(&self, service: &MemoryService) -> Result<Option<Arc<Peer>>> {
+    /// - `EHOSTDOWN`: either node is not in the incarnation of the ticket any longer, or was fenced since.
+    ///   Another incarnation could use the same number for another ticket.
+    pub(super) fn home_peer(&self, service: &MemoryService) -> Result<Option<Arc<Peer>>> {
         if self.home_instance == self.local_instance {
             let is_member = service.cluster.is_member(self.home_instance);
             return is_member.then_some(None).ok_or_else(errno::hostdown);
         }
         let peer = service.fabric().peer_by_instance(self.home_instance)?;
-        let same = peer.identity.local.instance == self.local_instance;
+        let same = peer.identity.local.instance == self.local_instance
+            && peer.identity.admission == self.admission;
         same.then_some(Some(peer)).ok_or_else(errno::hostdown)
+    }
+
+    /// Returns the error of an unlock of which the home has no ticket any longer.
+    fn lost_error(&self, service: &MemoryService) -> Error {
+        if service.cluster.is_member(self.home_instance) {
+            errno::ownerdead()
+        } else {
+            errno::hostdown()
+        }
     }
 
     /// Returns the removal of the ticket, for a region of this home.

@@ -10,6 +10,11 @@
 //! [`ChunkMapCell::resume`] installs the new ones. The version changes with each quiesce and each resume: an
 //! access that has read a location earlier detects the move by the version.
 //!
+//! # Recovery
+//!
+//! When the home is fenced, the map is withdrawn as well ([`ChunkMapCell::suspend`]). Once the home is
+//! reachable again, the mapping is opened again there and a new map installed ([`super::reopen`]).
+//!
 //! # Locking
 //!
 //! `ChunkMapCell::state` (mutex) protects [`ChunkMapState`], and serializes installing, quiescing and
@@ -70,8 +75,20 @@ impl ChunkMap {
     }
 }
 
+/// Relation of a mapping to the home of its region.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HomeLink {
+    /// The home has the mapping.
+    Connected,
+    /// The home is reachable again, and has no such mapping yet.
+    Reopening,
+    /// The home is unreachable.
+    Unreachable,
+}
+
 /// State of a chunk map that also exists while the map is withdrawn.
 struct ChunkMapState {
+    home_link: HomeLink,
     /// Changes whenever locations obtained before may be outdated. Wraps around.
     version: u32,
     quiesced: bool,
@@ -93,6 +110,7 @@ impl ChunkMapCell {
     /// Creates a cell without map. [`Self::install`] adds one.
     pub(crate) fn new() -> impl PinInit<Self> {
         let state = ChunkMapState {
+            home_link: HomeLink::Connected,
             version: 0,
             quiesced: false,
             closed: false,
@@ -119,21 +137,41 @@ impl ChunkMapCell {
         self.state.lock().version
     }
 
-    /// Installs a chunk map. Does nothing if the cell is closed.
+    /// Returns the relation to the home.
+    pub(crate) fn home_link(&self) -> HomeLink {
+        self.state.lock().home_link
+    }
+
+    /// Installs a chunk map, with locations from a connected home. Does nothing if the cell is closed.
     ///
     /// # Errors
     ///
     /// - [`TryError::WouldBlock`]: the chunks may have moved since the version of `chunk_map`.
     /// - `EEXIST`: a map is installed.
     pub(crate) fn install(&self, chunk_map: ChunkMap) -> TryResult {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         if state.quiesced || state.version != chunk_map.version {
             return Err(TryError::WouldBlock);
         }
         if state.closed {
             return Ok(());
         }
-        Ok(self.map.install(chunk_map)?)
+        self.map.install(chunk_map)?;
+        state.home_link = HomeLink::Connected;
+        Ok(())
+    }
+
+    /// Withdraws the map because the home was fenced, and waits until no access holds it. `link` is the new
+    /// relation to the home, until [`Self::install`].
+    pub(crate) fn suspend(&self, link: HomeLink) {
+        let mut state = self.state.lock();
+        state.home_link = link;
+        state.version = state.version.wrapping_add(1);
+        // The home does not resume a mapping that it does not know any longer.
+        state.quiesced = false;
+        let saved_map = state.saved_map.take();
+        drop(state);
+        drop((saved_map, self.map.revoke()));
     }
 
     /// Withdraws the map until [`Self::resume`]. New accesses are rejected in any case.

@@ -70,12 +70,12 @@ impl MemoryService {
     ///
     /// - `EACCES`: the mapping lacks mastership.
     /// - `EBADF`: the handle was closed.
-    /// - `EHOSTDOWN`: the home died.
+    /// - `EHOSTDOWN`: the home died or is unreachable.
     /// - `ESTALE`: the region was freed.
     /// - `ETIMEDOUT`: the home did not finish in time.
     pub(crate) fn free(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result {
-        drop(mapping.access()?);
         let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        mapping.wait_home(deadline)?;
         let request = ControlRequest::FreeRegion {
             region: mapping.region,
             mapping: mapping.id,
@@ -110,6 +110,6 @@ fn unmap_deferred(detached: DetachedMapping) {
         WorkPriority::Background
     };
     detached.defer_until_drained(priority, move |service, instance, _detached| {
-        service.request_until_removed(instance, &request);
+        service.request_while_reachable(instance, &request);
     });
 }

@@ -17,6 +17,9 @@
 //! thread then waits until the last guard is dropped. [`Mapping::is_drained`] additionally covers packets of
 //! failed QPs and requests to other nodes with unknown outcome.
 //!
+//! If the home is fenced, only the chunk map is withdrawn, and accesses fail with `EHOSTDOWN`
+//! ([`Mapping::on_home_fenced`]). Once the home is reachable, the mapping is opened again ([`reopen`]).
+//!
 //! # Locking
 //!
 //! - Guards may sleep and may be held across RDMA operations.
@@ -35,9 +38,10 @@ pub(crate) mod io;
 pub(super) mod local_mappings;
 pub(crate) mod open;
 pub(crate) mod remote;
+pub(super) mod reopen;
 pub(crate) mod submit;
 
-use self::chunk_map::{ChunkMap, ChunkMapCell, MappedChunk, PieceLocation};
+use self::chunk_map::{ChunkMap, ChunkMapCell, HomeLink, MappedChunk, PieceLocation};
 use super::table::Numbered;
 use crate::{
     errno::{self, TryError, TryResult},
@@ -59,6 +63,7 @@ use kernel::{
 };
 use kite_core::{
     layout::{Layout, Piece},
+    rights::Rights,
     view::NodeInstance,
     wire::InvalidateReason,
 };
@@ -79,6 +84,16 @@ const EVENT_SUPPRESSED: u32 = 3;
 /// The handle was closed.
 const EVENT_DETACHED: u32 = 4;
 
+/// Terms on which a region is mapped.
+#[derive(Clone, Copy)]
+pub(crate) struct MapTerms {
+    /// User for which the region is mapped.
+    pub(crate) uid: u32,
+    pub(crate) rights: Rights,
+    /// `true` if the mapping is opened again after its home was fenced. Otherwise it ends.
+    pub(crate) outlives_fence: bool,
+}
+
 /// Mapping of a region by one handle.
 #[pin_data]
 pub(crate) struct Mapping {
@@ -87,6 +102,7 @@ pub(crate) struct Mapping {
     /// Incarnation of the home that has the region.
     pub(super) home_instance: NodeInstance,
     pub(crate) region: u64,
+    terms: MapTerms,
     #[pin]
     layout_cell: SleepableRevocable<SetOnce<Layout>>,
     #[pin]
@@ -117,12 +133,13 @@ impl Mapping {
         id: u64,
         home_instance: NodeInstance,
         region: u64,
+        terms: MapTerms,
         event_counter: Arc<EventCounter>,
     ) -> Result<Arc<Self>> {
         let home = home_instance.node;
         Arc::pin_init(
             pin_init!(Self {
-                id, home, home_instance, region,
+                id, home, home_instance, region, terms,
                 layout_cell <- SleepableRevocable::new(SetOnce::new()),
                 chunk_map <- ChunkMapCell::new(),
                 qp_failures <- new_mutex!(KVec::new(), "Mapping::qp_failures"),
@@ -173,7 +190,8 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// - [`TryError::InTransition`]: the region is moving.
+    /// - [`TryError::InTransition`]: the region is moving, or the mapping is being opened again.
+    /// - `EHOSTDOWN`: the home is unreachable.
     /// - `ESTALE`, `EACCES`, `EHOSTDOWN`, `EBADF`: the mapping ended. See [`Self::access`].
     pub(crate) fn access_chunks(&self) -> TryResult<RevocableGuard<'_, ChunkMap>> {
         self.chunk_map
@@ -194,9 +212,37 @@ impl Mapping {
     }
 
     fn access_error(&self) -> TryError {
-        self.access()
-            .err()
-            .map_or(TryError::InTransition, TryError::from)
+        let is_valid = self.access().map(drop).map_err(TryError::from);
+        let is_connected = is_valid.and_then(|()| self.check_home());
+        is_connected.err().unwrap_or(TryError::InTransition)
+    }
+
+    /// Checks that the home has the mapping.
+    ///
+    /// # Errors
+    ///
+    /// - [`TryError::InTransition`]: the mapping is being opened again.
+    /// - `EHOSTDOWN`: the home is unreachable.
+    fn check_home(&self) -> TryResult {
+        match self.chunk_map.home_link() {
+            HomeLink::Connected => Ok(()),
+            HomeLink::Reopening => Err(TryError::InTransition),
+            HomeLink::Unreachable => Err(errno::hostdown().into()),
+        }
+    }
+
+    /// Waits until the home has the mapping. A request to the home that names the mapping needs this.
+    ///
+    /// # Errors
+    ///
+    /// - `EHOSTDOWN`: the home is unreachable.
+    /// - `ESTALE`, `EACCES`, `EHOSTDOWN`, `EBADF`: the mapping ended. See [`Self::access`].
+    /// - See also [`retry_until`].
+    pub(crate) fn wait_home(&self, deadline: Deadline) -> Result {
+        retry_until(deadline, || {
+            drop(self.access()?);
+            self.check_home()
+        })
     }
 
     /// Waits until the region is not moving.
@@ -205,6 +251,7 @@ impl Mapping {
     ///
     /// - `ETIMEDOUT`: the deadline expired.
     /// - `EINTR`: a signal interrupted the wait.
+    /// - `EHOSTDOWN`: the home is unreachable.
     /// - `ESTALE`, `EACCES`, `EHOSTDOWN`, `EBADF`: the mapping ended. See [`Self::access`].
     pub(crate) fn wait_resumed(&self, deadline: Deadline) -> Result {
         retry_until(deadline, || self.access_chunks().map(drop))
@@ -278,9 +325,11 @@ impl Mapping {
     }
 
     /// Converts an error of the home to the error of the caller. `ENOENT` means that the region or the
-    /// mapping does not exist at the home any longer.
+    /// mapping does not exist at the home any longer, or that the home was fenced meanwhile.
     pub(super) fn convert_home_error(&self, error: Error) -> Error {
-        if error == ENOENT {
+        if error == ENOENT && self.check_home().is_err() {
+            errno::hostdown()
+        } else if error == ENOENT {
             // If the handle was closed meanwhile, report that cause.
             self.access().err().unwrap_or_else(errno::stale)
         } else {
@@ -358,6 +407,18 @@ impl Mapping {
         self.invalidate_with(match reason {
             InvalidateReason::Freed => FREED,
             InvalidateReason::Revoked => REVOKED,
+        });
+    }
+
+    /// Blocks accesses, because the home was fenced, or ends a mapping that does not outlive that. Waits for
+    /// accesses in progress.
+    pub(super) fn on_home_fenced(&self, is_reachable: bool) {
+        if !self.terms.outlives_fence {
+            return self.on_home_died();
+        }
+        self.chunk_map.suspend(match is_reachable {
+            true => HomeLink::Reopening,
+            false => HomeLink::Unreachable,
         });
     }
 

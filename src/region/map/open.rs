@@ -12,7 +12,7 @@
 //! A mapping is in the table before the home adds the mapper, so an invalidation cannot miss the mapping. If
 //! the region moves while the locations are fetched, they are fetched again.
 
-use super::{chunk_map::MappedChunk, Mapping};
+use super::{chunk_map::MappedChunk, MapTerms, Mapping};
 use crate::{
     control::{client::ControlClient, retry::CONTROL_TIMEOUT_MS},
     errno::{self, TryError},
@@ -45,7 +45,7 @@ impl MemoryService {
     ) -> Result<Arc<Mapping>> {
         let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
         let (home, region) = retry_until(deadline, || {
-            let name_owner = self.cluster.name_owner(&name)?;
+            let name_owner = self.cluster.name_owners(&name)?.primary;
             match self
                 .request(name_owner, &ControlRequest::LookupName { name }, deadline)?
                 .decode()?
@@ -57,8 +57,11 @@ impl MemoryService {
         let request = OpenRequest {
             home,
             region,
-            uid,
-            rights,
+            terms: MapTerms {
+                uid,
+                rights,
+                outlives_fence: true,
+            },
             deadline,
         };
         request.run(self, event_counter)
@@ -106,9 +109,7 @@ impl MemoryService {
 pub(crate) struct OpenRequest {
     pub(crate) home: u32,
     pub(crate) region: u64,
-    /// User for which the region is mapped.
-    pub(crate) uid: u32,
-    pub(crate) rights: Rights,
+    pub(crate) terms: MapTerms,
     pub(crate) deadline: Deadline,
 }
 
@@ -124,14 +125,18 @@ impl OpenRequest {
         service: &Arc<MemoryService>,
         event_counter: Arc<EventCounter>,
     ) -> Result<Arc<Mapping>> {
-        let instance = service.cluster.instance_of(self.home)?;
-        let mapping = Mapping::new(service.new_id(), instance, self.region, event_counter)?;
+        let cluster = &service.cluster;
+        let home = cluster.instance_of(self.home)?;
+        let admission = cluster.admission_of(home)?;
+        let id = service.new_id();
+        let mapping = Mapping::new(id, home, self.region, self.terms, event_counter)?;
         service.add_mapping(mapping.clone())?;
         service.stats.open_handles.add(1);
-        let resolved = self.fetch_chunk_map(service, &mapping);
-        // After a restart of the home, the id may belong to another region.
-        let is_member = || service.cluster.is_member(instance).then_some(());
-        match resolved.and_then(|()| is_member().ok_or_else(errno::hostdown)) {
+        let resolved = mapping.open_at_home(service, self.deadline);
+        // After a restart of the home, the id may belong to another region. If the home was fenced, it has
+        // forgotten the mapping.
+        let is_connected = || cluster.is_connected(home, admission).then_some(());
+        match resolved.and_then(|()| is_connected().ok_or_else(errno::hostdown)) {
             Ok(()) => Ok(mapping),
             Err(error) => {
                 service.unmap(&mapping);
@@ -139,25 +144,33 @@ impl OpenRequest {
             }
         }
     }
+}
 
+impl Mapping {
     /// Maps the region at the home, and installs the layout and the chunk locations.
-    fn fetch_chunk_map(&self, service: &Arc<MemoryService>, mapping: &Mapping) -> Result {
+    ///
+    /// # Errors
+    ///
+    /// - `ENOENT`: the region was freed.
+    /// - `EACCES`: the user does not have the rights any longer.
+    /// - See also [`ControlClient::request_with_retry`].
+    pub(super) fn open_at_home(&self, service: &Arc<MemoryService>, deadline: Deadline) -> Result {
         let request = ControlRequest::MapRegion {
             region: self.region,
-            mapping: mapping.id,
-            uid: self.uid,
-            rights: self.rights,
+            mapping: self.id,
+            uid: self.terms.uid,
+            rights: self.terms.rights,
         };
-        let reply = service.request_with_retry(self.home, &request, self.deadline)?;
+        let reply = service.request_with_retry(self.home, &request, deadline)?;
         let layout = match reply.decode()? {
             ControlReply::Mapped { len, shift } => Layout::new(len, shift).ok_or(EIO)?,
             _ => return Err(EIO),
         };
         let fetch = ChunkMapFetch {
             service,
-            mapping,
+            mapping: self,
             layout,
-            deadline: self.deadline,
+            deadline,
         };
         fetch.run()
     }

@@ -33,7 +33,6 @@ use kernel::{
         Arc,
     },
 };
-use kite_core::view::NodeInstance;
 
 impl Mapping {
     /// Begins an access that sends to chunk locations of this version.
@@ -79,16 +78,13 @@ impl Mapping {
         Ok(RemoteRequestGuard(self.clone()))
     }
 
-    /// Returns `true` if no earlier access can still take effect: no packet is in the network and no remote
-    /// request is outstanding. QPs to nodes for which `is_member` returns `false` do not count.
-    pub(crate) fn is_drained(&self, is_member: impl Fn(NodeInstance) -> bool) -> bool {
+    /// Returns `true` if no earlier access can still take effect: `is_drained` returns `true` for all failed
+    /// QPs, and no remote request is outstanding.
+    pub(crate) fn is_drained(&self, is_drained: impl Fn(&StaleQp) -> bool) -> bool {
         if self.remote_requests.load(Acquire) != 0 {
             return false;
         }
-        let failures = self.qp_failures.lock();
-        failures
-            .iter()
-            .all(|failure| failure.is_fenced() || !is_member(failure.instance))
+        self.qp_failures.lock().iter().all(is_drained)
     }
 
     fn record_failure(&self, failure: StaleQp) {

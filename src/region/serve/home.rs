@@ -20,6 +20,7 @@ use crate::{
         reply_code::{errno_of, result_from_errno},
     },
     errno::{self, TryError},
+    fabric::peer::Peer,
     region::grant::RightsChange,
     region::home::{
         lock_table::{EnqueueRequest, WaitQueueKey, WaiterId},
@@ -34,9 +35,17 @@ use crate::{
 use kernel::prelude::*;
 use kite_core::{
     sync::ticket::AcquireReply,
-    view::NodeInstance,
     wire::{ControlReply, ControlRequest, ListWriter, RegionInfo, U32List},
 };
+
+/// Returns the waiter of a peer with this ticket.
+fn peer_waiter(peer: &Peer, ticket: u64) -> WaiterId {
+    WaiterId {
+        instance: peer.instance(),
+        admission: peer.identity.admission,
+        ticket,
+    }
+}
 
 impl ControlServer<'_> {
     /// Serves a request to the home of a region. Returns `None` for any other request.
@@ -96,8 +105,8 @@ impl ControlServer<'_> {
                 kind,
                 is_blocking,
             } => {
-                let word = self.serve_enqueue(region, |instance| EnqueueRequest {
-                    waiter_id: WaiterId { instance, ticket },
+                let word = self.serve_enqueue(region, |peer| EnqueueRequest {
+                    waiter_id: peer_waiter(peer, ticket),
                     mapping,
                     sync_id,
                     kind,
@@ -112,10 +121,10 @@ impl ControlServer<'_> {
                 kind,
                 reason,
             } => {
-                let removal = |instance| WaiterRemoval {
+                let removal = |peer: &Peer| WaiterRemoval {
                     region,
                     queue_key: WaitQueueKey::new(kind, sync_id),
-                    waiter_id: WaiterId { instance, ticket },
+                    waiter_id: peer_waiter(peer, ticket),
                     reason,
                 };
                 self.serve_remove_waiter(ticket, removal)
@@ -209,10 +218,10 @@ impl ControlServer<'_> {
     fn serve_enqueue(
         &self,
         region: u64,
-        enqueue_request: impl FnOnce(NodeInstance) -> EnqueueRequest,
+        enqueue_request: impl FnOnce(&Peer) -> EnqueueRequest,
     ) -> Result<u64> {
         let peer = self.peer()?;
-        let enqueue_request = enqueue_request(peer.instance());
+        let enqueue_request = enqueue_request(&peer);
         let reply = enqueue_request.execute(self.service, region, Some(&peer))?;
         Ok(reply.to_word())
     }
@@ -221,12 +230,12 @@ impl ControlServer<'_> {
     fn serve_remove_waiter(
         &self,
         ticket: u64,
-        removal: impl FnOnce(NodeInstance) -> WaiterRemoval,
+        removal: impl FnOnce(&Peer) -> WaiterRemoval,
     ) -> Result {
         let peer = self.peer()?;
         // If the request was executed before, this has no effect, and the waiter is removed below.
         let _ = peer.execute_once(ticket, || Ok(AcquireReply::Canceled.to_word()));
-        removal(peer.instance()).execute(self.service)
+        removal(&peer).execute(self.service)
     }
 
     /// Encodes the locations of the chunks of a region, starting at `first_chunk`.

@@ -154,8 +154,7 @@ impl ReceivedRequest {
         }
     }
 
-    /// Returns the reply, or `None` if out of memory, or if the incarnation of the sender is not a member any
-    /// longer.
+    /// Returns the reply, or `None` if out of memory, or if the sender was fenced since.
     fn build_reply(
         &self,
         serve: impl FnOnce(u32, &ControlHeader, &ControlRequest<'_>, &mut [u8]) -> usize,
@@ -165,7 +164,7 @@ impl ReceivedRequest {
         };
         let mut reply = KVec::from_elem(0u8, MAX_CONTROL_BYTES, GFP_KERNEL).ok()?;
         let from = self.from.instance();
-        if !self.service.cluster.is_member(from) {
+        if self.from.is_closed() {
             return None;
         }
         let len = serve(from.node, &header, &request, &mut reply);
@@ -371,9 +370,9 @@ impl ControlServer<'_> {
     ///
     /// # Errors
     ///
-    /// - [`TryError::InTransition`]: this node has removed a node that the requester may still count as
-    ///   member. Packets sent to the removed node may arrive late, and the removed node may not have been
-    ///   notified either.
+    /// - [`TryError::InTransition`]: this node has fenced a node that the requester may still count as
+    ///   reachable. Packets sent to the fenced node may arrive late, and that node may not have been notified
+    ///   either.
     fn check_requester_view(&self) -> TryResult {
         let is_reached = self.header.epoch >= self.service.cluster.epoch();
         is_reached.then_some(()).ok_or(TryError::InTransition)

@@ -4,8 +4,9 @@
 //!
 //! # Operation
 //!
-//! Requests register, unregister and look up names. After a view change, each member sends this node the
-//! names of its regions that this node owns, or announces the view without names.
+//! Requests register, unregister and look up names. After a view change, each reachable member sends this
+//! node the names that this node owns, or announces the view without names. A member sends the names of its
+//! own regions, and those of unreachable homes that it stores.
 //!
 //! # Recovery
 //!
@@ -21,7 +22,7 @@ use crate::{
 use kernel::prelude::*;
 use kite_core::{
     name::Name,
-    wire::{ControlReply, ControlRequest, RegionNames},
+    wire::{ControlReply, ControlRequest, NamedRegion, RegionNames},
 };
 
 impl ControlServer<'_> {
@@ -77,7 +78,7 @@ impl ControlServer<'_> {
     /// - `EAGAIN`: not yet, or another node is the owner.
     fn check_name_owner(&self, name: &Name) -> Result {
         let cluster = &self.service.cluster;
-        let is_owner = cluster.name_owner(name)? == cluster.local_node()?;
+        let is_owner = cluster.name_owners(name)?.contains(cluster.local_node()?);
         if is_owner && cluster.synced_epoch().is_some() {
             Ok(())
         } else {
@@ -85,15 +86,18 @@ impl ControlServer<'_> {
         }
     }
 
-    /// Registers names of regions of the requesting home. As of `epoch`, this node owns the names.
+    /// Registers names of regions of the requesting home, and of homes that are unreachable. As of `epoch`,
+    /// this node owns the names.
     fn serve_sync_names(&self, epoch: u64, is_last: bool, names: &RegionNames<'_>) -> Result {
         if !self.is_current_epoch(epoch)? {
             return Ok(());
         }
-        for (name, region) in names.clone() {
-            self.register_synced_name(name, region)?;
-        }
         let cluster = &self.service.cluster;
+        for named in names.clone() {
+            if named.home == self.node || self.is_unreachable(named.home) {
+                self.register_synced_name(named)?;
+            }
+        }
         let instance = cluster.instance_of(self.node)?;
         if is_last && cluster.on_member_synced(instance, epoch) {
             self.service.on_view_synced();
@@ -101,15 +105,20 @@ impl ControlServer<'_> {
         Ok(())
     }
 
+    /// Returns `true` if a node is an unreachable member.
+    fn is_unreachable(&self, node: u32) -> bool {
+        let cluster = &self.service.cluster;
+        cluster.member_instance_of(node).is_ok() && cluster.instance_of(node).is_err()
+    }
+
     /// Registers a name, unless another region has it.
-    fn register_synced_name(&self, name: Name, region: u64) -> Result {
+    fn register_synced_name(&self, NamedRegion { name, home, region }: NamedRegion) -> Result {
         let names = &self.service.cluster.names;
-        match names.register(name, self.name_entry(region)) {
+        match names.register(name, NameEntry { home, region }) {
             Err(error) if error == EEXIST => {
                 rnic_warn!(
                     self.service.fabric().device(),
-                    "name {name:?} of node {} is registered by another node\n",
-                    self.node
+                    "name {name:?} of node {home} is registered by another node\n"
                 );
                 Ok(())
             }

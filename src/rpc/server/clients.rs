@@ -9,7 +9,7 @@
 //!
 //! # Recovery
 //!
-//! - A client detaches, or its node leaves: the client is removed once its queued messages are taken. Its
+//! - A client detaches, or its node leaves or is fenced: the client is removed once its queued messages are taken. Its
 //!   queued calls are delivered to no server.
 //! - The last server ends: all clients are removed. Queued messages that expect a reply fail with
 //!   `ECONNRESET`.
@@ -29,6 +29,8 @@ use kite_core::{view::NodeInstance, wire::ring::MsgType};
 /// Node that calls, or is attaching.
 pub(in crate::rpc) struct RpcClient {
     pub(in crate::rpc) instance: NodeInstance,
+    /// Admission of the node when it attached.
+    pub(in crate::rpc) admission: u64,
     /// Region of the client's ring for replies.
     ring_region: u64,
     /// `None` while the channel is being created.
@@ -54,7 +56,7 @@ impl RpcService {
     /// - The error with which the creation failed.
     pub(in crate::rpc) fn channel_for(
         &self,
-        instance: NodeInstance,
+        (instance, admission): (NodeInstance, u64),
         ring_region: u64,
         start_opening: impl FnOnce(),
     ) -> TryResult<Arc<RpcChannel>> {
@@ -62,6 +64,7 @@ impl RpcService {
         let Some(index) = clients.index_of(instance, ring_region) else {
             let client = RpcClient {
                 instance,
+                admission,
                 ring_region,
                 channel: None,
                 detached: false,

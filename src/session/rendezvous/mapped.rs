@@ -15,7 +15,7 @@
 use super::{buffer::transfer, pool::MAX_POOLED_BUFFER_BYTES};
 use crate::{
     fabric::send::inflight::Direction,
-    region::map::{open::OpenRequest, Mapping},
+    region::map::{open::OpenRequest, MapTerms, Mapping},
     rnic::Rnic,
     rpc::{channel::RpcChannel, ROOT_UID},
     session::Session,
@@ -75,8 +75,11 @@ impl<'a> MappedRendezvousBuffer<'a> {
         let request = OpenRequest {
             home: node,
             region,
-            uid: ROOT_UID,
-            rights,
+            terms: MapTerms {
+                uid: ROOT_UID,
+                rights,
+                outlives_fence: false,
+            },
             deadline,
         };
         let mapped = request.run(&rpc.memory_service, events)?;

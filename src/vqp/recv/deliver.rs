@@ -28,11 +28,11 @@ impl VqpTable {
 
     /// Processes the stored packets of members, in order.
     fn deliver_from_members(self: &Arc<Self>, deferred: &mut KVec<KVec<u8>>) {
-        let is_from_member = |bytes: &KVec<u8>| {
+        let is_from_reachable = |bytes: &KVec<u8>| {
             let packet = Packet::decode(bytes);
-            packet.is_ok_and(|packet| self.memory_service.cluster.is_member(packet.sender))
+            packet.is_ok_and(|packet| self.memory_service.cluster.is_reachable(packet.sender))
         };
-        while let Some(index) = deferred.iter().position(is_from_member) {
+        while let Some(index) = deferred.iter().position(is_from_reachable) {
             let bytes = deferred.remove(index).unwrap_or_default();
             if let Ok(packet) = Packet::decode(&bytes) {
                 self.process_packet(&packet, &bytes);
@@ -50,7 +50,7 @@ impl VqpTable {
         };
         // Held throughout, so packets are processed in order.
         let mut deferred = self.deferred_packets.lock();
-        if self.memory_service.cluster.is_member(packet.sender) {
+        if self.memory_service.cluster.is_reachable(packet.sender) {
             self.deliver_from_members(&mut deferred);
             self.process_packet(&packet, &bytes);
         } else {
@@ -95,10 +95,11 @@ impl VqpTable {
             false => {
                 let mut table = self.state.lock();
                 // The endpoint of a node that left would never be removed.
-                let is_member = cluster.is_member(packet.sender);
-                let memcg = table.listener_memcg(message.port).filter(|_| is_member);
-                memcg.and_then(|memcg| {
-                    memcg.with_active(|| table.create_passive(local, vqpn, packet, &message))
+                let admission = cluster.admission_of(packet.sender).ok();
+                let memcg = table.listener_memcg(message.port);
+                admission.zip(memcg).and_then(|(admission, memcg)| {
+                    let origin = (local, admission);
+                    memcg.with_active(|| table.create_passive(origin, vqpn, packet, &message))
                 })
             }
             true => None,

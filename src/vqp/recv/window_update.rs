@@ -139,6 +139,10 @@ impl Vqp {
 
     /// Returns `true` if the peer endpoint is not known to be closed, and its node is a member.
     fn has_live_peer(&self, table: &VqpTable) -> bool {
-        !self.state.lock().peer_closed && table.memory_service.cluster.is_member(self.peer)
+        !self.state.lock().peer_closed
+            && table
+                .memory_service
+                .cluster
+                .is_connected(self.peer, self.admission)
     }
 }

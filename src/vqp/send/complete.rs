@@ -128,7 +128,7 @@ impl VqpBatch {
                         conn_credit.report_failure(status);
                         Some(VqpBatchOutcome::ConnFailed {
                             done,
-                            stale_qp: conn_credit.stale_qp(peer),
+                            stale_qp: conn_credit.stale_qp(),
                             refused: matches!(status, WcStatus::RemoteError | WcStatus::LocalError),
                         })
                     }

@@ -17,6 +17,7 @@ mod requests;
 mod rpc;
 mod support;
 mod sync;
+mod views;
 mod vqp;
 
 use std::process::ExitCode;
@@ -69,6 +70,7 @@ enum Workload {
     Vqp(vqp::Vqps),
     Transfer(transfer::Transfer),
     UnservedFault(unserved_fault::UnservedFault),
+    Views(views::Views),
     Watch(transfer::Watch),
 }
 
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
         Workload::Vqp(vqp) => vqp.run(),
         Workload::Transfer(transfer) => transfer.run(),
         Workload::UnservedFault(fault) => fault.run(),
+        Workload::Views(views) => views.run(),
         Workload::Watch(watch) => watch.run(),
     };
     match result {

@@ -21,7 +21,7 @@
  *  -ECONNRESET       the server ended before it replied
  *  -EEXIST           the name is taken
  *  -EFAULT           a buffer is not mapped, or not writable
- *  -EHOSTDOWN        a required node is not in the cluster
+ *  -EHOSTDOWN        a required node is not in the cluster, or unreachable
  *  -EHOSTUNREACH     this node is in no cluster: start kited
  *  -EINVAL           invalid argument
  *  -EIO              the RNIC or the peer rejected the operation

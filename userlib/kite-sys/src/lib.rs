@@ -17,7 +17,7 @@ pub const fn size(number: u32) -> usize {
 }
 
 /// All request numbers.
-pub const REQUESTS: [u32; 51] = [
+pub const REQUESTS: [u32; 52] = [
     KITE_IOC_BIND_NR,
     KITE_IOC_ALLOC_NR,
     KITE_IOC_MAP_NR,

@@ -75,8 +75,8 @@ errors! {
     Exists = EEXIST, "the name is taken";
     /// Memory is not mapped, or not writable (`EFAULT`).
     Fault = EFAULT, "memory cannot be accessed";
-    /// A required node is not in the view (`EHOSTDOWN`).
-    HostDown = EHOSTDOWN, "a required node is not in the cluster";
+    /// A required node is unreachable, or not in the view (`EHOSTDOWN`). The regions of an unreachable node remain.
+    HostDown = EHOSTDOWN, "a required node is not in the cluster, or unreachable";
     /// This node is in no cluster: no daemon has set a view (`EHOSTUNREACH`).
     NotJoined = EHOSTUNREACH, "this node is in no cluster";
     /// A signal handler ran during a wait (`EINTR`). The documentation of the crate lists the methods that return this
@@ -86,6 +86,8 @@ errors! {
     Invalid = EINVAL, "invalid argument";
     /// The RNIC or the peer rejected the operation (`EIO`).
     Io = EIO, "the RNIC or the peer rejected the operation";
+    /// The lock was lost: its home was unreachable, and another owner may hold it (`EOWNERDEAD`).
+    LockLost = EOWNERDEAD, "the lock was lost, since its home was unreachable";
     /// Longer than the maximum of a message, or than its buffer (`EMSGSIZE`).
     MessageTooLong = EMSGSIZE, "too long for a message or for the buffer";
     /// A name of more than [`NAME_MAX`](crate::NAME_MAX) bytes (`ENAMETOOLONG`).

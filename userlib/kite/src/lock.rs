@@ -43,6 +43,8 @@ impl LockGuard {
     /// - [`Error::BadHandle`](crate::Error::BadHandle): the region was freed through a clone.
     /// - [`Error::Denied`](crate::Error::Denied): the rights were revoked.
     /// - [`Error::HostDown`](crate::Error::HostDown): the home of the region is down.
+    /// - [`Error::LockLost`](crate::Error::LockLost): the home was unreachable since the lock was acquired, and has
+    ///   released the lock as if its owner had died.
     /// - [`Error::NoRnic`](crate::Error::NoRnic): the RNIC was removed.
     /// - [`Error::Stale`](crate::Error::Stale): the region was freed.
     pub fn unlock(mut self) -> Result<()> {

@@ -140,7 +140,8 @@ pub enum ControlRequest<'a> {
         /// Maximum entries in the reply.
         max_entries: u32,
     },
-    /// To a name owner: names of regions with the sender as their home. Reply: [`ControlReply::Done`].
+    /// To a name owner: names of regions with the sender, or an unreachable member, as their home. Reply:
+    /// [`ControlReply::Done`].
     ///
     /// The message with `is_last` guarantees that no access which the sender posted in an earlier view can
     /// still arrive at the receiver.
@@ -149,7 +150,7 @@ pub enum ControlRequest<'a> {
         epoch: u64,
         /// Last message of the sender for this epoch.
         is_last: bool,
-        /// Names and region IDs.
+        /// Names with homes and region IDs.
         names: RegionNames<'a>,
     },
     /// To the lender: execute an atomic operation on a word of a region. Reply: [`ControlReply::OldValue`].

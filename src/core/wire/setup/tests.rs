@@ -12,6 +12,7 @@ const SAMPLE: SetupDatagram = SetupDatagram {
     to_node: 0xfffe,
     from_incarnation: 0x1122,
     to_incarnation: 0x3344,
+    admission: 0x77,
     conn_index: 3,
     conns_per_peer: 4,
     generation: 9,
@@ -32,7 +33,7 @@ fn encoded(setup: &SetupDatagram) -> [u8; SETUP_SIZE] {
 prop_compose! {
     fn setups()(
         kind in 1u8..9, secret: [u8; 16], from_node in 1u32..65536, to_node in 1u32..65536,
-        from_incarnation: u64, to_incarnation: u64,
+        from_incarnation: u64, to_incarnation: u64, admission: u64,
         (conn_index, conns_per_peer) in (1u8..=255).prop_flat_map(|conns_per_peer| (0..conns_per_peer, Just(conns_per_peer))),
         generation: u32,
         (qpn, psn) in (0u32..1 << 24, 0u32..1 << 24),
@@ -40,8 +41,8 @@ prop_compose! {
     ) -> SetupDatagram {
         let (kind, mtu) = (SetupKind::from_code(kind).unwrap(), 1 << mtu);
         SetupDatagram {
-            kind, secret, from_node, to_node, from_incarnation, to_incarnation, conn_index, conns_per_peer, generation, qpn,
-            psn, rkey, mtu, rd_atomic, epoch,
+            kind, secret, from_node, to_node, from_incarnation, to_incarnation, admission, conn_index, conns_per_peer,
+            generation, qpn, psn, rkey, mtu, rd_atomic, epoch,
         }
     }
 }
@@ -50,7 +51,7 @@ prop_compose! {
 fn encoding_of_known_datagram_never_changes() {
     let expected =
         b"\x01\x02\x03\x04\x01\0\0\0\xfe\xff\0\0\x09\0\0\0\x22\x11\0\0\0\0\0\0\x44\x33\0\0\0\0\0\0\
-        \xef\xcd\xab\0\x56\x34\x12\0\xef\xbe\xad\xde\0\x10\x10\x000123456789abcdef\x66\x55\0\0\0\0\0\0";
+        \x77\0\0\0\0\0\0\0\xef\xcd\xab\0\x56\x34\x12\0\xef\xbe\xad\xde\0\x10\x10\x000123456789abcdef\x66\x55\0\0\0\0\0\0";
     assert_eq!(&encoded(&SAMPLE), expected);
 }
 
@@ -110,12 +111,12 @@ fn invalid_header_is_malformed() {
         (0, 2),
         (1, 0),
         (1, 9),
-        (47, 1),
+        (55, 1),
         (3, 3),
         (7, 1),
-        (35, 1),
-        (39, 1),
-        (45, 0),
+        (43, 1),
+        (47, 1),
+        (53, 0),
     ] {
         let mut bytes = encoded(&SAMPLE);
         bytes[at] = value;
@@ -146,14 +147,14 @@ proptest! {
     }
 
     #[test]
-    fn decoded_datagram_reencodes_to_the_same_bytes(mut noise: [u8; 32], tail: [u8; 32], kind in 0u8..6, clear_reserved: bool) {
+    fn decoded_datagram_reencodes_to_the_same_bytes(mut noise: [u8; 32], tail: [u8; 32], end: [u8; 16], kind in 0u8..6, clear_reserved: bool) {
         (noise[0], noise[1]) = (VERSION, kind);
-        let mut message = [noise, tail].concat();
+        let mut message = [&noise[..], &tail, &end].concat();
         if clear_reserved {
-            for at in [6, 7, 10, 11, 35, 39, 44] {
+            for at in [6, 7, 10, 11, 43, 47, 52] {
                 message[at] = 0;
             }
-            message[45] &= 16;
+            message[53] &= 16;
         }
         if let Ok(setup) = SetupDatagram::decode(&message) {
             prop_assert_eq!(&encoded(&setup)[..], &message[..]);

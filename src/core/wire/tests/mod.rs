@@ -28,6 +28,14 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
+fn named_region() -> NamedRegion {
+    NamedRegion {
+        name: name("n"),
+        home: 5,
+        region: 4,
+    }
+}
+
 fn request(request: &ControlRequest<'_>) -> Vec<u8> {
     let mut out = vec![0xaa; MAX_CONTROL_BYTES];
     let len = encode_request(&REQUEST, request, &mut out).unwrap();
@@ -265,8 +273,8 @@ fn list_writer_stops_when_the_message_is_full() {
         (49, 1012)
     );
     assert_eq!(
-        fill_list(ListWriter::names(&mut out, 1, 2, 3), (name("n"), 4)),
-        (13, 977)
+        fill_list(ListWriter::names(&mut out, 1, 2, 3), named_region()),
+        (12, 953)
     );
     let entry = RegionInfo {
         name: name("n"),
@@ -297,7 +305,7 @@ fn list_writer_in_a_tiny_buffer_writes_nothing() {
         let mut out = [0; CONTROL_HEADER_SIZE + 16];
         let mut writer = ListWriter::names(&mut out[..room], 1, 2, 3);
         writer.set_last(true);
-        assert_eq!(fill_list(writer, (name("n"), 4)), (0, 0));
+        assert_eq!(fill_list(writer, named_region()), (0, 0));
     }
     let mut out = [0; CONTROL_HEADER_SIZE];
     assert_eq!(

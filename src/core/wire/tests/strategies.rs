@@ -15,6 +15,14 @@ use crate::{
 };
 use proptest::prelude::*;
 
+pub(super) fn named_regions() -> impl Strategy<Value = NamedRegion> {
+    (names(), any::<(u32, u64)>()).prop_map(|(name, (home, region))| NamedRegion {
+        name,
+        home,
+        region,
+    })
+}
+
 pub(super) fn names() -> impl Strategy<Value = Name> {
     prop::collection::vec(1u8.., 1..64).prop_map(|bytes| Name::new(&bytes).unwrap())
 }
@@ -290,7 +298,7 @@ fn lists() -> impl Strategy<Value = Vec<u8>> {
     let moved = prop::collection::vec((any::<u32>(), chunk_locations()), 0..=MAX_MOVED_CHUNKS);
     let nodes = prop::collection::vec(any::<u32>(), 1..=64);
     let ids = any::<(u64, u64, u64, u32)>();
-    let names = prop::collection::vec((names(), any::<u64>()), 0..6);
+    let names = prop::collection::vec(named_regions(), 0..6);
     let infos = prop::collection::vec(region_infos(), 0..6);
     prop_oneof![
         (call, addresses).prop_map(|((c, e), items)| message(|out| write_list(

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Table of the peers of a fabric: the other nodes of the view, and the local node.
+//! Table of the peers of a fabric: the other reachable nodes of the view, and the local node.
 //!
 //! # Operation
 //!
 //! A view change replaces the table ([`PeerTable::replace`]). The caller keeps the [`Peer`] of a node that
-//! stays in the view in the same incarnation, and with it the connections. The table also holds the set of
+//! stays reachable in the same incarnation, and with it the connections. The table also holds the set of
 //! peers that are promoted to RC connections ([`promotion`]).
 //!
 //! # Recovery
 //!
-//! A removed node may still run. [`Fabric::fence_peers`] revokes its access to local memory.
+//! A removed or unreachable node may still run. [`Fabric::fence_peers`] revokes its access to local memory.
 //! [`Fabric::drain_peers`] then waits for the local users of the connections and destroys the QPs.
 //!
 //! # Locking
@@ -42,7 +42,7 @@ use kite_core::{policy::promotion::PromotedPeers, view::NodeInstance};
 /// Peers of a fabric.
 #[pin_data]
 pub(crate) struct PeerTable {
-    /// Other nodes of the view, sorted by node number.
+    /// Other reachable nodes of the view, sorted by node number.
     #[pin]
     peers: SpinLock<KVec<Arc<Peer>>>,
     /// This node as a peer. Has no RC connections: a node reaches itself by DC.
@@ -75,7 +75,7 @@ impl PeerTable {
     ///
     /// # Errors
     ///
-    /// - `EHOSTDOWN`: the node is not in the view.
+    /// - `EHOSTDOWN`: the node is not a reachable member.
     pub(crate) fn get(&self, node: u32) -> Result<Arc<Peer>> {
         let peers = self.peers.lock();
         let index = peers
@@ -88,7 +88,7 @@ impl PeerTable {
     ///
     /// # Errors
     ///
-    /// - `EHOSTDOWN`: the node is not in the view, or has another incarnation.
+    /// - `EHOSTDOWN`: the node is not a reachable member, or has another incarnation.
     pub(crate) fn get_instance(&self, instance: NodeInstance) -> Result<Arc<Peer>> {
         let peer = self.get(instance.node)?;
         if peer.instance() == instance {
@@ -102,7 +102,7 @@ impl PeerTable {
     ///
     /// # Errors
     ///
-    /// - `EHOSTDOWN`: the node is not in the view, or has another incarnation.
+    /// - `EHOSTDOWN`: the node is not a reachable member, or has another incarnation.
     pub(crate) fn get_or_self(&self, instance: NodeInstance) -> Result<Arc<Peer>> {
         let self_peer = self.self_peer.lock().clone();
         let self_peer = self_peer.filter(|self_peer| self_peer.instance() == instance);
@@ -127,14 +127,7 @@ impl PeerTable {
             for conn in peer.conns() {
                 if let Some(generation) = conn.stale_generation() {
                     let conn = conn.clone();
-                    stale_qps.push(
-                        StaleQp {
-                            conn,
-                            generation,
-                            instance,
-                        },
-                        GFP_KERNEL,
-                    )?;
+                    stale_qps.push(StaleQp { conn, generation }, GFP_KERNEL)?;
                 }
             }
         }

@@ -170,8 +170,7 @@ impl<G: InflightGuard> InflightOp<G> {
         let status = self.slot.wait(|recovery| self.credit.recover(recovery));
         if status != WcStatus::Success {
             self.credit.report_failure(status);
-            self.guard
-                .add_stale_qp(self.credit.stale_qp(self.segment.instance));
+            self.guard.add_stale_qp(self.credit.stale_qp());
         }
         status
     }

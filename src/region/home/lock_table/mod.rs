@@ -11,7 +11,7 @@
 //!
 //! # Recovery
 //!
-//! An exclusive owner that dies leaves a tombstone ([`WaiterState::OwnerDied`]). Later owners receive
+//! An exclusive owner that dies or is fenced leaves a tombstone ([`WaiterState::OwnerDied`]). Later owners receive
 //! `owner_died`.
 //!
 //! # Locking
@@ -56,10 +56,12 @@ impl WaitQueueKey {
     }
 }
 
-/// Instance of the node that waits, and ticket number at that node.
+/// Node that waits, and ticket number at that node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WaiterId {
     pub(crate) instance: NodeInstance,
+    /// Admission of the node when it requested the ticket. A node that is fenced loses its tickets.
+    pub(crate) admission: u64,
     pub(crate) ticket: u64,
 }
 
@@ -214,18 +216,18 @@ impl LockTable {
         queues.find_map(|(queue_key, queue)| Some((*queue_key, queue.claim_notification()?)))
     }
 
-    /// Returns the ticket and the reply of a node's waiter that was not notified yet.
+    /// Returns a node's waiter that was not notified yet, and its reply.
     pub(crate) fn notification_for(
         &self,
         queue_key: WaitQueueKey,
         instance: NodeInstance,
-    ) -> Option<(u64, AcquireReply)> {
+    ) -> Option<(WaiterId, AcquireReply)> {
         let queue = self.queues.get(&queue_key)?;
         let mut waiters = queue.waiters.values();
         let waiter = waiters.find(|waiter| {
             waiter.notify_state != NotifyState::Idle && waiter.id.instance == instance
         })?;
-        Some((waiter.id.ticket, waiter.reply))
+        Some((waiter.id, waiter.reply))
     }
 
     /// Records that a waiter was notified. Removes the waiter if it has passed a barrier.

@@ -73,7 +73,7 @@ impl MoveRequest<'_> {
     fn start(&self, service: &Arc<MemoryService>, token: u64, reply_deadline: Deadline) -> Result {
         let (mapping, cluster) = (self.mapping, &service.cluster);
         let (local_node, home) = (cluster.local_node()?, cluster.instance_of(mapping.home)?);
-        drop(mapping.access()?);
+        mapping.wait_home(reply_deadline)?;
         let nodes = self.nodes.iter();
         let nodes = nodes.map(|&node| if node == 0 { local_node } else { node });
         if home.node == local_node {
@@ -115,7 +115,7 @@ impl RequestedMove {
     ///
     /// # Errors
     ///
-    /// - `EHOSTDOWN`: one of the nodes is not in the view.
+    /// - `EHOSTDOWN`: one of the nodes is not reachable.
     /// - `ENOMEM`: out of memory.
     /// - Other errors: see [`Region::start_move`].
     pub(in crate::region) fn start(

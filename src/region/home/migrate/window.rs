@@ -195,6 +195,7 @@ impl Migration<'_> {
         const RUNNING: u32 = u32::MAX;
         let state = Arc::new(Atomic::new(RUNNING), GFP_KERNEL)?;
         let (result, instance) = (state.clone(), push.destination.instance);
+        let admission = self.service.cluster.admission_of(instance)?;
         let run = move |service: &Arc<MemoryService>, _| {
             let errno = push.run(service).err().map_or(0, Error::to_errno);
             result.store(errno.unsigned_abs(), Release);
@@ -202,10 +203,10 @@ impl Migration<'_> {
         };
         self.service
             .defer(instance.node, WorkPriority::Foreground, run);
-        let is_member = || self.service.cluster.is_member(instance);
+        let is_connected = || self.service.cluster.is_connected(instance, admission);
         retry_until(deadline, || match state.load(Acquire) {
             0 => Ok(()),
-            RUNNING if is_member() => Err(TryError::WouldBlock),
+            RUNNING if is_connected() => Err(TryError::WouldBlock),
             RUNNING => Err(errno::hostdown().into()),
             errno => Err(Error::from_errno(-(errno as c_int)).into()),
         })
