@@ -4,8 +4,9 @@
 //!
 //! System calls and submissions of I/O queues pass the structures of the ABI. Most functions for kernel
 //! modules fill the same structures; the others call the checks of single arguments. Requests that two or
-//! more of them have are parsed here. Each parser checks flags and reserved fields. The session checks
-//! handles, rights, offsets and lengths.
+//! more of them have are parsed here. Each parser checks flags, reserved fields, and the memory of the
+//! requester. The session checks the handle and its rights ([`super::handles`]). The layers below check the
+//! range: [`crate::region::map`] that of a region, [`crate::vqp::send`] that of an MR.
 
 use super::{call_args::RpcRequest, iovec::IoVec, source::Requester, uapi, Session};
 use crate::{

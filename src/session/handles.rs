@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Handle table of a session: the mapped regions, by number.
+//! Handle table of a session: the mapped regions, by number, and the rights of each handle.
 //!
 //! # Operation
 //!
 //! A handle ties a mapping of a region to the rights of the handle and to its RPC state: the channel to the
-//! server of the region, and the RPC service of the region. Requests find their handle by number. The
-//! session reports each handle whose mapping became stale once, as an event.
+//! server of the region, and the RPC service of the region. Requests find their handle by number.
+//!
+//! The rights of a handle are checked before each access, at this node only: [`Handle::mapping_for`] checks
+//! the right to read or write, [`super::region`] the rights of fills, copies and atomic operations. The home
+//! has granted the rights when the region was mapped (`src/region/home/acl.rs`).
+//!
+//! The session reports each handle whose mapping became stale once, as an event.
 //!
 //! # Locking
 //!

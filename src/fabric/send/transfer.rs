@@ -4,13 +4,15 @@
 //!
 //! # Operation
 //!
-//! A [`Transfer`] is a sequence of segments ([`super::inflight`]), of which up to 4 are in flight. A transfer
-//! stops ([`TransferStop`]) where it would wait for a page fault, a moving region or the rate limit. The
-//! caller waits with no segment in flight, and then starts a new transfer with the same [`ResumeState`].
+//! A [`Transfer`] is a sequence of segments ([`super::inflight`]), of which up to 4 are in flight. Each
+//! segment is admitted by the priority and the rate limits of the tenant immediately before it is posted
+//! (`admit_segment`). A transfer stops ([`TransferStop`]) where it would wait for a page fault, a moving
+//! region or the rate limit. The caller waits with no segment in flight, and then starts a new transfer with
+//! the same [`ResumeState`]. The caller has checked the rights and the range.
 //!
 //! # Recovery
 //!
-//! A segment that failed with its QP is repeated, since a read or write of the same bytes is idempotent.
+//! A segment that failed with its QP is retried, since a read or write of the same bytes is idempotent.
 //! A new QP exists only when the old QP can no longer deliver (`kite_core::proto::conn`).
 //! A segment that the peer or the local RNIC rejects more than 3 times fails with `EIO`.
 //!
@@ -35,7 +37,7 @@ use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, page::PAGE_SIZE, prelude::*, sync
 /// Maximum segments in flight in one transfer.
 const MAX_INFLIGHT_SEGMENTS: usize = 4;
 
-/// Maximum repetitions of a segment that the peer or the local RNIC rejected.
+/// Maximum retries of a segment that the peer or the local RNIC rejected.
 ///
 /// On a shared QP, the request reported as failed need not be the invalid one. Soft-RoCE also rejects some
 /// requests with packets that arrived twice.
@@ -335,7 +337,7 @@ impl<'a, G: InflightGuard, P: Fn() -> TryResult<G>> Transfer<'a, G, P> {
         posted.map_err(|error| TransferStop::new(error, segment.buffer_offset))
     }
 
-    /// Waits for an operation. If its QP failed, waits for the other operations too, and repeats the failed
+    /// Waits for an operation. If its QP failed, waits for the other operations too, and retries the failed
     /// ones.
     ///
     /// The failed QP is replaced only after all its credits are returned.
@@ -368,7 +370,7 @@ impl<'a, G: InflightGuard, P: Fn() -> TryResult<G>> Transfer<'a, G, P> {
         Ok(())
     }
 
-    /// Repeats a failed segment until it succeeds or is rejected more than [`MAX_REJECTIONS`] times.
+    /// Retries a failed segment until it succeeds or is rejected more than [`MAX_REJECTIONS`] times.
     fn retry(&mut self, mut failed_op: FailedOp) -> Result<(), TransferStop> {
         while failed_op.rejections <= MAX_REJECTIONS {
             let op = self.post_alone(&failed_op.conn, failed_op.segment)?;

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Access to one range of a region, and its accounting.
+//! Read or write of one range of a region: the request, its statistics and trace event, and the state that
+//! submissions without waiting share.
 //!
-//! [`super::io`] runs an access. [`super::submit`] submits an access without waiting.
+//! [`super::io`] runs an access. [`super::submit`] submits an access without waiting, after
+//! [`SubmitContext::try_admit`] has admitted it by the rate limits. The session checks the rights of the
+//! handle before (`src/session/handles.rs`). The range is checked here and in [`super::io`].
 
 use super::Mapping;
 use crate::{

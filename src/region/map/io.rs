@@ -4,8 +4,9 @@
 //!
 //! # Operation
 //!
-//! The range is checked completely before anything is posted; the session has checked the handle and the
-//! rights. Chunks of this node are copied by the CPU, other chunks are transferred by [`Transfer`].
+//! The ranges are checked completely before anything is posted; the session has checked the handle and its
+//! rights (`src/session/handles.rs`). Chunks of this node are copied by the CPU, other chunks are transferred
+//! by [`Transfer`], which admits each segment by the rate limits.
 //!
 //! # Recovery
 //!

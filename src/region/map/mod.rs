@@ -22,7 +22,7 @@
 //!
 //! # Locking
 //!
-//! - Guards may sleep and may be held across RDMA operations.
+//! - A holder of a guard may sleep, and may hold the guard across RDMA operations.
 //! - `Mapping::qp_failures` (mutex) protects the list of failed QPs. The connection's state lock nests
 //!   inside.
 //! - `end_cause` is set before `layout_cell` is revoked, so a rejected access always finds the cause.

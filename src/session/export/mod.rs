@@ -10,7 +10,7 @@
 //! # Recovery
 //!
 //! Functions return a negative errno, and `ENODEV` after the RNIC was removed. The `release` function of a
-//! memory registration is called also after an error.
+//! memory registration is called once, also if the registration fails.
 
 mod access;
 mod rpc;

@@ -4,12 +4,12 @@
 //!
 //! # Operation
 //!
-//! The round of a queue polls its posted batches in order. The accesses of a completed part of a batch complete
-//! at once; the rest stays.
+//! The round of a queue polls its posted batches in order. The accesses of a completed part of a batch
+//! complete at once; the rest stays.
 //!
 //! # Recovery
 //!
-//! If the QP of a batch fails, the incomplete accesses become tasks again, and workers repeat them. A worker
+//! If the QP of a batch fails, the incomplete accesses become tasks again, and workers retry them. A worker
 //! waits for a batch whose operation is stuck (`PolledOp::is_stuck`).
 //!
 //! # Locking

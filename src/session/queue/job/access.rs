@@ -9,7 +9,7 @@
 //!
 //! # Recovery
 //!
-//! A worker repeats an access whose QP failed, after the QP was replaced.
+//! A worker retries an access whose QP failed, after the QP was replaced.
 
 use crate::{
     errno::TryError,
@@ -143,7 +143,7 @@ impl AccessJob {
         }
     }
 
-    /// Executes the access, or repeats the access after a QP failure. May block.
+    /// Executes the access, or retries the access after a QP failure. May block.
     pub(super) fn run_blocking(self, queue: &IoQueue) -> Result<u64> {
         if let AccessJobState::QpFailed(failed) = &self.state {
             self.wait_qp_replaced(queue, failed)?;

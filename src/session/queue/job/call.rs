@@ -11,7 +11,7 @@
 //!
 //! # Recovery
 //!
-//! A worker repeats a transmission whose QP failed.
+//! A worker retries a transmission whose QP failed.
 
 use crate::{
     errno::TryError,
