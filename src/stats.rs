@@ -3,8 +3,8 @@
 //! Counters and gauges of one RNIC, reported in `struct kite_stats`.
 //!
 //! All accesses are relaxed atomics: the values order no other memory accesses. `CONTRIBUTING.md` lists the
-//! places of a new counter: the ABI header, the list of `stats!`, the crate `kite`, and the operations
-//! manual.
+//! places of a new counter: `include/uapi/kite.h`, the list of `stats!`, the crate `kite`, and
+//! `docs/operations.md`.
 
 use crate::bindings;
 use kernel::sync::atomic::{Atomic, Relaxed};

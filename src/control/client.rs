@@ -66,7 +66,7 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
         out: &mut [u8],
     ) -> usize;
 
-    /// Sends a request to `node`, which may be this node, and repeats it while the node replies `EAGAIN` or
+    /// Sends a request to `node`, which may be this node, and retries while the node replies `EAGAIN` or
     /// `EINPROGRESS`.
     ///
     /// # Errors
@@ -196,18 +196,18 @@ pub(crate) trait ControlClient: Sized + Send + Sync + 'static {
         Ok(ReplyMessage(bytes))
     }
 
-    /// Repeats a request until it succeeds or fails permanently, or the node is not reachable any longer.
+    /// Retries a request until it succeeds or fails permanently, or the node is not reachable any longer.
     fn request_while_reachable(self: &Arc<Self>, peer: NodeInstance, request: &ControlRequest<'_>) {
         self.request_while(peer, request, || self.cluster().is_reachable(peer));
     }
 
-    /// Repeats a request until it succeeds or fails permanently, or the node leaves the view. Waits for an
+    /// Retries a request until it succeeds or fails permanently, or the node leaves the view. Waits for an
     /// unreachable node, so other work must not be queued behind the caller.
     fn request_while_member(self: &Arc<Self>, peer: NodeInstance, request: &ControlRequest<'_>) {
         self.request_while(peer, request, || self.cluster().is_member(peer));
     }
 
-    /// Repeats a request until it succeeds or fails permanently, while `keep_trying` returns `true`.
+    /// Retries a request until it succeeds or fails permanently, while `keep_trying` returns `true`.
     fn request_while(
         self: &Arc<Self>,
         peer: NodeInstance,

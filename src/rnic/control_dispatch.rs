@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Dispatch of control requests: ring requests to the RPC service, all others to the memory service.
+//! Dispatch of control requests: ring requests (`AttachRing`, `DetachRing`) to the RPC service, all others to
+//! the memory service.
+//!
+//! [`crate::rpc::connect`] serves ring requests, [`crate::region::serve`] the others. `CONTRIBUTING.md` lists
+//! the places of a new control message.
 
 use crate::{
     fabric::peer::Peer,

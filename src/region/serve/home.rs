@@ -5,7 +5,7 @@
 //! # Operation
 //!
 //! Requests map, unmap and free the region, grant rights, migrate the region, and enqueue and remove waiters.
-//! Requests that take long start the work and return: the requester repeats a request to free, and polls
+//! Requests that take long start the work and return: the requester retries a request to free, and polls
 //! `MigrationStatus`.
 //!
 //! # Recovery
@@ -157,7 +157,7 @@ impl ControlServer<'_> {
     ///
     /// # Errors
     ///
-    /// - `EINPROGRESS`: the region's memory may still be accessed. The requester must repeat the request.
+    /// - `EINPROGRESS`: the region's memory may still be accessed. The requester must retry the request.
     /// - Other errors: see [`Region::start_free`].
     fn serve_free(&self, region: u64, mapping: u64) -> Result {
         let Ok(region) = self.service.region(region) else {

@@ -203,7 +203,7 @@ impl ControlServer<'_> {
     /// # Errors
     ///
     /// - [`TryError::WouldBlock`]: the view has changed. The view change waits for this request, and the
-    ///   requester may repeat the request.
+    ///   requester may retry the request.
     /// - `EINTR`: the requester does not wait for the reply any longer.
     /// - `EHOSTDOWN`: this node, or the requester, is not in the view.
     /// - `EHOSTUNREACH`: the requester cannot be reached.

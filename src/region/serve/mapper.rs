@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Requests served by a node as a mapper of a region. The home sends them.
+//! Requests served by a node as a mapper of a region: the node has the region open. The home sends them.
 //!
 //! # Operation
 //!
@@ -9,8 +9,8 @@
 //!
 //! # Recovery
 //!
-//! An invalidation returns `EAGAIN` until no access and no request of this node can take effect, and the home
-//! repeats it. Quiesce and resume are executed once by sequence number.
+//! An invalidation returns `EAGAIN` while an access of this node can still reach the memory, or a request to
+//! a lender is outstanding, and the home retries it. Quiesce and resume are executed once by sequence number.
 
 use super::{to_done, ControlServer};
 use crate::region::map::local_mappings::LocalMappings;

@@ -7,11 +7,11 @@
 //! Requests of peers are copied and served on `request_queue`. [`ControlServer`] serves one request. It
 //! selects the role in which this node serves the request: [`lender`], [`home`], [`mapper`] or
 //! [`name_owner`]. All requests are idempotent or executed at most once by sequence number, since a requester
-//! repeats a request until the reply arrives. No request waits for another node.
+//! retries a request until the reply arrives. No request waits for another node.
 //!
 //! # Recovery
 //!
-//! A request that cannot be served yet fails with `EAGAIN` or `EINPROGRESS`, and the requester repeats it.
+//! A request that cannot be served yet fails with `EAGAIN` or `EINPROGRESS`, and the requester retries it.
 //! The epoch in the header detects that requester and server act on different views.
 //!
 //! # Locking
@@ -87,7 +87,7 @@ impl MemoryService {
             self.request_queue()
                 .try_spawn(GFP_KERNEL, move || received.serve(serve))
         });
-        // On failure, the peer repeats the request or times out.
+        // On failure, the peer retries the request or times out.
         if queued.is_err() {
             from.complete_request(&header);
         }
@@ -188,7 +188,7 @@ enum Role {
     Peer,
     /// Requests with a list as reply, by [`ControlServer::serve_list`].
     List,
-    /// Rings, by [`crate::rpc`].
+    /// Ring requests, which [`crate::rpc`] serves.
     RpcServer,
 }
 

@@ -2,14 +2,19 @@
 
 //! Control requests between nodes, and their replies.
 //!
-//! A node takes three roles:
+//! A node takes four roles:
 //!
 //! - The *lender* owns the memory of chunks and keeps their addresses.
 //! - The *home* of a region owns the region: the chunk locations, the list of mappings and the rights (the
 //!   node of the master in LITE, section 4).
+//! - A *mapper* of a region has the region open and accesses its chunks. The home sends it requests to end a
+//!   mapping, or to stop accesses while the region moves.
 //! - The *name owner* of a name stores the home of the named region.
 //!
-//! Identifiers are scoped to the node that allocated them.
+//! Some requests concern no region, such as [`ControlRequest::Probe`]. Identifiers are scoped to the node
+//! that allocated them.
+//!
+//! `CONTRIBUTING.md` lists the places of a new control message.
 
 mod fields;
 mod format;
