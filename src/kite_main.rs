@@ -17,6 +17,7 @@
 //! | `sys`                  | safe Rust over other parts of the kernel              |
 //!
 //! The crate `kite_core` holds wire formats, protocol state machines and policies that need no kernel.
+//! `docs/development/architecture.md` lists the file of each task, and all locks with their order.
 
 use kernel::prelude::*;
 

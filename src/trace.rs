@@ -54,7 +54,7 @@ events! {
     /// Work requests are about to be posted; `inflight` includes them.
     fn post(__tracepoint_kite_post, rust_do_trace_kite_post;
         node: u32, conn: u32, count: u32, inflight: u32);
-    /// A segment of a transfer is posted again.
+    /// A segment of a transfer is retried.
     fn retry(__tracepoint_kite_retry, rust_do_trace_kite_retry; node: u32, len: u64, status: u32);
     /// The QP of a connection became ready (`up`), or was dropped.
     fn qp_state(__tracepoint_kite_qp_state, rust_do_trace_kite_qp_state;

@@ -11,11 +11,12 @@
 //!
 //! # Recovery
 //!
-//! A request is retransmitted if its QP fails before the reply arrives, or after [`RESEND_AFTER_MS`]. All
-//! requests are therefore idempotent (`kite_core::wire`). Each carries a low watermark, below which all
+//! The caller retries a request if its QP fails before the reply arrives, or after [`RESEND_AFTER_MS`]. So
+//! the peer may receive copies. Each request is idempotent, or has a sequence number by which the peer
+//! executes it at most once (`kite_core::proto::once`). Each carries a low watermark, below which all
 //! requests have ended: the peer drops copies of those (`kite_core::proto::inflight_requests`). If the QP for
-//! the reply is gone, the reply is dropped and the caller retransmits. A late reply finds no registered
-//! request and is dropped.
+//! the reply is gone, the reply is dropped and the caller retries. A late reply finds no registered request
+//! and is dropped.
 //!
 //! # Locking
 //!
@@ -39,7 +40,7 @@ use kernel::{
 };
 use kite_core::wire::{self, ControlHeader, ControlKind, ControlRequest, MAX_CONTROL_BYTES};
 
-/// Time in ms after which a request is retransmitted: the peer may have lacked memory for the reply.
+/// Time in ms after which a request is retried: the peer may have lacked memory for the reply.
 const RESEND_AFTER_MS: u32 = 2000;
 
 /// Maximum time in ms that sending a reply waits for a QP and a slot.
@@ -230,7 +231,7 @@ impl<'a> ControlCall<'a> {
         }
     }
 
-    /// Sends a request, and repeats the send until a QP has delivered it. Returns the credit, in which only
+    /// Sends a request, and retries until a QP has delivered it. Returns the credit, in which only
     /// the pending control request remains.
     fn send_until_acked(&self, bytes: &[u8]) -> Result<ConnCredit> {
         let fabric = self.fabric;
@@ -288,7 +289,7 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// - `ENOTCONN`, `EIO`: the endpoint is gone or fails. The caller of the peer retransmits.
+    /// - `ENOTCONN`, `EIO`: the endpoint is gone or fails. The caller of the peer retries.
     /// - `EHOSTDOWN`: the connection was closed, because the peer left the view.
     /// - `ETIMEDOUT`, `EINTR`: see [`Deadline::check`].
     pub(crate) fn send_reply(&self, endpoint_id: u32, bytes: &[u8]) -> Result {

@@ -15,13 +15,14 @@
 //!
 //! # Recovery
 //!
-//! A failed RC QP is replaced by the connector ([`conn`]), a failed DCI too ([`dc`]). The connector restarts
-//! the setup QP. Nodes removed from the view are fenced in two steps: [`Fabric::fence_peers`] revokes their
+//! The connector replaces a failed RC QP ([`conn`]). It resets and restarts a failed DCI ([`dc`]) and the
+//! setup QP. Nodes removed from the view are fenced in two steps: [`Fabric::fence_peers`] revokes their
 //! access to local memory, and [`Fabric::drain_peers`] waits for local users and destroys the QPs.
 //!
 //! # Locking
 //!
-//! The fabric itself has no locks. Each of its parts owns its fields and their locks.
+//! The fabric itself has no locks. Each of its parts owns its fields and their locks. The table of all locks
+//! and their order is in `docs/development/architecture.md`.
 
 mod address;
 pub(crate) mod conn;

@@ -18,10 +18,11 @@
 //!
 //! # Recovery
 //!
-//! - A failed write is repeated in the same slot. If the sender gives up, a void message fills the slot.
+//! - A failed write is retried in the same slot. If the sender gives up, a void message fills the slot.
 //! - The last server of a service ends: calls that no server has answered fail with `ECONNRESET`.
-//! - A member is removed or fenced: [`Rpc::disconnect_fenced_members`] detaches its clients from all services.
-//!   The mappings of its rings end, so channels to its services are closed. The next call opens new ones.
+//! - A member is removed or fenced: [`Rpc::disconnect_fenced_members`] detaches its clients from all
+//!   services. The mappings of its rings end, so channels to its services are closed. The next call opens new
+//!   ones.
 //! - This node leaves the cluster: [`Rpc::leave`] closes all services and disconnects their clients.
 //!
 //! # Locking

@@ -28,7 +28,7 @@ use kernel::{
 
 /// Local ACK timeout code: 4.096 µs · 2^14 = 67 ms. It is far above any round trip, and short enough for a
 /// lossy network. Seven attempts bound the wait for a dead peer to half a second. If the peer is only busy,
-/// the timeout costs a new QP and a replay. [`RETRY_COUNT`] must stay below 7, which Soft-RoCE treats as
+/// the timeout costs a new QP and a retry. [`RETRY_COUNT`] must stay below 7, which Soft-RoCE treats as
 /// infinite.
 pub(crate) const ACK_TIMEOUT: u8 = 14;
 pub(crate) const RETRY_COUNT: u8 = 6;

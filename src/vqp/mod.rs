@@ -16,9 +16,9 @@
 //!
 //! # Recovery
 //!
-//! - A DCI failed because of a request of another VQP: the unfinished requests are posted again.
-//! - A connection failed: the batch waits until packets of the old QP can no longer arrive, and is posted
-//!   again if that is safe.
+//! - A DCI failed because of a request of another VQP: the unfinished requests are retried.
+//! - A connection failed: the batch waits until packets of the old QP can no longer arrive, and is retried if
+//!   that is safe ([`send::complete`]).
 //! - The node did not respond, or an MR lease expired: the batch is blocked until a worker has looked up the
 //!   address or the MR entry ([`resolve`]).
 //! - A view change removed the node: its VQPs are closed.

@@ -7,7 +7,7 @@
 //! The node with the lower id is *active*. Only the active side starts a connection, so that two never cross.
 //! The *passive* side sends a ConnectRequest instead. Each QP has a generation. A side creates a new QP only
 //! when nothing is in flight on the old QP and the old QP is destroyed. A generation is used only when both
-//! sides have dropped the previous one. Hence a failed request can be replayed on the new QP: no packet of
+//! sides have dropped the previous one. Hence a failed request can be retried on the new QP: no packet of
 //! the old QP can arrive late.
 //!
 //! A surplus connection that is idle on both sides is evicted. The passive side may propose the eviction. The

@@ -12,10 +12,10 @@
 //!
 //! # Recovery
 //!
-//! The sender retransmits a request when its QP failed or the reply is late. Copies may arrive at any time,
+//! The sender retries a request when its QP failed or the reply is late. Copies may arrive at any time,
 //! even after the request that undoes the first one. Such a copy would, for example, lend memory to an
 //! operation that has ended. Hence a copy below the low watermark is dropped. An undo request is dropped
-//! while a request below its low watermark is in progress. The sender retransmits every request that gets no
+//! while a request below its low watermark is in progress. The sender retries every request that gets no
 //! reply.
 
 /// Maximum number of requests of one peer in progress. Further requests are dropped.

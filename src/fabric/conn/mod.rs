@@ -14,12 +14,12 @@
 //!
 //! A user reports a failed QP with [`Conn::report_failure`]. The failed QP accepts no new users. When its
 //! last user is gone, the connector destroys it and connects a successor. A request that failed with its QP
-//! may therefore be replayed as soon as [`Conn::acquire`] succeeds again.
+//! may therefore be retried as soon as [`Conn::acquire`] succeeds again.
 //!
 //! # Locking
 //!
-//! `Conn::state` is a spin lock for all fields of [`ConnState`], held for a few instructions. `state_changed`
-//! waits with the lock. QP transitions sleep and run without it.
+//! `Conn::state` is a spin lock for all fields of [`ConnState`], held for a few instructions. A sleeper waits
+//! on `state_changed`, which releases the lock meanwhile. QP transitions sleep and run without it.
 //!
 //! Lock order: `Conn::state` → the free list of slots, which `Fabric::inflight_quota` locks.
 

@@ -18,8 +18,8 @@
 //!
 //! # Locking
 //!
-//! - `dct`: mutex for the DCT. [`DcTransport::rotate_dct`] holds the mutex while it drains the DCT, which can
-//!   take seconds, and while it processes received messages.
+//! - `dct`: mutex for the DCT. [`DcTransport::rotate_dct`] holds the mutex while it drains the DCT, which
+//!   takes up to 30 s, and while it processes received messages.
 //! - `port_state`: spin lock for the port and the count of opens.
 //! - `Dci::state`: spin lock for the counters and the failure of one DCI.
 //!
@@ -344,7 +344,7 @@ impl DcTransport {
         let Some(port) = port else {
             return false;
         };
-        // Do not block: the holder may drain the old DCT for seconds.
+        // Do not block: the holder may drain the old DCT for up to 30 s.
         let mut needs_tick = match self.dct.try_lock() {
             Some(mut dct) => self.needs_dct_retry(&mut dct),
             None => true,
@@ -369,8 +369,8 @@ impl DcTransport {
         needs_tick
     }
 
-    /// Marks a DCI as failed without blaming a peer, unless a cause is already recorded. Returns `true` if the
-    /// DCI was healthy.
+    /// Marks a DCI as failed without blaming a peer, unless a cause is already recorded. Returns `true` if
+    /// the DCI was healthy.
     fn fail_dci(&self, dci: &Dci) -> bool {
         let mut state = dci.state.lock();
         state

@@ -12,7 +12,7 @@
 //!
 //! # Recovery
 //!
-//! The sender repeats a request until it receives a reply. The records last as long as the [`Peer`]. A node
+//! The sender retries a request until it receives a reply. The records last as long as the [`Peer`]. A node
 //! that joins in another incarnation starts with new sequence spaces. A node that is admitted again in the
 //! same incarnation is another [`Peer`], whose numbers start above those of the former one
 //! ([`FirstSequences`]).
@@ -252,7 +252,7 @@ impl Peer {
         request: &ControlRequest<'_>,
         endpoint_id: u32,
     ) -> bool {
-        // Without memory the request is dropped, and the peer repeats it.
+        // Without memory the request is dropped, and the peer retries it.
         self.ensure_session().is_ok_and(|session| {
             let mut served = session.served_requests.lock();
             served.admit(

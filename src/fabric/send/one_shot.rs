@@ -9,7 +9,7 @@
 //!
 //! # Recovery
 //!
-//! A request that fails with its QP returns [`TryError::WouldBlock`], and the caller may repeat the request.
+//! A request that fails with its QP returns [`TryError::WouldBlock`], and the caller may retry the request.
 //! A request that does not complete returns `EIO` if its QP cannot be moved to RESET.
 
 use super::{
@@ -263,7 +263,7 @@ fn read_op(sges: &[Sge], remote: RemoteAddr) -> RdmaOp<'_> {
 }
 
 /// Converts a status to a result. [`TryError::WouldBlock`] means that the QP failed and the request may be
-/// repeated.
+/// retried.
 fn status_to_result(status: WcStatus) -> TryResult {
     match status {
         WcStatus::Success => Ok(()),

@@ -11,7 +11,7 @@
 //!
 //! # Recovery
 //!
-//! A write that failed with its QP is repeated on the same connection. There, nothing of the first attempt
+//! A write that failed with its QP is retried on the same connection. There, nothing of the first attempt
 //! can arrive later. The receiver may however receive the same write twice, and must detect duplicates.
 
 use super::{
@@ -119,7 +119,7 @@ impl ImmWriteOp<'_> {
         self.payload.high_priority.then(start).flatten()
     }
 
-    /// Writes the payload, and waits for the completion. Repeats the write if the QP fails.
+    /// Writes the payload, and waits for the completion. Retries the write if the QP fails.
     ///
     /// After an error the data may have been written. The caller may then repeat the same write on the same
     /// connection, also with other data. `acquire_guard` is called before each attempt.

@@ -10,7 +10,7 @@
 //!
 //! # Recovery
 //!
-//! The publication of the head is repeated until the write succeeds or the channel closes.
+//! The publication of the head is retried until the write succeeds or the channel closes.
 //!
 //! # Locking
 //!

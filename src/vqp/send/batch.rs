@@ -65,7 +65,7 @@ pub(in crate::vqp) enum VqpBatchState {
     /// now from the recorded one.
     AwaitingRetry(Arc<PeerAddress>, RetryCause),
     /// Waiting after the failure of a connection, since its packets may still arrive, at most until the
-    /// deadline. Then the batch is posted again, or fails with the error.
+    /// deadline. Then the batch is retried, or fails with the error.
     Quiescing(StaleQp, Deadline, Option<Error>),
     /// Blocked: a worker executes the requests in the peer's kernel.
     ViaKernel,
@@ -281,7 +281,8 @@ impl VqpBatch {
         self.remaining().iter().any(VqpRequest::has_message)
     }
 
-    /// Returns `true` if the incomplete requests can be executed twice: none is atomic.
+    /// Returns `true` if the incomplete requests can be executed twice: none is atomic. The peer endpoint
+    /// drops the copy of a message by its sequence number.
     pub(in crate::vqp) fn is_idempotent(&self) -> bool {
         !self
             .remaining()

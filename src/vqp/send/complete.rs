@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Outcome of posted batches: complete, failed, or to be posted again.
+//! Outcome of posted batches: complete, failed, or to be retried.
 //!
 //! # Operation
 //!
@@ -9,7 +9,7 @@
 //!
 //! # Recovery
 //!
-//! Requests whose execution is uncertain are posted again only if they are idempotent.
+//! Requests whose execution is uncertain are retried only if they are idempotent: none is atomic.
 //!
 //! A batch in flight for [`STUCK_AFTER_MS`] on a QP without progress is forced to complete: first the QP is
 //! moved to the error state, then to reset.
@@ -55,8 +55,8 @@ pub(in crate::vqp) enum VqpBatchOutcome {
         stale_qp: StaleQp,
         refused: bool,
     },
-    /// The DCI failed because of another request, or without a known cause. The remaining requests are posted
-    /// again, because they were not executed or are idempotent.
+    /// The DCI failed because of another request, or without a known cause. The remaining requests are
+    /// retried, because they were not executed or are idempotent.
     Retry { done: usize, none_executed: bool },
 }
 

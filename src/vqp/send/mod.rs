@@ -10,7 +10,7 @@
 //! # Recovery
 //!
 //! If a request fails, all later requests fail with `ECANCELED`. If the DCI or connection fails for another
-//! reason, the batches return to a state from which they are posted again: see [`VqpBatchState`] and
+//! reason, the batches return to a state from which they are retried, or fail: see [`VqpBatchState`] and
 //! [`VqpBatchOutcome`](complete::VqpBatchOutcome).
 //!
 //! # Locking

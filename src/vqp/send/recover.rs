@@ -11,8 +11,12 @@
 //!
 //! - A request failed: all later requests fail with `ECANCELED`.
 //! - The DCI failed for another reason, or the node did not respond: the batch and all later batches are
-//!   posted again, if they are idempotent or were not executed.
-//! - The connection failed: the batch waits until packets of the old QP can no longer arrive.
+//!   retried, if they were not executed or contain no atomic operation. A SEND that was executed is harmless:
+//!   the peer endpoint detects the copy by its sequence number.
+//! - The connection failed: the batch waits until packets of the old QP can no longer arrive. It is retried
+//!   if no request in flight is atomic, after a rejection at most [`MAX_RC_RETRIES`] times.
+//! - A batch that is not retried fails: its first incomplete request with `ETIMEDOUT`, or with `EIO` after a
+//!   rejection, and all later requests with `ECANCELED`.
 //!
 //! # Locking
 //!
@@ -41,7 +45,7 @@ const MAX_RC_RETRIES: u32 = 3;
 const STALE_PACKET_LIFETIME_MS: u32 = 10_000;
 
 impl VqpState {
-    /// Updates posted batches that have ended. Returns the number of requests to be posted again.
+    /// Updates posted batches that have ended. Returns the number of requests to be retried.
     pub(in crate::vqp) fn reap_batches(&mut self) -> usize {
         let mut requeued = 0;
         for i in 0..self.batches.len() {
@@ -110,7 +114,7 @@ impl VqpState {
         }
     }
 
-    /// Returns `true` if the posted requests from batch `i` on are all idempotent.
+    /// Returns `true` if the posted requests from batch `i` on are all idempotent: none is atomic.
     fn can_requeue_from(&self, i: usize) -> bool {
         let mut batches = self.batches[i..].iter();
         batches.all(|batch| !batch.is_posted() || batch.is_idempotent())
@@ -135,7 +139,7 @@ impl VqpState {
         }
     }
 
-    /// Moves batch `i` to `state`, and drains all later batches, which are then posted again. The caller must
+    /// Moves batch `i` to `state`, and drains all later batches, which are then retried. The caller must
     /// ensure that these batches are idempotent or were not executed, or that `state` ends in a failure.
     fn requeue_from(&mut self, i: usize, state: VqpBatchState) {
         for batch in &mut self.batches[i + 1..] {

@@ -11,8 +11,9 @@
 //!
 //! # Recovery
 //!
-//! If the QP fails, [`InflightOp::complete`] reports the failure to the connection and to the guard, and
-//! returns a [`FailedOp`]. The caller repeats the segment on the same connection.
+//! If the QP fails, [`InflightOp::complete`] reports the failure to the connection and to the
+//! [`InflightGuard`] of the operation, and returns a [`FailedOp`]. The caller retries the segment on the same
+//! connection.
 
 mod poster;
 
@@ -140,7 +141,7 @@ pub(crate) struct InflightOp<G> {
 
 /// Segment that failed with its QP. The segment itself may be the cause.
 ///
-/// The segment may be repeated only on `conn`. A new QP there guarantees that the first attempt delivers
+/// The segment may be retried only on `conn`. A new QP there guarantees that the first attempt delivers
 /// nothing more.
 #[derive(Clone)]
 pub(crate) struct FailedOp {
@@ -232,7 +233,7 @@ impl<G: InflightGuard> InflightOp<G> {
         Ok(None)
     }
 
-    /// Counts a retry, and returns the segment for repetition.
+    /// Counts a retry, and returns the segment for it.
     fn failed_op(&self, stats: &Stats, status: WcStatus) -> FailedOp {
         let segment = self.segment;
         stats.retries.add(1);
