@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Without arguments: serves calls, and replies with their text in capitals, until a message comes.
+//! Example of calls and messages. Without arguments: serves calls, and replies with their text in capitals, until it
+//! receives a message.
 //! With a text: calls the server with the text, prints the reply, and sends a message.
-//! With a text and a number: calls with this number of copies, and prints the bytes of the reply.
+//! With a text and a number: calls with the text repeated this number of times, and prints the length of the reply.
 
 use kite::{AllocOptions, Cluster, Rights, ServeOptions};
 

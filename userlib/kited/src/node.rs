@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! A daemon: connects a membership state machine with peers, the kernel and the clock.
+//! Node of the cluster, as the daemon runs it: passes messages of peers, events of the kernel and clock ticks to the
+//! membership state machine, and performs its actions.
 
 use std::collections::HashMap;
 use std::future::Future;

@@ -4,9 +4,10 @@
 //!
 //! # Operation
 //!
-//! For QPs, the thread finds completions for armed completion channels, accepts the connection of the remote QP, and
-//! detects that the remote QP has closed. If the program has not polled the CQs since the last round, the thread also
-//! fills posted receives, as an RNIC would. Otherwise it leaves the QP to the program.
+//! For QPs, the thread accepts the connection of the remote QP, and detects that the remote QP has closed. If a CQ of
+//! the QP is armed, or the program has not polled the CQs since the last round, the thread also polls the QP: it
+//! collects completions, and copies received messages to posted receive buffers, as an RNIC would. Otherwise the
+//! program polls the QP.
 
 use std::fs::File;
 use std::io::{Read, Write};

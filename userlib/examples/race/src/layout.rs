@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Layout of the table in its memories, and format of its 8-byte words.
 //!
-//! An address is the number of a memory and an offset in it. A memory has the root, then the directory, then allocated
-//! segments and blocks. All memories have the same format. Of a memory that is added to the table of another one, only
-//! size and allocation offset of the root are used.
+//! A memory is the registered memory of one memory node. An address is the number of a memory and an offset in it. A
+//! memory has the root, then the directory, then allocated segments and blocks. All memories have the same format. If a
+//! memory extends the table of another one, only the size and the allocation offset in its root are used.
 //!
 //! A segment has groups of three buckets: two main buckets, and between them the overflow bucket of both. A main bucket
 //! and its overflow bucket are adjacent, so one READ reads both (RACE, section 3.2). A bucket has a header and seven

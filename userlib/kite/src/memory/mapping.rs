@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Memory that this process and the kernel or RNIC access concurrently.
 //!
-//! There are no references to the memory. Words are atomic, other values are copied in and out. A concurrent access
-//! can at most make a copy inconsistent.
+//! The only Rust references to the memory are those to atomic words. Other values are copied in and out. A concurrent
+//! access can at most make a copy inconsistent.
 
 use std::fs::File;
 use std::io;

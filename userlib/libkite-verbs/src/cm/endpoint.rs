@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Endpoints: identifiers that are created in one step, with functions that wait for the result.
+//! `rdma_create_ep`, `rdma_destroy_ep` and `rdma_get_request`: identifiers whose calls wait for their events.
 
 use std::ffi::c_int;
 use std::ptr;

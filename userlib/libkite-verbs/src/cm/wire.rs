@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Channel through which two ends set up and end a connection: a separate virtual queue pair, which also reveals the
-//! death of the remote end.
+//! Channel of the connection manager: a separate virtual queue pair through which two ends set up and end a connection,
+//! and by which each end detects that the other has ended.
 
 use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
