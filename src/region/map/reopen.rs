@@ -60,14 +60,16 @@ struct Reopening {
 }
 
 impl Reopening {
-    /// Repeats the attempt until it succeeds, or the mapping ends, or the home is fenced again.
+    /// Repeats the attempt until it succeeds, or the mapping ends, or the home is fenced again. Does nothing
+    /// if the attempt of an earlier view change has succeeded.
     fn run(&self, service: &Arc<MemoryService>) {
         let mapping = &*self.mapping;
-        let is_connected = || {
+        let is_needed = || {
             let home = mapping.home_instance;
-            service.cluster.is_connected(home, self.admission)
+            let is_connected = service.cluster.is_connected(home, self.admission);
+            is_connected && mapping.chunk_map.home_link() != HomeLink::Connected
         };
-        while is_connected() && mapping.access().is_ok() {
+        while is_needed() && mapping.access().is_ok() {
             let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
             match mapping.open_at_home(service, deadline) {
                 Ok(()) => break,

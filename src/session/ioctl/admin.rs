@@ -131,6 +131,7 @@ pub(super) fn set_view(session: &Session, view: bindings::kite_set_view) -> Resu
 
 pub(super) fn probe(session: &Session, probe: &bindings::kite_probe) -> Result {
     source::check_net_admin()?;
+    let memory_service = session.enter_memory_service()?;
     let timeout_ms = probe.timeout_ms;
     if timeout_ms == 0 || timeout_ms > bindings::KITE_PROBE_TIMEOUT_MS_MAX {
         return Err(EINVAL);
@@ -139,7 +140,5 @@ pub(super) fn probe(session: &Session, probe: &bindings::kite_probe) -> Result {
         node: probe.node,
         incarnation: probe.incarnation,
     };
-    session
-        .enter_memory_service()?
-        .probe(instance, Deadline::after_ms(timeout_ms))
+    memory_service.probe(instance, Deadline::after_ms(timeout_ms))
 }

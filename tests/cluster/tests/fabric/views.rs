@@ -256,17 +256,26 @@ fn calls_to_an_unreachable_server_fail_and_later_calls_are_served() -> Result<()
     server.read_until("serving", SOON)?;
     let call = "rpc invert calls --threads 1 --operations 20";
     trio.node(2).workload(call).sh()?;
+    trio.node(2).kite("alloc other 300000")?;
+    let mut mapper = start_transfers(trio.node(1), "other")?;
 
     trio.set_view(2, "1:1:2 2:1:0 3:1:0", &[2, 3])?;
     let failed = trio.node(2).workload(call).run()?;
     assert!(failed.stderr.contains("unreachable"), "{failed:#?}");
 
-    trio.set_view(3, "1:3:0 2:1:0 3:1:0", &[1, 2, 3])?;
+    // The second view begins while mappings are being opened again.
+    for number in 1..=3 {
+        trio.command(number, "3 1:3:0 2:1:0 3:1:0")?;
+    }
+    trio.set_view(4, "1:3:0 2:1:0 3:1:0", &[1, 2, 3])?;
+    mapper.read_until("recovered", SOON)?;
+    mapper.kill()?;
     await_ok(trio.node(2), "map calls r")?;
     for number in 1..=3 {
         trio.node(number).workload(call).sh()?;
     }
     server.kill()?;
     trio.node(1).kite("free calls")?;
+    trio.node(2).kite("free other")?;
     Ok(())
 }

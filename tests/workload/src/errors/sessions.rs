@@ -21,7 +21,7 @@ pub(super) fn check_unbound(checks: &mut Checks) -> Result<()> {
             | KITE_IOC_BARRIER_NR
             | KITE_IOC_CREATE_QUEUE_NR => &[ENOTCONN, EINVAL][..],
             // The permission of a user is checked first.
-            KITE_IOC_JOIN_NR | KITE_IOC_SET_VIEW_NR => &[ENOTCONN, EPERM][..],
+            KITE_IOC_JOIN_NR | KITE_IOC_SET_VIEW_NR | KITE_IOC_PROBE_NR => &[ENOTCONN, EPERM][..],
             _ => &[ENOTCONN][..],
         };
         checks.expect_any(
@@ -171,7 +171,17 @@ pub(super) fn check_user(checks: &mut Checks) -> Result<()> {
         device.ioctl(KITE_IOC_SET_VIEW_NR, &mut view),
         EPERM,
     );
+    checks.expect("a probe", probe(&device, 7, 1, 1), EPERM);
     Ok(())
+}
+
+fn probe(device: &Device, node: u32, incarnation: u64, timeout_ms: u32) -> Errno {
+    let mut probe = kite_probe {
+        node,
+        timeout_ms,
+        incarnation,
+    };
+    device.ioctl(KITE_IOC_PROBE_NR, &mut probe)
 }
 
 /// Checks views. The node must have no daemon: this session is the daemon of the RNIC.
@@ -236,7 +246,44 @@ pub(super) fn check_views(checks: &mut Checks) -> Result<()> {
     ] {
         checks.expect(what, view(epoch, members), EINVAL);
     }
-    checks.expect("a view", view(9, &[own]), 0);
+    checks.expect(
+        "probe without a view",
+        probe(&device, 8, 5, 1),
+        EHOSTUNREACH,
+    );
+    let members = |own_epochs, other_epochs| {
+        let member = |member: kite_member, (admitted_epoch, unreachable_since)| kite_member {
+            admitted_epoch,
+            unreachable_since,
+            ..member
+        };
+        [member(own, own_epochs), member(other, other_epochs)]
+    };
+    for (what, own_epochs, other_epochs) in [
+        ("unreachable local node", (1, 2), (1, 0)),
+        ("admission after the view", (1, 0), (10, 0)),
+        ("unreachable after the view", (1, 0), (1, 10)),
+        ("unreachable since the admission", (1, 0), (4, 4)),
+    ] {
+        checks.expect(what, view(9, &members(own_epochs, other_epochs)), EINVAL);
+    }
+    checks.expect("a view", view(9, &members((1, 0), (1, 2))), 0);
+    for (what, node, incarnation, timeout_ms, errno) in [
+        ("probe without a timeout", 8, 5, 0, EINVAL),
+        (
+            "probe with a long timeout",
+            8,
+            5,
+            KITE_PROBE_TIMEOUT_MS_MAX + 1,
+            EINVAL,
+        ),
+        ("probe of an unreachable node", 8, 5, 1, EHOSTDOWN),
+        ("probe of another incarnation", 8, 6, 1, EHOSTDOWN),
+        ("probe of this node", 7, 5, 1, EHOSTDOWN),
+        ("probe of node 0", 0, 5, 1, EHOSTDOWN),
+    ] {
+        checks.expect(what, probe(&device, node, incarnation, timeout_ms), errno);
+    }
     for epoch in [9, 8] {
         checks.expect("epoch that does not increase", view(epoch, &[own]), EINVAL);
     }

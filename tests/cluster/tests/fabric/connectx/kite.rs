@@ -86,7 +86,7 @@ fn memory_is_freed_only_after_packets_of_a_failed_qp_arrived() -> Result<()> {
 
 /// The daemon of the node still responds. A kernel grants a name only after all others have announced the view to it.
 #[test]
-fn node_with_rnic_link_down_is_evicted_and_rejoins() -> Result<()> {
+fn node_with_rnic_link_down_is_unreachable_and_returns() -> Result<()> {
     let trio = Cluster::builder().name("unreached").nodes(3).cpus(1);
     let trio = trio.fabric(Fabric::Connectx).boot()?;
     trio.start_kite(&Setup::default())?;
