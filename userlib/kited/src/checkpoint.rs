@@ -25,8 +25,8 @@ use crate::membership::Snapshot;
 /// Name of the memory in the store.
 const STORE_NAME: &str = "checkpoint";
 
-/// Version of the format: a [`Snapshot`] as postcard encodes it.
-const FORMAT_VERSION: u32 = 1;
+/// Version of the format: a [`Snapshot`] as postcard encodes it. The state file has the same version.
+pub(crate) const FORMAT_VERSION: u32 = 2;
 
 /// Size of a slot in bytes. A snapshot with all node numbers has up to 2 MiB.
 const SLOT_BYTES: u64 = 4 << 20;
@@ -44,10 +44,10 @@ pub struct Checkpoint {
 }
 
 /// Intact slot.
-struct Slot {
+pub(crate) struct Slot {
     sequence: u64,
-    version: u32,
-    snapshot: Vec<u8>,
+    pub(crate) version: u32,
+    pub(crate) snapshot: Vec<u8>,
 }
 
 impl Checkpoint {
@@ -139,7 +139,8 @@ impl AsFd for Checkpoint {
     }
 }
 
-fn encode_slot(sequence: u64, snapshot: &[u8]) -> Vec<u8> {
+/// Encodes a snapshot with its header.
+pub(crate) fn encode_slot(sequence: u64, snapshot: &[u8]) -> Vec<u8> {
     let len = snapshot.len() as u32;
     let mut body = Vec::with_capacity(HEADER_BYTES + snapshot.len());
     body.extend_from_slice(&sequence.to_le_bytes());
@@ -150,7 +151,8 @@ fn encode_slot(sequence: u64, snapshot: &[u8]) -> Vec<u8> {
     [digest.as_slice(), &body].concat()
 }
 
-fn decode_slot(slot: &[u8]) -> Option<Slot> {
+/// Decodes a slot. Returns `None` if it is not intact.
+pub(crate) fn decode_slot(slot: &[u8]) -> Option<Slot> {
     let (digest, body) = slot.split_first_chunk::<32>()?;
     let (sequence, remaining) = body.split_first_chunk()?;
     let (version, remaining) = remaining.split_first_chunk()?;

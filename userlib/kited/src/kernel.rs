@@ -3,7 +3,9 @@
 
 use std::cell::OnceCell;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use kite::daemon::DaemonSession;
@@ -16,8 +18,11 @@ use tokio::task::JoinHandle;
 
 use crate::fd_store::{FdStore, StoredFds};
 use crate::hosts_file::HostsFile;
-use crate::membership::Identity;
-use crate::protocol::{Hosts, View};
+use crate::membership::{Identity, ProbeResult};
+use crate::protocol::{Hosts, Instance, View};
+
+/// Time between two checks for probes that have not ended.
+const PROBE_END_POLL: Duration = Duration::from_millis(10);
 
 /// RNIC that can join a cluster. Methods block.
 pub trait Kernel: Send + 'static {
@@ -26,6 +31,9 @@ pub trait Kernel: Send + 'static {
     /// # Errors
     /// If there is no such RNIC.
     fn address(&self) -> Result<FabricAddress>;
+
+    /// Returns the name of the RNIC. It is empty before the first use.
+    fn rnic_name(&self) -> String;
 
     /// Resumes the session of this incarnation if a previous process left it open, and ends any other session that was
     /// left open. Called once, before all other methods.
@@ -57,9 +65,18 @@ pub struct ResumedSession {
     pub epoch: u64,
 }
 
+/// Sender of probes over RDMA, for several threads at once.
+pub trait Prober: Send + Sync {
+    /// Waits until the kernel of a node replies to a request, at most for `timeout`.
+    fn probe(&self, instance: Instance, timeout: Duration) -> ProbeResult;
+}
+
 /// Membership of a kernel in a cluster. Methods block.
 pub trait KernelSession: Send {
-    /// Applies a view. Returns when removed nodes can no longer access memory of this node.
+    /// Returns the sender of probes for this session. It keeps no session open.
+    fn prober(&self) -> Box<dyn Prober>;
+
+    /// Applies a view. Returns when removed and unreachable nodes can no longer access memory of this node.
     ///
     /// # Errors
     /// If the kernel rejects the view.
@@ -181,6 +198,10 @@ impl Kernel for Device {
         Ok(rnic.context("RNIC removed")?.address)
     }
 
+    fn rnic_name(&self) -> String {
+        self.rnic.get().cloned().unwrap_or_default()
+    }
+
     fn join(
         &self,
         identity: Identity,
@@ -236,7 +257,31 @@ impl DeviceSession {
     }
 }
 
+/// Sender of probes of a [`DeviceSession`].
+struct DeviceProber(Weak<DaemonSession>);
+
+impl Prober for DeviceProber {
+    fn probe(&self, instance: Instance, timeout: Duration) -> ProbeResult {
+        let Instance { node, incarnation } = instance;
+        let Some(daemon) = self.0.upgrade() else {
+            return ProbeResult::NoEvidence;
+        };
+        match daemon.probe(node, incarnation, timeout) {
+            Ok(()) => ProbeResult::Answered,
+            Err(kite::Error::TimedOut) => ProbeResult::NoReply,
+            Err(error) => {
+                tracing::debug!(node, "probe is no evidence: {error}");
+                ProbeResult::NoEvidence
+            }
+        }
+    }
+}
+
 impl KernelSession for DeviceSession {
+    fn prober(&self) -> Box<dyn Prober> {
+        Box::new(DeviceProber(Arc::downgrade(&self.daemon)))
+    }
+
     fn apply_view(&mut self, view: &View) -> Result<()> {
         self.daemon
             .set_view(view.epoch, &view.members)
@@ -259,7 +304,7 @@ impl KernelSession for DeviceSession {
         self.event_task.abort();
         // The task holds the device open until it has ended. Its result is irrelevant.
         let _ = Handle::current().block_on(self.event_task);
-        drop(self.daemon);
+        close_session(self.daemon);
         if let Err(error) = remove_stored_session(self.store_entry) {
             tracing::warn!("{error:#}");
         }
@@ -267,6 +312,14 @@ impl KernelSession for DeviceSession {
 
     fn detach(self: Box<Self>) {
         self.event_task.abort();
+    }
+}
+
+/// Closes a session when its probes have ended.
+fn close_session(mut daemon: Arc<DaemonSession>) {
+    while let Err(shared) = Arc::try_unwrap(daemon).map(drop) {
+        daemon = shared;
+        sleep(PROBE_END_POLL);
     }
 }
 

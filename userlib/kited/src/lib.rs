@@ -14,5 +14,6 @@ mod links;
 pub mod membership;
 pub mod node;
 pub mod protocol;
+pub mod state_file;
 pub mod wire;
 mod worker;

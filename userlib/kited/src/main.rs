@@ -55,6 +55,7 @@ fn init_logging(verbose: u8) {
 
 async fn run_daemon(args: Args) -> Result<()> {
     let timing = args.timing()?;
+    let state = args.state_location();
     let key = args.key.as_deref().map(Key::read).transpose()?;
     if key.is_none() && !args.insecure {
         let addresses = args.listen.iter().chain(&args.join);
@@ -76,6 +77,7 @@ async fn run_daemon(args: Args) -> Result<()> {
         key,
         timing,
         checkpoint,
+        state,
     };
     let result = run(config, device, notify_ready, shutdown_signal()?).await;
     // Without systemd the notification has no effect.

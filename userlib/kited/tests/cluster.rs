@@ -5,9 +5,12 @@ mod mock;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::thread;
+use std::time::Instant;
 
 use kited::host::{Host, HostName};
 use kited::key::Key;
+use kited::membership::Identity;
 use kited::node::Shutdown;
 use kited::wire::{self, establish, HandshakeRole};
 use mock::{wait, ClusterConfig, MockKernel, TestDaemon};
@@ -50,6 +53,19 @@ fn is_view_of_all(daemons: &[TestDaemon], members: &[u32]) -> bool {
     found == members && daemons.iter().all(|daemon| daemon.kernel.view() == view)
 }
 
+/// Returns `true` if the kernels of these daemons have applied the same view, with these reachable members.
+fn is_reachable_in_all(daemons: &[TestDaemon], nodes: &[u32]) -> bool {
+    let view = daemons[0].kernel.view();
+    let members = view.iter().flat_map(|v| &v.members);
+    let reachable = members.filter(|m| m.is_reachable());
+    let reachable: Vec<u32> = reachable.map(|m| m.node).collect();
+    reachable == nodes && daemons.iter().all(|daemon| daemon.kernel.view() == view)
+}
+
+fn identities(daemons: &[TestDaemon]) -> Vec<Option<Identity>> {
+    daemons.iter().map(|d| d.kernel.identity()).collect()
+}
+
 #[test]
 fn nodes_join_and_report_ready() {
     let daemons = start_cluster(2);
@@ -78,18 +94,19 @@ fn hosts_of_other_nodes_are_published_on_all_nodes() {
 }
 
 #[test]
-fn killed_node_is_removed_and_may_return() {
+fn killed_node_is_unreachable_until_it_joins_again() {
     let mut daemons = start_cluster(2);
     let dead = daemons.pop().unwrap();
     let former = dead.kernel.identity().unwrap();
     dead.kill();
-    wait("the dead to be removed", || {
-        is_view_of_all(&daemons, &[1, 2])
+    wait("the dead to be unreachable", || {
+        is_reachable_in_all(&daemons, &[1, 2])
     });
+    assert!(is_view_of_all(&daemons, &[1, 2, 3]), "not removed");
 
     add_follower(&mut daemons, 3);
     wait("all to be in again", || {
-        is_view_of_all(&daemons, &[1, 2, 3])
+        is_reachable_in_all(&daemons, &[1, 2, 3])
     });
     assert_ne!(
         daemons[2].kernel.identity().unwrap().incarnation,
@@ -168,8 +185,12 @@ fn restarted_daemon_keeps_incarnation_and_view() {
     // Both daemons are connected again, so a third node can join.
     add_follower(&mut daemons, 3);
     wait("all to be in", || is_view_of_all(&daemons, &[1, 2, 3]));
-    let identities = |seen: &[(_, _)]| seen.iter().map(|(life, _)| *life).collect::<Vec<_>>();
-    assert_eq!(identities(&state_of(&daemons[..2])), identities(&before));
+    let first = |seen: &[(_, _)]| {
+        seen.iter()
+            .map(|(identity, _)| *identity)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(first(&state_of(&daemons[..2])), first(&before));
 }
 
 #[test]
@@ -207,52 +228,98 @@ fn shutdown_leave_with_stored_session_leaves_the_cluster() {
 #[test]
 fn survivors_continue_without_the_seed_and_readmit_it() {
     let mut daemons = start_cluster(2);
-    let before: Vec<_> = daemons[1..].iter().map(|d| d.kernel.identity()).collect();
+    let before = identities(&daemons[1..]);
     let seed = daemons.remove(0);
     let (address, config) = (seed.address(), seed.config());
     seed.kill();
-    wait("the seed to be dropped", || {
-        is_view_of_all(&daemons, &[2, 3])
+    wait("the seed to be unreachable", || {
+        is_reachable_in_all(&daemons, &[2, 3])
     });
 
     daemons.insert(0, TestDaemon::seed(MockKernel::new(1), &address, config));
     wait("the seed to be back", || {
-        is_view_of_all(&daemons, &[1, 2, 3])
+        is_reachable_in_all(&daemons, &[1, 2, 3])
     });
-    assert_eq!(
-        before,
-        daemons[1..]
-            .iter()
-            .map(|d| d.kernel.identity())
-            .collect::<Vec<_>>()
+    assert_eq!(identities(&daemons[1..]), before);
+}
+
+#[test]
+fn paused_node_stays_reachable() {
+    for paused in [0, 2] {
+        let daemons = start_cluster(2);
+        let (view, before) = (daemons[0].kernel.view(), identities(&daemons));
+        let pause = daemons[paused].pause();
+        thread::sleep(4 * daemons[0].config().timing.dead_after);
+        drop(pause);
+        thread::sleep(daemons[0].config().timing.dead_after);
+        assert!(daemons.iter().all(|daemon| daemon.kernel.view() == view));
+        assert_eq!(identities(&daemons), before);
+    }
+}
+
+#[test]
+fn paused_node_that_misses_a_view_is_fenced_and_returns_in_its_incarnation() {
+    let mut daemons = start_cluster(1);
+    let before = identities(&daemons);
+    let kernel = daemons[1].kernel.clone();
+    let paused = daemons[1].pause_lock();
+    let pause = daemons[1].pause_on(&paused);
+    let (seed, config) = (daemons[0].address(), daemons[0].config());
+    let third = TestDaemon::follower(MockKernel::new(3), &seed, config);
+    wait("the paused to be fenced", || {
+        let pair = [&daemons[0], &third];
+        let view = pair[0].kernel.view().unwrap();
+        view.find_member(2).is_some_and(|m| !m.is_reachable())
+            && pair[1].kernel.view() == Some(view)
+    });
+    assert!(
+        kernel.view().unwrap().find_reachable(2).is_some(),
+        "not told"
     );
-}
-
-#[test]
-fn paused_node_is_evicted_and_rejoins() {
-    let daemons = start_cluster(2);
-    let former = daemons[2].kernel.identity().unwrap();
-    let paused = daemons[2].pause();
-    wait("the paused to be removed", || {
-        is_view_of_all(&daemons[..2], &[1, 2])
-    });
-    drop(paused);
+    drop(pause);
+    daemons.push(third);
     wait("the paused to be back", || {
-        is_view_of_all(&daemons, &[1, 2, 3])
+        is_reachable_in_all(&daemons, &[1, 2, 3])
     });
-    let now = daemons[2].kernel.identity().unwrap();
-    assert_eq!(now.node, former.node);
-    assert_ne!(now.incarnation, former.incarnation);
+    assert_eq!(identities(&daemons[..2]), before);
 }
 
 #[test]
-fn suspected_dead_node_is_removed_early() {
-    let daemons = start_cluster_with(2, ClusterConfig::without_dead_timeout());
+fn isolated_nodes_return_in_their_incarnations() {
+    for isolated in [0, 2] {
+        let daemons = start_cluster(2);
+        let before = identities(&daemons);
+        let kernel = &daemons[isolated].kernel;
+        kernel.cut_rdma(true);
+        let pause = daemons[isolated].pause();
+        let others: Vec<u32> = node_numbers(3)
+            .into_iter()
+            .filter(|n| *n as usize != isolated + 1)
+            .collect();
+        let survivor = &daemons[1 - isolated.min(1)..][..1];
+        wait("the isolated to be fenced", || {
+            is_reachable_in_all(survivor, &others)
+        });
+        kernel.cut_rdma(false);
+        drop(pause);
+        wait("the isolated to be back", || {
+            is_reachable_in_all(&daemons, &[1, 2, 3])
+        });
+        assert_eq!(identities(&daemons), before);
+    }
+}
+
+#[test]
+fn suspected_dead_node_is_unreachable_before_the_dead_timeout() {
+    let daemons = start_cluster_with(2, ClusterConfig::with_dead_timeout(12));
+    daemons[2].kernel.cut_rdma(true);
     let paused = daemons[2].pause();
+    let start = Instant::now();
     daemons[1].kernel.report_suspect(3);
-    wait("the suspect to be removed", || {
-        is_view_of_all(&daemons[..2], &[1, 2])
+    wait("the suspect to be unreachable", || {
+        is_reachable_in_all(&daemons[..2], &[1, 2])
     });
+    assert!(start.elapsed() < daemons[0].config().timing.dead_after);
     drop(paused);
 }
 
@@ -264,14 +331,112 @@ fn node_with_slow_kernel_is_not_removed() {
     let slow = kernel.block_apply();
     add_follower(&mut daemons, 3);
     // Longer than the dead timeout, so that a removal would be visible.
-    std::thread::sleep(2 * daemons[0].config().timing.dead_after);
+    thread::sleep(2 * daemons[0].config().timing.dead_after);
     drop(slow);
-    wait("all to be in", || is_view_of_all(&daemons, &[1, 2, 3]));
-    assert_eq!(
-        daemons[0].kernel.view().unwrap().epoch,
-        epoch + 2,
-        "no node was removed"
+    wait("all to be in", || is_reachable_in_all(&daemons, &[1, 2, 3]));
+    let now = daemons[0].kernel.view().unwrap().epoch;
+    assert_eq!(now, epoch + 4, "no node was unreachable");
+}
+
+#[test]
+fn seed_with_state_file_keeps_all_incarnations_although_a_new_node_arrives_first() {
+    let directory = mock::temporary_directory("newcomer");
+    let config = ClusterConfig::with_state(directory.join("state"));
+    let mut daemons = start_cluster_with(2, config);
+    let before = identities(&daemons[1..]);
+    let locks: Vec<_> = daemons[1..].iter().map(TestDaemon::pause_lock).collect();
+    let pauses: Vec<_> = daemons[1..]
+        .iter()
+        .zip(&locks)
+        .map(|(daemon, lock)| daemon.pause_on(lock))
+        .collect();
+    let seed = daemons.remove(0);
+    let (address, config) = (seed.address(), seed.config());
+    seed.kill();
+    daemons.insert(0, TestDaemon::seed(MockKernel::new(1), &address, config));
+    add_follower(&mut daemons, 9);
+    wait("the newcomer to join", || {
+        daemons[3]
+            .kernel
+            .identity()
+            .is_some_and(|identity| identity.node == 4)
+    });
+    drop(pauses);
+    wait("all to be in", || {
+        is_reachable_in_all(&daemons, &[1, 2, 3, 4])
+    });
+    assert_eq!(identities(&daemons[1..3]), before);
+    drop(daemons);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn damaged_state_file_ends_the_seed_with_its_name() {
+    let directory = mock::temporary_directory("damaged");
+    let file = directory.join("state");
+    std::fs::write(&file, "damaged").unwrap();
+    let config = ClusterConfig::with_state(file.clone());
+    let seed = TestDaemon::seed(MockKernel::new(1), "127.0.0.1:0", config);
+    let error = format!("{:#}", seed.join().unwrap_err());
+    assert!(
+        error.contains(&*file.to_string_lossy()) && error.contains("delete it"),
+        "{error}"
     );
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn full_disk_of_the_seed_delays_joins_and_ends_no_incarnation() {
+    let directory = mock::temporary_directory("full");
+    let file = directory.join("state");
+    let mut daemons = start_cluster_with(1, ClusterConfig::with_state(file));
+    let before = identities(&daemons);
+    // Writes to this device fail with ENOSPC.
+    let full = directory.join("state.new");
+    std::os::unix::fs::symlink("/dev/full", &full).unwrap();
+    let (seed, config) = (daemons[0].address(), daemons[0].config());
+    daemons.push(TestDaemon::follower(MockKernel::new(3), &seed, config));
+    thread::sleep(3 * daemons[0].config().timing.dead_after);
+    assert_eq!(
+        daemons[2].kernel.identity(),
+        None,
+        "its number is not saved"
+    );
+    assert!(is_reachable_in_all(&daemons[..2], &[1, 2]));
+    std::fs::remove_file(full).unwrap();
+    wait("all to be in", || is_reachable_in_all(&daemons, &[1, 2, 3]));
+    assert_eq!(identities(&daemons[..2]), before);
+    drop(daemons);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn second_host_with_the_same_gid_is_rejected() {
+    let daemons = start_cluster(1);
+    let before = identities(&daemons);
+    let (seed, config) = (daemons[0].address(), daemons[0].config());
+    let duplicate = TestDaemon::follower(MockKernel::new(2), &seed, config);
+    let error = format!("{:#}", duplicate.join().unwrap_err());
+    assert!(error.contains("node 2 is connected"), "{error}");
+    assert_eq!(identities(&daemons), before);
+}
+
+#[test]
+fn view_that_the_kernel_rejects_is_skipped() {
+    let mut daemons = start_cluster(1);
+    let before = identities(&daemons);
+    daemons[1].kernel.fail_with_einval(1);
+    for gid in [3, 4] {
+        let (seed, config) = (daemons[0].address(), daemons[0].config());
+        daemons.push(TestDaemon::follower(MockKernel::new(gid), &seed, config));
+        wait("the node to join", || {
+            daemons.iter().all(|d| d.kernel.identity().is_some())
+        });
+    }
+    wait("all to be in", || {
+        is_reachable_in_all(&daemons, &[1, 2, 3, 4])
+    });
+    assert_eq!(identities(&daemons[..2]), before);
 }
 
 #[tokio::test]
@@ -341,14 +506,17 @@ fn kernel_that_rejects_join_ends_the_daemon() {
 #[test]
 fn view_is_retried_while_the_kernel_is_out_of_memory() {
     let mut daemons = start_cluster(1);
-    let before: Vec<_> = daemons.iter().map(|d| d.kernel.identity()).collect();
+    let before = identities(&daemons);
     daemons
         .iter()
-        .for_each(|daemon| daemon.kernel.fail_with_enomem(3));
+        .for_each(|daemon| daemon.kernel.fail_with_enomem(u32::MAX));
     add_follower(&mut daemons, 3);
+    thread::sleep(2 * daemons[0].config().timing.dead_after);
+    daemons
+        .iter()
+        .for_each(|daemon| daemon.kernel.fail_with_enomem(0));
     wait("all to be in", || is_view_of_all(&daemons, &[1, 2, 3]));
-    let now: Vec<_> = daemons[..2].iter().map(|d| d.kernel.identity()).collect();
-    assert_eq!(now, before, "no incarnation changed");
+    assert_eq!(identities(&daemons[..2]), before, "no incarnation changed");
 }
 
 #[test]

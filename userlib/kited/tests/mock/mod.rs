@@ -2,10 +2,12 @@
 //! Daemon in a thread, which can be paused and killed, and its mock kernel.
 
 use std::cell::OnceCell;
+use std::collections::HashMap;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -14,9 +16,10 @@ use kite::FabricAddress;
 use kited::checkpoint::Checkpoint;
 use kited::kernel::{self, ResumedSession};
 use kited::key::Key;
-use kited::membership::{Identity, Timing};
+use kited::membership::{Identity, ProbeResult, Timing};
 use kited::node::{run, Config, Role, Shutdown};
-use kited::protocol::{Hosts, View};
+use kited::protocol::{Hosts, Instance, View};
+use kited::state_file::StateLocation;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 
@@ -25,6 +28,8 @@ use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 pub(crate) struct ClusterConfig {
     pub(crate) key: Option<Key>,
     pub(crate) timing: Timing,
+    /// State file of the seed.
+    pub(crate) state: Option<PathBuf>,
 }
 
 impl Default for ClusterConfig {
@@ -35,16 +40,31 @@ impl Default for ClusterConfig {
                 heartbeat_interval: Duration::from_millis(50),
                 dead_after: Duration::from_millis(1000),
             },
+            state: None,
         }
     }
 }
 
 impl ClusterConfig {
+    /// Returns a configuration with this dead timeout.
+    pub(crate) fn with_dead_timeout(seconds: u64) -> Self {
+        let mut config = Self::default();
+        config.timing.dead_after = Duration::from_secs(seconds);
+        config
+    }
+
+    /// Returns a configuration with a state file for the seed.
+    pub(crate) fn with_state(file: PathBuf) -> Self {
+        let state = Some(file);
+        Self {
+            state,
+            ..Self::default()
+        }
+    }
+
     /// Returns a configuration in which no silence is a failure before the test has ended.
     pub(crate) fn without_dead_timeout() -> Self {
-        let mut config = Self::default();
-        config.timing.dead_after = Duration::from_secs(600);
-        config
+        Self::with_dead_timeout(600)
     }
 }
 
@@ -54,6 +74,15 @@ pub(crate) fn free_address() -> String {
     let host = format!("127.0.77.{}", NEXT.fetch_add(1, Ordering::Relaxed));
     let socket = std::net::TcpListener::bind((host, 0)).unwrap();
     socket.local_addr().unwrap().to_string()
+}
+
+/// Creates an empty directory for a test.
+pub(crate) fn temporary_directory(name: &str) -> PathBuf {
+    let name = format!("kited-test-{name}-{}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir(&path).unwrap();
+    path
 }
 
 /// Waits until `condition` holds, at most 30 s.
@@ -103,7 +132,15 @@ struct MockKernelState {
     rejects_join: bool,
     /// Number of views that will fail with `ENOMEM`.
     enomem_count: u32,
+    /// Number of views that will fail with `EINVAL`.
+    einval_count: u32,
+    /// `true` while no request arrives over RDMA in either direction.
+    has_no_rdma: bool,
 }
+
+/// Kernels of all tests, by their incarnations.
+static KERNELS: LazyLock<Mutex<HashMap<u64, Weak<Mutex<MockKernelState>>>>> =
+    LazyLock::new(Mutex::default);
 
 impl MockKernel {
     pub(crate) fn new(gid: u8) -> Self {
@@ -179,6 +216,41 @@ impl MockKernel {
         self.state().enomem_count = times;
     }
 
+    /// Makes the next views fail with `EINVAL`, this number of times.
+    pub(crate) fn fail_with_einval(&self, times: u32) {
+        self.state().einval_count = times;
+    }
+
+    /// Cuts or heals RDMA with all other nodes.
+    pub(crate) fn cut_rdma(&self, is_cut: bool) {
+        self.state().has_no_rdma = is_cut;
+    }
+
+    /// Returns `true` if the kernel of another node replies. Returns `None` if it is no reachable member.
+    fn replies(&self, instance: Instance) -> Option<bool> {
+        let state = self.state();
+        let own = state.identity?.node;
+        let view = state.view.as_ref()?;
+        let member = view.find_reachable(instance.node)?;
+        if member.incarnation != instance.incarnation {
+            return None;
+        }
+        let has_rdma = !state.has_no_rdma;
+        drop(state);
+        let kernels = KERNELS.lock().unwrap();
+        let other = kernels.get(&instance.incarnation).and_then(Weak::upgrade);
+        drop(kernels);
+        let replies = other.is_some_and(|other| {
+            let other = other.lock().unwrap();
+            let incarnation = other.identity.map(|identity| identity.incarnation);
+            let view = other.view.as_ref();
+            incarnation == Some(instance.incarnation)
+                && !other.has_no_rdma
+                && view.is_some_and(|view| view.find_reachable(own).is_some())
+        });
+        Some(replies && has_rdma)
+    }
+
     /// Blocks views until the guard is dropped.
     pub(crate) fn block_apply(&self) -> MutexGuard<'_, ()> {
         self.apply_gate.lock().unwrap()
@@ -194,6 +266,10 @@ impl kernel::Kernel for MockKernel {
             link_layer: 2,
             mtu: 4096,
         })
+    }
+
+    fn rnic_name(&self) -> String {
+        "mock0".into()
     }
 
     fn resume(
@@ -226,7 +302,26 @@ impl kernel::Kernel for MockKernel {
         ensure!(state.identity.is_none(), "has a daemon already");
         state.identity = Some(identity);
         state.events = Some(events);
+        let kernel = Arc::downgrade(&self.state);
+        KERNELS.lock().unwrap().insert(identity.incarnation, kernel);
         Ok(self.session(&state))
+    }
+}
+
+/// Sender of probes of a kernel.
+struct MockProber(MockKernel);
+
+impl kernel::Prober for MockProber {
+    fn probe(&self, instance: Instance, timeout: Duration) -> ProbeResult {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match self.0.replies(instance) {
+                None => return ProbeResult::NoEvidence,
+                Some(true) => return ProbeResult::Answered,
+                Some(false) if deadline <= Instant::now() => return ProbeResult::NoReply,
+                Some(false) => thread::sleep(Duration::from_millis(5)),
+            }
+        }
     }
 }
 
@@ -234,6 +329,10 @@ impl kernel::Kernel for MockKernel {
 struct MockSession(MockKernel, u32);
 
 impl kernel::KernelSession for MockSession {
+    fn prober(&self) -> Box<dyn kernel::Prober> {
+        Box::new(MockProber(self.0.clone()))
+    }
+
     fn apply_view(&mut self, view: &View) -> Result<()> {
         drop(self.0.apply_gate.lock());
         let mut state = self.0.state();
@@ -241,9 +340,14 @@ impl kernel::KernelSession for MockSession {
             state.enomem_count -= 1;
             return Err(kite::Error::OutOfMemory).context("no view");
         }
+        if state.einval_count > 0 {
+            state.einval_count -= 1;
+            return Err(kite::Error::Invalid).context("no view");
+        }
         let identity = state.identity.unwrap();
+        let own = view.find_reachable(identity.node);
         ensure!(
-            view.is_valid() && view.has_member(identity.node, identity.incarnation),
+            view.is_valid() && own.is_some_and(|own| own.incarnation == identity.incarnation),
             "{view:?}"
         );
         let increases = state
@@ -318,7 +422,7 @@ impl TestDaemon {
         let ready = Arc::<Mutex<Vec<_>>>::default();
         let ready_log = Arc::clone(&ready);
         let (served, seed) = (kernel.clone(), address.clone());
-        let ClusterConfig { key, timing } = config.clone();
+        let ClusterConfig { key, timing, state } = config.clone();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -329,6 +433,7 @@ impl TestDaemon {
                     key,
                     timing,
                     checkpoint: served.checkpoint(),
+                    state: state.map(StateLocation::File),
                 };
                 let on_ready = |node, members| ready_log.lock().unwrap().push((node, members));
                 let (kill, killed) = tokio::sync::oneshot::channel();
@@ -365,11 +470,19 @@ impl TestDaemon {
 
     /// Blocks the thread of the daemon until the guard is dropped.
     pub(crate) fn pause(&self) -> MutexGuard<'_, ()> {
-        let guard = self.pauses.lock().unwrap();
-        self.control
-            .send(DaemonControl::Pause(Arc::clone(&self.pauses)))
-            .ok()
-            .unwrap();
+        self.pause_on(&self.pauses)
+    }
+
+    /// Returns the lock for [`Self::pause_on`].
+    pub(crate) fn pause_lock(&self) -> Arc<Mutex<()>> {
+        Arc::clone(&self.pauses)
+    }
+
+    /// Blocks the thread of the daemon until the guard of its lock is dropped.
+    pub(crate) fn pause_on<'a>(&self, lock: &'a Arc<Mutex<()>>) -> MutexGuard<'a, ()> {
+        let guard = lock.lock().unwrap();
+        let pause = DaemonControl::Pause(Arc::clone(lock));
+        self.control.send(pause).ok().unwrap();
         guard
     }
 

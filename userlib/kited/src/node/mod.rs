@@ -2,11 +2,15 @@
 //! Node of the cluster, as the daemon runs it: passes messages of peers, events of the kernel and clock ticks to the
 //! membership state machine, and performs its actions.
 
-use std::collections::HashMap;
+mod startup;
+mod storage;
+
+use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{self, Receiver, Sender, UnboundedReceiver, UnboundedSender};
 use tokio::task::{JoinHandle, JoinSet};
@@ -16,11 +20,12 @@ use crate::checkpoint::Checkpoint;
 use crate::kernel::{Kernel, KernelEvent};
 use crate::key::Key;
 use crate::links::{LinkEvent, Links};
-use crate::membership::{
-    needs_snapshot, Action, Follower, Input, LinkId, MembershipMachine, Seed, Snapshot, Timing,
-};
-use crate::protocol::Message;
-use crate::worker::{self, KernelCommand, KernelReport, Membership};
+use crate::membership::{Action, Input, LinkId, MachineClock, MembershipMachine, Outbox, Timing};
+use crate::protocol::{Instance, Message};
+use crate::state_file::StateLocation;
+use crate::worker::{self, CommandQueue, KernelCommand, KernelReport, ProberSlot};
+use startup::{load_snapshot, new_machine, open_kernel, OpenedKernel};
+use storage::Storage;
 
 /// Maximum time to send goodbyes.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -45,6 +50,8 @@ pub struct Config {
     pub timing: Timing,
     /// Storage that outlives the process. Without it, the membership of the node ends with the process.
     pub checkpoint: Option<Checkpoint>,
+    /// State file of a seed. Without it, a seed that starts a new incarnation takes the state from its members.
+    pub state: Option<StateLocation>,
 }
 
 /// Action of a daemon when its process is requested to end.
@@ -70,89 +77,14 @@ pub async fn run(
 ) -> Result<()> {
     let (kernel_events_in, kernel_events) = mpsc::unbounded_channel();
     let saved = load_snapshot(&mut config);
-    let open = move || open_kernel(kernel, saved, kernel_events_in);
+    let is_seed = matches!(config.role, Role::Seed(_));
+    let location = config.state.take().filter(|_| is_seed);
+    let open = move || open_kernel(kernel, saved, location, kernel_events_in);
     let opened = tokio::task::spawn_blocking(open).await??;
     let (mut node, mut sources) = DaemonNode::start(config, opened, kernel_events)?;
     let result = node.run_loop(&mut sources, &mut on_ready, shutdown).await;
     node.finish(sources).await?;
     result
-}
-
-/// Loads the snapshot of a previous process, if it fits the role of this process.
-fn load_snapshot(config: &mut Config) -> Option<Snapshot> {
-    let loaded = config.checkpoint.as_mut()?.load();
-    let loaded = loaded.unwrap_or_else(|error| {
-        tracing::warn!("{error:#}: starting a new incarnation");
-        None
-    });
-    let is_of_role = |snapshot: &Snapshot| {
-        matches!(
-            (&config.role, snapshot),
-            (Role::Seed(_), Snapshot::Seed(_)) | (Role::Follower(_), Snapshot::Follower(_))
-        )
-    };
-    loaded.filter(is_of_role)
-}
-
-/// Kernel, and the state that a previous process left.
-struct OpenedKernel<K> {
-    kernel: K,
-    events: UnboundedSender<KernelEvent>,
-    address: kite::FabricAddress,
-    prior: Option<(Snapshot, Membership)>,
-}
-
-/// Opens the kernel, and resumes the incarnation of a snapshot if the kernel still has it. Blocks.
-fn open_kernel<K: Kernel>(
-    mut kernel: K,
-    saved: Option<Snapshot>,
-    events: UnboundedSender<KernelEvent>,
-) -> Result<OpenedKernel<K>> {
-    let incarnation = saved.as_ref().map(Snapshot::incarnation);
-    let resumed = kernel.resume(incarnation, events.clone())?;
-    let mut prior = None;
-    if let (Some(snapshot), Some(resumed)) = (saved, resumed) {
-        if resumed.epoch <= snapshot.epoch() {
-            tracing::info!(
-                node = snapshot.node(),
-                epoch = resumed.epoch,
-                "membership resumed"
-            );
-            let membership = Membership::new(snapshot.node(), resumed.session, resumed.epoch);
-            prior = Some((snapshot, membership));
-        } else {
-            tracing::warn!(
-                "checkpoint is older than the kernel's view: starting a new incarnation"
-            );
-            resumed.session.leave();
-        }
-    }
-    let address = kernel.address()?;
-    Ok(OpenedKernel {
-        kernel,
-        events,
-        address,
-        prior,
-    })
-}
-
-fn new_machine(
-    config: &Config,
-    address: kite::FabricAddress,
-    snapshot: Option<Snapshot>,
-) -> Result<Box<dyn MembershipMachine>> {
-    let mut secret = [0; 16];
-    getrandom::fill(&mut secret).context("cannot read random bytes")?;
-    let incarnation = getrandom::u64().context("cannot read random bytes")?.max(1);
-    let timing = config.timing;
-    Ok(match (&config.role, snapshot) {
-        (_, Some(Snapshot::Seed(seed))) => Box::new(Seed::resume(timing, seed)),
-        (_, Some(Snapshot::Follower(follower))) => {
-            Box::new(Follower::resume(timing, address, follower))
-        }
-        (Role::Seed(_), None) => Box::new(Seed::new(timing, address, incarnation, secret)),
-        (Role::Follower(_), None) => Box::new(Follower::new(timing, address, incarnation)),
-    })
 }
 
 /// Sources of inputs for the state machine.
@@ -167,55 +99,72 @@ struct InputSources {
 /// State machine, and the targets of its actions.
 struct DaemonNode {
     machine: Box<dyn MembershipMachine>,
-    checkpoint: Option<Checkpoint>,
+    clock: MachineClock,
+    storage: Storage,
+    /// Actions that wait until the state is saved.
+    outbox: Outbox,
     links: HashMap<LinkId, Sender<Message>>,
-    commands: UnboundedSender<KernelCommand>,
+    commands: CommandSender,
+    prober: ProberSlot,
+    probe_timeout: Duration,
+    /// Probes that have not ended.
+    probes: BTreeSet<Instance>,
+    reports: UnboundedSender<KernelReport>,
     /// Task that establishes connections. It is aborted on drop.
     connector: JoinSet<()>,
+}
+
+/// Sender of commands for the kernel thread, which ends when the sender is dropped.
+struct CommandSender(Arc<CommandQueue>);
+
+impl Drop for CommandSender {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 impl DaemonNode {
     fn start(
         config: Config,
-        opened: OpenedKernel<impl Kernel>,
+        mut opened: OpenedKernel<impl Kernel>,
         kernel_events: UnboundedReceiver<KernelEvent>,
     ) -> Result<(Self, InputSources)> {
-        let (snapshot, membership) = opened.prior.unzip();
-        let machine = new_machine(&config, opened.address, snapshot)?;
-        let Timing {
-            heartbeat_interval: heartbeat,
-            dead_after: dead,
-        } = config.timing;
+        let (machine, membership) = new_machine(&config, &mut opened)?;
+        let timing = config.timing;
         let (events_in, events) = mpsc::channel(1024);
         let (reports_in, reports) = mpsc::unbounded_channel();
-        let (commands, commands_out) = mpsc::unbounded_channel();
-        let links = Links::new(config.key, dead, events_in);
+        let commands = Arc::new(CommandQueue::default());
+        let prober = ProberSlot::default();
+        let links = Links::new(config.key, timing.dead_after, events_in);
         let mut connector = JoinSet::new();
         match config.role {
             Role::Seed(listener) => connector.spawn(links.listen(listener)),
-            Role::Follower(seeds) => connector.spawn(links.dial(seeds, heartbeat)),
+            Role::Follower(seeds) => connector.spawn(links.dial(seeds, timing.heartbeat_interval)),
         };
+        let storage = Storage::new(config.checkpoint, opened.state_file.take());
+        let (for_worker, to_node) = ((Arc::clone(&commands), prober.clone()), reports_in.clone());
         let worker = tokio::task::spawn_blocking(move || {
-            worker::run_worker(
-                opened.kernel,
-                membership,
-                commands_out,
-                reports_in,
-                opened.events,
-            );
+            let OpenedKernel { kernel, events, .. } = opened;
+            worker::run_worker(kernel, membership, for_worker, to_node, events);
         });
         let node = Self {
             machine,
-            checkpoint: config.checkpoint,
+            clock: MachineClock::new(&timing, Instant::now()),
+            storage,
+            outbox: Outbox::default(),
             links: HashMap::new(),
-            commands,
+            commands: CommandSender(commands),
+            prober,
+            probe_timeout: timing.probe_timeout(),
+            probes: BTreeSet::new(),
+            reports: reports_in,
             connector,
         };
         let sources = InputSources {
             events,
             reports,
             kernel_events,
-            tick: heartbeat / 2,
+            tick: timing.heartbeat_interval / 2,
             worker,
         };
         Ok((node, sources))
@@ -236,21 +185,12 @@ impl DaemonNode {
             let input = tokio::select! {
                 biased;
                 shutdown = &mut shutdown => return self.shut_down(shutdown),
-                Some(report) = sources.reports.recv() => match report {
-                    KernelReport::Failed(error) => {
-                        self.step(Input::Leave)?;
-                        return Err(error);
-                    }
-                    KernelReport::Applied { epoch, first } => {
-                        first.into_iter().for_each(|(node, members)| on_ready(node, members));
-                        Input::Applied(epoch)
-                    }
-                },
+                Some(report) = sources.reports.recv() => self.report_to_input(report, on_ready)?,
                 Some(event) = sources.events.recv() => self.link_event_to_input(event)?,
                 Some(event) = sources.kernel_events.recv() => match event {
                     KernelEvent::Suspect(node) => Input::Suspect(node),
                     KernelEvent::RnicRemoved(error) => {
-                        self.step(Input::Leave)?;
+                        self.leave()?;
                         return Err(error.context("RNIC removed"));
                     }
                 },
@@ -258,6 +198,28 @@ impl DaemonNode {
             };
             self.step(input)?;
         }
+    }
+
+    fn report_to_input(
+        &mut self,
+        report: KernelReport,
+        on_ready: &mut impl FnMut(u32, usize),
+    ) -> Result<Input> {
+        Ok(match report {
+            KernelReport::Failed(error) => {
+                self.leave()?;
+                return Err(error);
+            }
+            KernelReport::Applied { epoch, first } => {
+                let first = first.into_iter();
+                first.for_each(|(node, members)| on_ready(node, members));
+                Input::Applied(epoch)
+            }
+            KernelReport::Probed(instance, result) => {
+                self.probes.remove(&instance);
+                Input::Probed(instance, result)
+            }
+        })
     }
 
     fn link_event_to_input(&mut self, event: LinkEvent) -> Result<Input> {
@@ -277,31 +239,40 @@ impl DaemonNode {
 
     fn shut_down(&mut self, shutdown: Shutdown) -> Result<()> {
         match shutdown {
-            Shutdown::Detach if self.checkpoint.is_some() => {
+            Shutdown::Detach if self.storage.has_checkpoint() => {
                 self.send_command(KernelCommand::Detach)
             }
-            _ => self.step(Input::Leave),
+            _ => self.leave(),
         }
+    }
+
+    /// Leaves the cluster. The state is saved before the goodbyes are sent: no later process may continue this
+    /// incarnation. The node leaves even if that fails.
+    fn leave(&mut self) -> Result<()> {
+        let mut actions = Vec::new();
+        let (now, _) = self.clock.read(Instant::now());
+        self.machine.step(now, Input::Leave, &mut actions);
+        self.storage.save(self.machine.snapshot().as_ref());
+        self.perform_all(actions)
     }
 
     fn step(&mut self, input: Input) -> Result<()> {
-        let mut actions = Vec::new();
-        self.machine.step(Instant::now(), input, &mut actions);
-        if needs_snapshot(&actions) {
-            self.save_snapshot();
+        let (now, pause) = self.clock.read(Instant::now());
+        if let Some(pause) = pause {
+            tracing::warn!("process did not run for {pause:?}: timeouts extended");
         }
+        let is_tick = matches!(input, Input::Tick);
+        let mut actions = Vec::new();
+        self.machine.step(now, input, &mut actions);
+        let save = || self.storage.save(self.machine.snapshot().as_ref());
+        let ready = self.outbox.submit(actions, is_tick, save);
+        self.perform_all(ready)
+    }
+
+    fn perform_all(&mut self, actions: Vec<Action>) -> Result<()> {
         actions
             .into_iter()
             .try_for_each(|action| self.perform(action))
-    }
-
-    /// Saves the state for the next process, before any action that relies on it.
-    fn save_snapshot(&mut self) {
-        let snapshot = self.machine.snapshot();
-        let saved = self.checkpoint.as_mut().map(|c| c.save(snapshot.as_ref()));
-        if let Some(Err(error)) = saved {
-            tracing::error!("{error:#}: the membership would end with this process");
-        }
     }
 
     fn perform(&mut self, action: Action) -> Result<()> {
@@ -318,13 +289,23 @@ impl DaemonNode {
                 self.links.remove(&link);
                 return Ok(());
             }
+            Action::Probe(instance) => {
+                // One probe serves all requests for its result.
+                if self.probes.insert(instance) {
+                    let reports = self.reports.clone();
+                    self.prober.probe(instance, self.probe_timeout, reports);
+                }
+                return Ok(());
+            }
             Action::Fail(reason) => bail!("cluster rejects this node: {reason}"),
             Action::Join(identity) => KernelCommand::Join(identity),
             Action::Leave => KernelCommand::Leave,
             Action::PublishHosts(hosts) => KernelCommand::PublishHosts(hosts),
             Action::ApplyView(view) => {
                 let members: Vec<u32> = view.members.iter().map(|m| m.node).collect();
-                tracing::info!(epoch = view.epoch, ?members, "new view");
+                let unreachable = view.members.iter().filter(|m| !m.is_reachable());
+                let unreachable: Vec<u32> = unreachable.map(|m| m.node).collect();
+                tracing::info!(epoch = view.epoch, ?members, ?unreachable, "new view");
                 KernelCommand::ApplyView(view)
             }
         };
@@ -332,10 +313,8 @@ impl DaemonNode {
     }
 
     fn send_command(&self, command: KernelCommand) -> Result<()> {
-        self.commands
-            .send(command)
-            .ok()
-            .context("kernel thread has exited")
+        ensure!(self.commands.0.push(command), "kernel thread has exited");
+        Ok(())
     }
 
     /// Sends pending goodbyes and leaves the cluster.
