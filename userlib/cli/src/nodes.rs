@@ -153,12 +153,16 @@ impl NamedView {
     pub(crate) fn print(&self) -> Result<()> {
         let host = |member: &NamedMember| member.host.clone().unwrap_or_else(|| "-".into());
         let hosts: Vec<_> = self.members.iter().map(host).collect();
+        let states: Vec<_> = self.members.iter().map(|m| state(&m.member)).collect();
+        let state_width = states.iter().map(String::len).max().unwrap_or(0);
         let width = hosts.iter().map(String::len).max().unwrap_or(0).max(4);
         print_line(format_args!(
-            "NODE   {:width$}  INCARNATION       ADDRESS",
-            "HOST"
+            "NODE   {:width$}  INCARNATION       {:state_width$}  ADDRESS",
+            "HOST", "STATE"
         ))?;
-        for (NamedMember { member, .. }, host) in self.members.iter().zip(hosts) {
+        for ((NamedMember { member, .. }, host), state) in
+            self.members.iter().zip(hosts).zip(states)
+        {
             let Member {
                 node,
                 incarnation,
@@ -171,10 +175,18 @@ impl NamedView {
                 ""
             };
             print_line(format_args!(
-                "{node:<5}  {host:width$}  {incarnation:016x}  {address}{own}"
+                "{node:<5}  {host:width$}  {incarnation:016x}  {state:state_width$}  {address}{own}"
             ))?;
         }
         Ok(())
+    }
+}
+
+/// Returns the reachability of a member as it is printed.
+fn state(member: &Member) -> String {
+    match member.unreachable_since {
+        0 => "reachable".into(),
+        epoch => format!("unreachable since epoch {epoch}"),
     }
 }
 
@@ -229,6 +241,26 @@ mod tests {
         for bad in ["", "0", "65536", "-1", "1x"] {
             assert!(bad.parse::<NodeArg>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn state_of_an_unreachable_member_has_its_epoch() {
+        let address = kite::FabricAddress {
+            gid: 1u128.into(),
+            qpn: 1,
+            lid: 0,
+            link_layer: 2,
+            mtu: 4096,
+        };
+        let member = |unreachable_since| Member {
+            node: 1,
+            incarnation: 1,
+            address,
+            admitted_epoch: 5,
+            unreachable_since,
+        };
+        assert_eq!(state(&member(0)), "reachable");
+        assert_eq!(state(&member(9)), "unreachable since epoch 9");
     }
 
     #[test]
