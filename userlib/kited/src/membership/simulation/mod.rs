@@ -8,6 +8,7 @@ mod fault;
 mod host;
 mod kernel;
 mod network;
+mod rdma;
 mod scenarios;
 mod schedule;
 
