@@ -81,13 +81,23 @@ impl Seed {
             return Err(Message::Rejected(reason.into()));
         }
         let current = self.peers.get(&node).map(|peer| peer.member.incarnation);
-        let has_ended = self.ended_incarnations.get(&node) == Some(&own.incarnation);
         if current == Some(own.incarnation) {
             return Ok(());
         }
-        if current.is_some() || has_ended || !self.can_inherit(&own) {
+        let has_ended = self.ended_incarnations.get(&node) == Some(&own.incarnation);
+        let is_of_node = self.node_numbers.get(&own.address.gid) == Some(&node);
+        if has_ended || (current.is_some() && is_of_node) {
             tracing::error!(node, "node rejected: its incarnation has ended");
             return Err(Message::Evicted);
+        }
+        if !self.can_inherit(&own) {
+            if self.rejected.insert(node) {
+                let reason = "its number belongs to another node";
+                tracing::error!(node, "node rejected: {reason}");
+            }
+            let reason = "number of the node belongs to another node of the cluster; leave the cluster on this node: \
+                          kite leave";
+            return Err(Message::Rejected(reason.into()));
         }
         self.insert_peer(now, own, true);
         Ok(())
@@ -103,12 +113,12 @@ impl Seed {
             tracing::info!(node, "node admitted again");
             self.admit(node);
         }
-        loop {
+        // At most two admissions: after that of the node itself, all its pairs are new.
+        for _ in 0..2 {
             let view = self.view();
-            let Some(own) = view.find_member(node) else {
-                return;
-            };
-            match view.find_stale_pair(own, &prior.view).map(|m| m.node) {
+            let own = view.find_member(node);
+            let stale = own.and_then(|own| view.find_stale_pair(own, &prior.view));
+            match stale.map(|member| member.node) {
                 Some(SEED_NODE) => self.admit(SEED_NODE),
                 Some(_) => self.admit(node),
                 None => return,

@@ -209,6 +209,30 @@ fn ended_incarnation_is_evicted() {
     assert!(test.has_sent(9, |m| *m == Message::Evicted));
 }
 
+/// A state file of a backup does not contain the nodes that joined since.
+#[test]
+fn member_whose_number_was_given_to_another_node_keeps_its_incarnation() {
+    let mut test = cluster(2);
+    let mut view = test.seed.view();
+    view.members[1] = Member {
+        admitted_epoch: 5,
+        ..member(2, 7)
+    };
+    view.members[1].address.gid = Ipv6Addr::from(99);
+    let (returning, prior) = (
+        view.members[1],
+        PriorMembership {
+            node: 2,
+            secret: SECRET,
+            seed_incarnation: 1,
+            view,
+        },
+    );
+    test.hello(9, returning, Some(prior));
+    assert!(test.has_sent(9, |m| matches!(m, Message::Rejected(_))));
+    assert!(test.seed.view().has_member(2, 1));
+}
+
 /// Evidence about node 2, which is silent: by the seed, and by node 3.
 fn unreachable_after(seed: Option<bool>, other: Option<bool>, count: u32) -> Vec<u32> {
     let mut test = cluster(count);
