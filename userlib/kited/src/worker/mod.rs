@@ -268,3 +268,33 @@ fn is_resource_shortage(error: &Error) -> bool {
         Some(OutOfMemory | WouldBlock | Interrupted | Os(EMFILE | ENFILE))
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_lost_sessions_and_invalid_views_are_not_retried() {
+        let is_retried = |error: kite::Error| is_retried(&Error::new(error).context("no view"));
+        for error in [
+            kite::Error::OutOfMemory,
+            kite::Error::Io,
+            kite::Error::Os(24),
+        ] {
+            assert!(is_retried(error), "{error}");
+        }
+        for error in [
+            kite::Error::NotPermitted,
+            kite::Error::NoRnic,
+            kite::Error::NotBound,
+            kite::Error::Invalid,
+        ] {
+            assert!(!is_retried(error), "{error}");
+        }
+        assert!(is_invalid(
+            &Error::new(kite::Error::Invalid).context("no view")
+        ));
+        assert!(is_resource_shortage(&Error::new(kite::Error::Os(24))));
+        assert!(!is_resource_shortage(&Error::new(kite::Error::Busy)));
+    }
+}
