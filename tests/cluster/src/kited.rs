@@ -47,8 +47,8 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Returns a configuration in which no silent node is removed during a test: a suspected node has two heartbeats to
-    /// respond.
+    /// Returns a configuration in which no silent node becomes unreachable during a test: a suspected node has two
+    /// heartbeats to respond.
     pub fn patient() -> Self {
         Setup {
             heartbeat_ms: 10_000,
@@ -151,7 +151,7 @@ impl Cluster {
         })
     }
 
-    /// Waits until the view of each of the nodes 1 … `count` has `count` members.
+    /// Waits until the view of each of the nodes 1 … `count` has `count` reachable members.
     ///
     /// # Errors
     ///
@@ -177,7 +177,7 @@ impl Node {
         self.sh(&script(number, setup)).map(drop)
     }
 
-    /// Waits until this node is `number` in a view of `members`.
+    /// Waits until this node is `number` in a view of `members` reachable nodes.
     ///
     /// # Errors
     ///

@@ -33,6 +33,16 @@ impl Node {
         self.connectx()?.set_port(self.plan.number, false)
     }
 
+    /// Takes down the link of the private network, and leaves that of the RNIC up.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotConnectx`]: other RNICs have no link of their own.
+    pub fn disconnect_network(&self) -> Result<()> {
+        self.connectx()?;
+        self.qmp("set_link", json!({ "name": LINK, "up": false }))
+    }
+
     /// Brings the links up again.
     pub fn reconnect(&self) -> Result<()> {
         self.set_links(true)

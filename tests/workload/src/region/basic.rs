@@ -211,12 +211,12 @@ impl OpenHandles {
     }
 }
 
-/// Waits until gauges or counters have values, and the view has a number of members.
+/// Waits until gauges or counters have values, and the view has a number of reachable members.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Await {
     /// NAME=VALUE of a counter or gauge
     gauges: Vec<String>,
-    /// Members of the view
+    /// Reachable members of the view
     #[arg(long)]
     members: Option<usize>,
     /// Number of this node
@@ -262,11 +262,9 @@ impl Await {
                 missing.push(format!("{name} is {found}, expected {value}"));
             }
         }
-        if self
-            .members
-            .is_some_and(|wanted| wanted != view.members.len())
-        {
-            missing.push(format!("{} members", view.members.len()));
+        let reachable = view.members.iter().filter(|m| m.is_reachable()).count();
+        if self.members.is_some_and(|wanted| wanted != reachable) {
+            missing.push(format!("{reachable} members"));
         }
         if self.own.is_some_and(|wanted| wanted != view.local_node) {
             missing.push(format!("local node is {}", view.local_node));

@@ -4,6 +4,7 @@
 
 mod network;
 mod nodes;
+mod partitions;
 mod processes;
 
 use std::time::{Duration, Instant};
