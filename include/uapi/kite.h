@@ -190,8 +190,9 @@ struct kite_map {
  *
  * KITE_IOC_FREE needs KITE_MASTER. The request removes the name and closes the handle. Other
  * handles become stale: their users receive ESTALE, and KITE_EVENT_STALE. The request returns when
- * no node can access the memory any longer. After an error the handle stays open; after ETIMEDOUT
- * it may be stale, while the region is being freed. EACCES, EBADF, EHOSTDOWN, ESTALE, ETIMEDOUT.
+ * no node can access the memory any longer. Memory of an unreachable node is returned to it once
+ * the node is reachable. After an error the handle stays open; after ETIMEDOUT it may be stale,
+ * while the region is being freed. EACCES, EBADF, EHOSTDOWN, ESTALE, ETIMEDOUT.
  *
  * Numbers of handles are not reused in a session.
  */
@@ -567,8 +568,9 @@ struct kite_reply_receive {
  * Locks are advisory. Waiters are granted the lock in FIFO order of their arrival at the home. The
  * owner sees all writes of earlier owners. KITE_IOC_UNLOCK, or closing the handle, releases the
  * lock. The lock of a node that is removed or unreachable is released when all reachable members
- * have fenced the node. All locks end when the home dies. EACCES, EAGAIN, EBADF, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL, EIO,
- * ENOMEM (also for more than KITE_WAITERS_MAX), ESTALE, ETIMEDOUT.
+ * have fenced the node. All locks end when the home dies. EACCES, EAGAIN, EBADF, EHOSTDOWN,
+ * EHOSTUNREACH, EINTR, EINVAL, EIO, ENOMEM (also for more than KITE_WAITERS_MAX), ESTALE,
+ * ETIMEDOUT.
  */
 struct kite_lock {
 	__u64 handle;

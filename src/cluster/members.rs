@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Members of the view, and what the rest of the kernel module asks about them.
+//! Members of the view: their reachability, admissions and synchronization.
 //!
 //! # Operation
 //!

@@ -130,6 +130,8 @@ pub(crate) struct Region {
     name_registered: AtomicFlag,
     /// Number of items that the next teardown step waits for.
     teardown_refs: Atomic<u32>,
+    /// Set by the teardown once no node can access the region any longer. Only its loans are left.
+    access_ended: AtomicFlag,
     /// Cgroup of the owner, charged for waiters and ACL entries.
     owner_memcg: Memcg,
     /// Nests inside `state`.
@@ -168,6 +170,7 @@ impl RegionReservation {
             spec,
             name_registered: AtomicFlag::new(false),
             teardown_refs: Atomic::new(0u32),
+            access_ended: AtomicFlag::new(false),
             owner_memcg: Memcg::current(),
             placement <- new_mutex!(placement, "Region::placement"),
             state <- new_mutex!(state, "Region::state"),
@@ -198,6 +201,16 @@ impl Region {
     /// Runs `f` with allocations charged to the cgroup of the region's owner.
     pub(crate) fn with_owner_memcg<R>(&self, f: impl FnOnce() -> R) -> R {
         self.owner_memcg.with_active(f)
+    }
+
+    /// Records that no node can access the region any longer.
+    pub(crate) fn set_access_ended(&self) {
+        self.access_ended.store(true, Release);
+    }
+
+    /// Returns `true` if [`Self::set_access_ended`] was called.
+    pub(crate) fn has_access_ended(&self) -> bool {
+        self.access_ended.load(Acquire)
     }
 
     /// Adds an item that the next teardown step waits for.

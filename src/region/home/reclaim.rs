@@ -72,6 +72,7 @@ impl Teardown {
         if self.service.cluster.synced_epoch().is_none() {
             return self.return_all_loans_deferred(guard);
         }
+        self.region.set_access_ended();
         for loan in self.region.loans() {
             BorrowedLoan::new(&self.service, loan).release_deferred(self.priority, guard.clone());
         }

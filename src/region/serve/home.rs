@@ -153,7 +153,7 @@ impl ControlServer<'_> {
         Ok(())
     }
 
-    /// Starts freeing a region, or returns its progress.
+    /// Starts freeing a region, or returns its progress. Memory of unreachable lenders is returned later.
     ///
     /// # Errors
     ///
@@ -166,7 +166,16 @@ impl ControlServer<'_> {
         if region.start_free(self.node, mapping)? {
             Teardown::start_deferred(self.service, &region, WorkPriority::Foreground);
         }
+        if region.has_access_ended() && self.has_unreachable_lender(&region) {
+            return Ok(());
+        }
         Err(TryError::InTransition.into())
+    }
+
+    fn has_unreachable_lender(&self, region: &Region) -> bool {
+        let cluster = &self.service.cluster;
+        let mut lenders = region.loans().map(|(lender, _)| lender);
+        lenders.any(|lender| cluster.instance_of(lender).is_err())
     }
 
     fn serve_grant(&self, sequence: u64, change: &RightsChange) -> Result {

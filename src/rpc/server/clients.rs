@@ -9,8 +9,8 @@
 //!
 //! # Recovery
 //!
-//! - A client detaches, or its node leaves or is fenced: the client is removed once its queued messages are taken. Its
-//!   queued calls are delivered to no server.
+//! - A client detaches, or its node leaves or is fenced: the client is removed once its queued messages are
+//!   taken. Its queued calls are delivered to no server.
 //! - The last server ends: all clients are removed. Queued messages that expect a reply fail with
 //!   `ECONNRESET`.
 //!
