@@ -50,7 +50,7 @@ prop_compose! {
 #[test]
 fn encoding_of_known_datagram_never_changes() {
     let expected =
-        b"\x01\x02\x03\x04\x01\0\0\0\xfe\xff\0\0\x09\0\0\0\x22\x11\0\0\0\0\0\0\x44\x33\0\0\0\0\0\0\
+        b"\x02\x02\x03\x04\x01\0\0\0\xfe\xff\0\0\x09\0\0\0\x22\x11\0\0\0\0\0\0\x44\x33\0\0\0\0\0\0\
         \x77\0\0\0\0\0\0\0\xef\xcd\xab\0\x56\x34\x12\0\xef\xbe\xad\xde\0\x10\x10\x000123456789abcdef\x66\x55\0\0\0\0\0\0";
     assert_eq!(&encoded(&SAMPLE), expected);
 }
@@ -108,7 +108,7 @@ fn zero_mtu_is_accepted_only_in_a_connect_request() {
 fn invalid_header_is_malformed() {
     for (at, value) in [
         (0, 0),
-        (0, 2),
+        (0, 1),
         (1, 0),
         (1, 9),
         (55, 1),
