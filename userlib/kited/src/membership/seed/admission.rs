@@ -2,6 +2,7 @@
 //! Admission of nodes: hellos, numbers and welcomes.
 
 use std::collections::HashSet;
+use std::net::Ipv6Addr;
 use std::time::Instant;
 
 use kite::{FabricAddress, Member, MEMBERS_MAX, NODE_ID_MAX};
@@ -9,6 +10,17 @@ use kite::{FabricAddress, Member, MEMBERS_MAX, NODE_ID_MAX};
 use super::{send_and_close, Peer, PendingConn, Seed};
 use crate::membership::{Action, LinkId};
 use crate::protocol::{Message, PriorMembership, SEED_NODE};
+
+impl PendingConn {
+    /// Returns `true` if a node with this GID waits that has not joined before.
+    fn is_of_new_node(&self, gid: Ipv6Addr) -> bool {
+        let hello = self.hello.as_ref();
+        hello.is_some_and(|hello| match hello {
+            Message::Hello { address, prior, .. } => address.gid == gid && prior.is_none(),
+            _ => false,
+        })
+    }
+}
 
 impl Seed {
     /// Processes the first message of a connection, or defers the hello.
@@ -22,29 +34,20 @@ impl Seed {
         let Message::Hello {
             incarnation: incarnation @ 1..,
             address,
-            prior,
+            prior: ref former,
         } = message
         else {
             return actions.push(Action::Close(link));
         };
-        let is_new = prior.is_none();
-        if let Some(until) = self.deferred_until(now, (incarnation, &address), is_new, actions) {
-            tracing::info!(%address, "join deferred by {:?}", until - now);
-            let hello = Some(Message::Hello {
-                incarnation,
-                address,
-                prior,
-            });
-            self.pending_conns.insert(
-                link,
-                PendingConn {
-                    deadline: until,
-                    hello,
-                },
-            );
-            return;
+        let is_new = former.is_none();
+        if let Some(deadline) = self.deferred_until(now, (incarnation, &address), is_new, actions) {
+            tracing::info!(%address, "join deferred by {:?}", deadline - now);
+            let hello = Some(message);
+            let pending = PendingConn { deadline, hello };
+            self.pending_conns.insert(link, pending);
+        } else if let Message::Hello { prior, .. } = message {
+            self.on_hello(now, link, (incarnation, address), prior, actions);
         }
-        self.on_hello(now, link, (incarnation, address), prior, actions);
     }
 
     /// Returns the time until which a hello is deferred, if any. Probes the member that has the GID of a new node.
@@ -92,8 +95,8 @@ impl Seed {
         if self.challenged.remove(&gid).is_none() {
             return;
         }
-        let is_challenger = |pending: &PendingConn| matches!(&pending.hello, Some(Message::Hello { address, prior: None, .. }) if address.gid == gid);
-        let challengers = self.pending_conns.iter().filter(|(_, p)| is_challenger(p));
+        let pending_conns = self.pending_conns.iter();
+        let challengers = pending_conns.filter(|(_, pending)| pending.is_of_new_node(gid));
         let challengers: Vec<LinkId> = challengers.map(|(&link, _)| link).collect();
         for link in challengers {
             self.pending_conns.remove(&link);
@@ -120,18 +123,28 @@ impl Seed {
                 if self.peers.contains_key(&node) {
                     self.remove_peer(node, Some(Message::Evicted), actions);
                 }
-                let member = Member {
-                    node,
-                    incarnation,
-                    address,
-                    admitted_epoch: self.next_epoch(),
-                    unreachable_since: 0,
-                };
+                let member = self.next_member(node, incarnation, address);
                 self.insert_peer(now, member, false);
                 self.publish_view(actions);
                 self.send_welcome(now, link, node, actions);
             }
             Err(reason) => send_and_close(link, Message::Rejected(reason.into()), actions),
+        }
+    }
+
+    /// Returns a member that the next view admits.
+    pub(super) fn next_member(
+        &self,
+        node: u32,
+        incarnation: u64,
+        address: FabricAddress,
+    ) -> Member {
+        Member {
+            node,
+            incarnation,
+            address,
+            admitted_epoch: self.next_epoch(),
+            unreachable_since: 0,
         }
     }
 

@@ -33,13 +33,7 @@ impl Seed {
             return send_and_close(link, Message::Rejected(reason.into()), actions);
         }
         self.epoch = self.epoch.max(prior.view.epoch);
-        let member = Member {
-            node,
-            incarnation,
-            address,
-            admitted_epoch: self.next_epoch(),
-            unreachable_since: 0,
-        };
+        let member = self.next_member(node, incarnation, address);
         let is_added = !self.has_peer(node, incarnation) && self.can_inherit(&member);
         if is_added {
             self.insert_peer(now, member, true);
