@@ -2,9 +2,9 @@
 //! Cut networks: of TCP, of RDMA, of both, of the seed and of followers. No incarnation ends, and no byte is lost.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use kite_cluster::{until, Node, Result, Turn};
+use kite_cluster::{until, Node, Process, Result, Turn};
 
 use crate::{trio, SOON};
 
@@ -52,6 +52,21 @@ fn write_regions(trio: &Turn<'_>) -> Result<Vec<(String, String)>> {
     Ok(regions)
 }
 
+/// Asserts that transfers with `--persist` succeed from now on. Output of before is read within 500 ms.
+fn assert_continues(reader: &mut Process) -> Result<()> {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(500) {
+        reader
+            .read_line(SOON)?
+            .expect("a transfer loop that continues");
+    }
+    let ops = |line: String| line.trim_start_matches("ops ").parse::<u64>().expect(&line);
+    let before = ops(reader.read_until("ops", SOON)?);
+    let after = ops(reader.read_until("ops", SOON)?);
+    assert!(after > before, "{before}, then {after}");
+    Ok(())
+}
+
 /// Cuts networks of a node for some time. Afterwards all nodes have the incarnations and regions of before, and read all
 /// bytes. Returns the epochs before and after the cut.
 fn cut(trio: &Turn<'_>, number: usize, networks: Cut, seconds: u64) -> Result<[u64; 2]> {
@@ -92,8 +107,7 @@ fn cut(trio: &Turn<'_>, number: usize, networks: Cut, seconds: u64) -> Result<[u
         }
     }
     for reader in &mut readers {
-        // Output of before the cut may be unread.
-        reader.read_until("ops", SOON)?;
+        assert_continues(reader)?;
         reader.kill()?;
     }
     for (name, _) in &regions {
