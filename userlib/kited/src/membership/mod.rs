@@ -15,7 +15,7 @@
 //!
 //! # Recovery
 //!
-//! A pause of the process, for example of a virtual machine, delays all deadlines ([`PauseDetector`]): the silence of
+//! A pause of the process, for example of a virtual machine, delays all deadlines (`PauseDetector`): the silence of
 //! others during the pause proves nothing.
 //!
 //! # Limits
