@@ -240,20 +240,22 @@ TRACE_EVENT(kite_ctrl_request,
 
 /* The view changed. */
 TRACE_EVENT(kite_view,
-	TP_PROTO(u64 epoch, u32 members, u32 left),
-	TP_ARGS(epoch, members, left),
+	TP_PROTO(u64 epoch, u32 members, u32 unreachable, u32 removed),
+	TP_ARGS(epoch, members, unreachable, removed),
 	TP_STRUCT__entry(
 		__field(u64, epoch)
 		__field(u32, members)
-		__field(u32, left)
+		__field(u32, unreachable)
+		__field(u32, removed)
 	),
 	TP_fast_assign(
 		__entry->epoch = epoch;
 		__entry->members = members;
-		__entry->left = left;
+		__entry->unreachable = unreachable;
+		__entry->removed = removed;
 	),
-	TP_printk("epoch=%llu members=%u left=%u", __entry->epoch, __entry->members,
-		  __entry->left)
+	TP_printk("epoch=%llu members=%u unreachable=%u removed=%u", __entry->epoch,
+		  __entry->members, __entry->unreachable, __entry->removed)
 );
 
 #endif /* _KITE_TRACE_H */

@@ -62,6 +62,7 @@ events! {
     /// A control request received its reply, or failed.
     fn ctrl_request(__tracepoint_kite_ctrl_request, rust_do_trace_kite_ctrl_request;
         node: u32, request_id: u64, result: i32);
-    /// The view changed; `left` nodes were removed.
-    fn view(__tracepoint_kite_view, rust_do_trace_kite_view; epoch: u64, members: u32, left: u32);
+    /// The view changed: `unreachable` of the members are unreachable, and `removed` nodes are not members any more.
+    fn view(__tracepoint_kite_view, rust_do_trace_kite_view;
+        epoch: u64, members: u32, unreachable: u32, removed: u32);
 }

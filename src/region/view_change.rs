@@ -113,9 +113,10 @@ impl ViewChange<'_> {
     fn apply(&self) -> Result {
         let cluster = &self.service.cluster;
         let view = cluster.prepare_view(self.epoch, self.members)?;
-        let (fenced_count, removed_count) = (view.fenced().len(), view.removed().len());
-        let cleared_count = (fenced_count + removed_count) as u32;
-        trace::view(self.epoch, self.members.len() as u32, cleared_count);
+        let member_count = self.members.len() as u32;
+        let unreachable_count = member_count - self.reachable_instances().count() as u32;
+        let removed_count = view.removed().len() as u32;
+        trace::view(self.epoch, member_count, unreachable_count, removed_count);
         self.service.request_queue().flush();
         for removed in view.removed() {
             self.clear_removed(removed.node);

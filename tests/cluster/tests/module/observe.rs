@@ -200,8 +200,8 @@ fn unresponsive_node_is_visible_in_events_and_counters() -> Result<()> {
             ["node=2 ", "len=4096 ", "status=retry exceeded"],
         ),
         ("kite_qp_state", ["node=2 ", "generation=", " down"]),
-        ("kite_view", ["epoch=", "members=1 ", "left=1"]),
-        ("kite_view", ["epoch=", "members=2 ", "left=0"]),
+        ("kite_view", ["members=2 ", "unreachable=1 ", "removed=0"]),
+        ("kite_view", ["members=2 ", "unreachable=0 ", "removed=1"]),
         ("kite_qp_state", ["node=2 ", "generation=1 ", " up"]),
     ] {
         assert!(has(&trace, event, &words), "{event} {words:?}: {trace}");
