@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! The RDMA fabric of a cluster: the devices of each machine, and the shared process behind them.
 //!
-//! A fabric contributes to a cluster in three places. On the host, `start` starts the process that all nodes share, and
-//! `part` returns QEMU arguments for a node. In the guest, init runs `guest/fabric-<name>`, also after a reset. With
-//! every fabric, eth0 is the private network, and its QEMU device is `LINK`.
+//! A fabric contributes to a cluster in four places. On the host, `start` starts the process that all nodes share,
+//! `part` returns QEMU arguments for a node, and `rnic_devices` the RNICs that its machine then gets. In the guest, init
+//! calls the functions of `guest/fabric-<name>`, also after a reset. With every fabric, eth0 is the private network, and
+//! its QEMU device is `LINK`.
 
 pub(crate) mod connectx;
 
@@ -11,7 +12,7 @@ use std::env;
 use std::fmt;
 use std::str::FromStr;
 
-use serde_json::json;
+use serde_json::{json, Value};
 
 use crate::error::{Error, Result};
 use crate::fabric::connectx::Connectx;
@@ -72,20 +73,35 @@ impl Fabric {
         }
     }
 
+    /// Returns the RNICs that are devices of the machine, as arguments of QEMU's command `device_add`.
+    pub(crate) fn rnic_devices(self, plan: &Plan) -> Vec<Value> {
+        let device = |(number, path)| {
+            let socket = json!({ "type": "unix", "path": path });
+            let port = format!("port{number}");
+            json!({ "driver": "vfio-user-pci", "bus": port, "socket": socket })
+        };
+        match self {
+            Fabric::Rxe => Vec::new(),
+            Fabric::Connectx => plan.rnic_sockets().enumerate().map(device).collect(),
+        }
+    }
+
+    /// Returns the network device and the ports of the RNICs.
     pub(crate) fn part(self, plan: &Plan) -> Part {
         let mut args = ethernet(plan);
-        if self == Fabric::Connectx {
-            for path in plan.rnic_sockets() {
-                let socket = json!({ "type": "unix", "path": path });
-                let device = json!({ "driver": "vfio-user-pci", "socket": socket });
-                args.extend(["-device".into(), device.to_string()]);
-            }
+        for (number, _) in self.rnic_devices(plan).iter().enumerate() {
+            args.extend(["-device".into(), port(number)]);
         }
         Part {
             args,
             helpers: Vec::new(),
         }
     }
+}
+
+/// Returns the port of a machine that an RNIC is added to.
+fn port(number: usize) -> String {
+    format!("pcie-root-port,id=port{number},chassis={number},pref64-reserve=64M")
 }
 
 impl fmt::Display for Fabric {

@@ -9,4 +9,5 @@ pub(crate) mod image;
 pub(crate) mod kernel;
 pub(crate) mod qemu;
 pub(crate) mod qmp;
+pub(crate) mod snapshot;
 pub(crate) mod workdir;

@@ -6,12 +6,15 @@
 //! changes, and is another share, whose entries are revalidated.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::SystemTime;
 
+use crate::builder::boot_limit;
 use crate::error::{Context, Result};
 use crate::fabric::Fabric;
 use crate::machine::accel::Accel;
@@ -22,6 +25,9 @@ use crate::TOP;
 
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 const VIRTIOFSD: &str = "/usr/libexec/virtiofsd";
+
+/// Number of the machine whose state is a snapshot for others: see `snapshot`.
+pub(crate) const TEMPLATE: usize = 0;
 
 /// Parameters that omit devices and units which a host without a screen does not need: under emulation each costs 1 s.
 const LEAN: &str =
@@ -84,8 +90,14 @@ impl Plan {
         (0..self.rnics).map(|index| self.file(&format!("rnic{index}")))
     }
 
-    pub(crate) fn start(&self) -> Result<Machine> {
+    /// Starts the machine, stopped before its first instruction, or before a snapshot is restored. Its RNICs are added
+    /// afterwards.
+    pub(crate) fn start(&self, restores: bool) -> Result<Machine> {
         let mut command = Command::new(PROGRAM);
+        command.arg("-S");
+        if restores {
+            command.args(["-incoming", "defer"]);
+        }
         command.args(self.base()?).args(self.accel.args());
         command.args(self.boot()?);
         let mut helpers = Vec::new();
@@ -125,6 +137,14 @@ impl Plan {
             &format!("memory-backend-memfd,id=memory,size={memory}M,share=on"),
             "-serial",
             &format!("file:{}", console.display()),
+            // Init reads the identity of a node that starts from a snapshot here.
+            "-serial",
+            &format!(
+                "unix:{},server=on,wait=off",
+                self.identity_socket().display()
+            ),
+            "-device",
+            "vmgenid,guid=auto",
             "-qmp",
             "stdio",
             "-gdb",
@@ -157,15 +177,42 @@ impl Plan {
         format!(
             "console=ttyS0 loglevel=5 panic=-1 mitigations=off nokaslr net.ifnames=0 \
              rcupdate.rcu_cpu_stall_timeout=60 watchdog_thresh=30 tsc=nowatchdog \
-             rootfstype=virtiofs root=root {} {} {} kite_node={} kite_fabric={} kite_build={} kite_dir={}",
+             rootfstype=virtiofs root=root {} {} {} kite_fabric={} kite_build={} {}",
             self.init(),
             self.accel.kernel_parameters(),
             self.parameters,
-            self.number,
             self.fabric,
             self.kernel.build(),
-            self.dir.display()
+            self.identity()
         )
+    }
+
+    /// Returns the variables of init that differ between nodes. A template has none.
+    fn identity(&self) -> String {
+        match self.number {
+            TEMPLATE => String::new(),
+            number => format!("kite_node={number} kite_dir={}", self.dir.display()),
+        }
+    }
+
+    fn identity_socket(&self) -> PathBuf {
+        self.file("identity")
+    }
+
+    /// Writes identity and time to init, in a machine that started from a snapshot. Waits until the terminal of init
+    /// echoes the line, since QEMU drops what the machine has not read when the connection closes.
+    pub(crate) fn send_identity(&self) -> Result<()> {
+        let what = || format!("sending the identity of {}", self.name());
+        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let line = format!("{} kite_time={}\n", self.identity(), now.as_secs());
+        let mut socket = UnixStream::connect(self.identity_socket()).context(what)?;
+        socket.set_read_timeout(Some(boot_limit())).context(what)?;
+        socket.write_all(line.as_bytes()).context(what)?;
+        let mut echo = String::new();
+        BufReader::new(socket)
+            .read_line(&mut echo)
+            .map(drop)
+            .context(what)
     }
 
     /// Returns the parameters of init. A Debian host has its own, which starts `guest/debian`.
@@ -193,7 +240,12 @@ impl Plan {
             UnixListener::bind(&socket).context(|| format!("binding {}", socket.display()))?;
         let mut command = Command::new(VIRTIOFSD);
         command
-            .args(["--fd=0", "--sandbox=none"])
+            // A file of the checkout may be gone when a machine starts from a snapshot.
+            .args([
+                "--fd=0",
+                "--sandbox=none",
+                "--migration-on-error=guest-error",
+            ])
             .args(options)
             .arg(format!("--cache={cache}"))
             .arg(format!("--shared-dir={}", directory.display()))

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! QEMU's control protocol (QMP) over the standard streams of its process: JSON, one object a line.
 //!
-//! Six commands need no client crate. QEMU replies to requests in order; events between the replies are ignored.
+//! Ten commands need no client crate. QEMU replies to requests in order; events between the replies are ignored.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::{json, Value};
 
@@ -52,6 +55,33 @@ impl Qmp {
         let table = self.execute(command, json!({ "command-line": "info usernet" }))?;
         let table = table.as_str().unwrap_or_default();
         parse_port(table).ok_or_else(|| refused(command, table))
+    }
+
+    /// Saves the state of the machine to a file, or restores it: `command` is `migrate` or `migrate-incoming`. Each page
+    /// has its place in the file, so that pages of zeros stay untouched.
+    pub(crate) fn migrate(&mut self, command: &str, state: &Path) -> Result<()> {
+        let mapped = json!([{ "capability": "mapped-ram", "state": true }]);
+        self.execute(
+            "migrate-set-capabilities",
+            json!({ "capabilities": mapped }),
+        )?;
+        self.execute(
+            command,
+            json!({ "uri": format!("file:{}", state.display()) }),
+        )?;
+        self.await_migration()
+    }
+
+    fn await_migration(&mut self) -> Result<()> {
+        const COMMAND: &str = "query-migrate";
+        loop {
+            let migration = self.execute(COMMAND, json!({}))?;
+            match migration["status"].as_str() {
+                Some("completed") => return Ok(()),
+                Some("failed") => return Err(refused(COMMAND, migration)),
+                _ => thread::sleep(Duration::from_millis(20)),
+            }
+        }
     }
 
     fn receive(&mut self, command: &str) -> Result<Value> {

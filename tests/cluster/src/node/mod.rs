@@ -15,6 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use crate::error::{Context, Error, Result};
 use crate::fabric::connectx::Connectx;
 use crate::machine::accel::Accel;
@@ -22,6 +24,7 @@ use crate::machine::guarded::Guarded;
 use crate::machine::kernel::{patience, Kernel};
 use crate::machine::qemu::{Machine, Plan};
 use crate::machine::qmp::Qmp;
+use crate::machine::snapshot::snapshot;
 use crate::report::console::Console;
 use crate::report::leaks::{self, Leaks, Symbols};
 
@@ -81,10 +84,12 @@ impl Node {
     }
 
     fn start(plan: Plan, network: Option<Arc<Connectx>>) -> Result<Self> {
-        let Machine { mut qemu, helpers } = plan.start()?;
+        let snapshot = snapshot(&plan)?;
+        let Machine { mut qemu, helpers } = plan.start(snapshot.is_some())?;
         let console = Console::new(plan.file("console"));
         let talk = Qmp::new(qemu.child()).and_then(|mut qmp| {
             let port = qmp.forwarded_port()?;
+            run(&plan, &mut qmp, snapshot.as_deref())?;
             Ok((qmp, Ssh::new(&plan, port)?))
         });
         let (qmp, ssh) = talk.map_err(|error| Error::Boot {
@@ -214,4 +219,19 @@ impl Node {
     fn qemu(&self) -> MutexGuard<'_, Guarded> {
         self.qemu.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Restores the snapshot in a stopped machine, adds its RNICs, and starts its processors.
+fn run(plan: &Plan, qmp: &mut Qmp, snapshot: Option<&Path>) -> Result<()> {
+    if let Some(state) = snapshot {
+        qmp.migrate("migrate-incoming", state)?;
+    }
+    for rnic in plan.fabric.rnic_devices(plan) {
+        qmp.execute("device_add", rnic)?;
+    }
+    qmp.execute("cont", json!({}))?;
+    if snapshot.is_some() {
+        plan.send_identity()?;
+    }
+    Ok(())
 }

@@ -23,6 +23,25 @@ fn pings(from: &Node, to: &Node) -> Result<bool> {
     Ok(ping.success())
 }
 
+/// A snapshot has one address and one state of the random number generator.
+#[test]
+fn nodes_from_one_snapshot_differ_in_address_and_random_numbers() -> Result<()> {
+    let pair = PAIR.take()?;
+    let both = |line: &str| -> Result<Vec<String>> {
+        pair.nodes().iter().map(|node| node.sh(line)).collect()
+    };
+    let addresses = both("cat /sys/class/net/eth0/address")?;
+    assert_eq!(addresses, ["52:54:00:77:00:01", "52:54:00:77:00:02"]);
+    for line in [
+        "od -An -N16 -x /dev/urandom",
+        "cat /proc/sys/kernel/random/boot_id",
+    ] {
+        let numbers = both(line)?;
+        assert_ne!(numbers[0], numbers[1], "{line}");
+    }
+    Ok(())
+}
+
 #[test]
 fn node_clocks_run_at_the_rate_of_the_host_clock() -> Result<()> {
     const SPAN: Duration = Duration::from_secs(2);
