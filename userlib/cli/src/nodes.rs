@@ -185,13 +185,13 @@ impl NamedView {
 }
 
 /// Width of the longest usual state.
-const STATE_WIDTH: usize = "unreachable since 999".len();
+const STATE_WIDTH: usize = "unreachable since epoch 999".len();
 
 /// Returns the state of a member in words.
 fn member_state(member: &Member) -> String {
     match member.unreachable_since {
         0 => "reachable".into(),
-        epoch => format!("unreachable since {epoch}"),
+        epoch => format!("unreachable since epoch {epoch}"),
     }
 }
 
@@ -246,6 +246,26 @@ mod tests {
         for bad in ["", "0", "65536", "-1", "1x"] {
             assert!(bad.parse::<NodeArg>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn state_of_an_unreachable_member_has_its_epoch() {
+        let address = kite::FabricAddress {
+            gid: 1u128.into(),
+            qpn: 1,
+            lid: 0,
+            link_layer: 2,
+            mtu: 4096,
+        };
+        let member = |unreachable_since| Member {
+            node: 1,
+            incarnation: 1,
+            address,
+            admitted_epoch: 5,
+            unreachable_since,
+        };
+        assert_eq!(member_state(&member(0)), "reachable");
+        assert_eq!(member_state(&member(9)), "unreachable since epoch 9");
     }
 
     #[test]

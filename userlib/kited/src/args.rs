@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::builder::RangedI64ValueParser;
 use clap::{ArgAction, ArgGroup, Parser};
 use kited::membership::Timing;
+use kited::state_file::StateLocation;
 
 /// Agree with the other nodes on the members of the cluster, and set the view of the kite module
 ///
@@ -36,20 +37,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
 
+    /// State file of the seed: secret, epoch, node numbers and members [default: kited-RNIC.state in the state directory
+    /// of the service, or none]
+    #[arg(long, value_name = "FILE", conflicts_with = "join")]
+    pub(crate) state: Option<PathBuf>,
+
     /// Accept peers without authentication, and send the cluster's secret in clear text
     #[arg(long, conflicts_with = "key")]
     pub(crate) insecure: bool,
-
-    /// File for the secret, the numbers and the members of the cluster, used with --listen; with it, a restart of the
-    /// seed's host ends no other node's membership
-    #[arg(long, value_name = "FILE", overrides_with = "state")]
-    pub(crate) state: Option<PathBuf>,
 
     /// Interval between heartbeats in ms, the same on all nodes
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = ms_in_range(10, 60_000))]
     pub(crate) heartbeat_interval_ms: u32,
 
-    /// Timeout in ms after which a silent node is checked by RDMA, at least two heartbeat intervals; a node that a
+    /// Timeout in ms after which a silent node is checked over RDMA, at least two heartbeat intervals; a node that a
     /// kernel suspects has two heartbeat intervals
     #[arg(long, value_name = "MS", default_value_t = 3000, value_parser = ms_in_range(20, 600_000))]
     pub(crate) dead_timeout_ms: u32,
@@ -71,6 +72,19 @@ impl Args {
             heartbeat_interval: Duration::from_millis(self.heartbeat_interval_ms.into()),
             dead_after: Duration::from_millis(self.dead_timeout_ms.into()),
         })
+    }
+}
+
+impl Args {
+    /// Returns the location of the state file: the option, else the state directory of the service.
+    pub(crate) fn state_location(&self) -> Option<StateLocation> {
+        if let Some(file) = &self.state {
+            return Some(StateLocation::File(file.clone()));
+        }
+        let directories = std::env::var_os("STATE_DIRECTORY")?;
+        // The variable lists all state directories of the service, separated by colons.
+        let first = std::env::split_paths(&directories).next()?;
+        Some(StateLocation::Directory(first))
     }
 }
 

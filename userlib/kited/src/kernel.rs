@@ -3,8 +3,8 @@
 
 use std::cell::OnceCell;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
-use std::thread;
+use std::sync::{Arc, Weak};
+use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
@@ -16,13 +16,13 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
 
+use crate::fd_store::{FdStore, StoredFds};
 use crate::hosts_file::HostsFile;
-use crate::membership::Identity;
-use crate::protocol::{Hosts, View};
-use crate::storage::fd_store::{FdStore, StoredFds};
+use crate::membership::{Identity, ProbeResult};
+use crate::protocol::{Hosts, Instance, View};
 
-/// Interval at which a session that ends looks for checks in progress.
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Time between two checks for probes that have not ended.
+const PROBE_END_POLL: Duration = Duration::from_millis(10);
 
 /// RNIC that can join a cluster. Methods block.
 pub trait Kernel: Send + 'static {
@@ -31,6 +31,9 @@ pub trait Kernel: Send + 'static {
     /// # Errors
     /// If there is no such RNIC.
     fn address(&self) -> Result<FabricAddress>;
+
+    /// Returns the name of the RNIC. It is empty before the first use.
+    fn rnic_name(&self) -> String;
 
     /// Resumes the session of this incarnation if a previous process left it open, and ends any other session that was
     /// left open. Called once, before all other methods.
@@ -62,16 +65,16 @@ pub struct ResumedSession {
     pub epoch: u64,
 }
 
-/// Check of other kernels by RDMA.
+/// Sender of probes over RDMA, for several threads at once.
 pub trait Prober: Send + Sync {
-    /// Returns `true` if the kernel of a node, in this incarnation, replies in time. Blocks.
-    fn probe(&self, node: u32, incarnation: u64, timeout: Duration) -> bool;
+    /// Waits until the kernel of a node replies to a request, at most for `timeout`.
+    fn probe(&self, instance: Instance, timeout: Duration) -> ProbeResult;
 }
 
 /// Membership of a kernel in a cluster. Methods block.
 pub trait KernelSession: Send {
-    /// Returns the prober of the session, which other threads can use while this one applies a view.
-    fn prober(&self) -> Arc<dyn Prober>;
+    /// Returns the sender of probes for this session. It keeps no session open.
+    fn prober(&self) -> Box<dyn Prober>;
 
     /// Applies a view. Returns when removed and unreachable nodes can no longer access memory of this node.
     ///
@@ -195,6 +198,10 @@ impl Kernel for Device {
         Ok(rnic.context("RNIC removed")?.address)
     }
 
+    fn rnic_name(&self) -> String {
+        self.rnic.get().cloned().unwrap_or_default()
+    }
+
     fn join(
         &self,
         identity: Identity,
@@ -250,19 +257,29 @@ impl DeviceSession {
     }
 }
 
-impl Prober for DaemonSession {
-    fn probe(&self, node: u32, incarnation: u64, timeout: Duration) -> bool {
-        let replied = DaemonSession::probe(self, node, incarnation, timeout);
-        if let Err(error) = &replied {
-            tracing::debug!(node, %error, "no reply by RDMA");
+/// Sender of probes of a [`DeviceSession`].
+struct DeviceProber(Weak<DaemonSession>);
+
+impl Prober for DeviceProber {
+    fn probe(&self, instance: Instance, timeout: Duration) -> ProbeResult {
+        let Instance { node, incarnation } = instance;
+        let Some(daemon) = self.0.upgrade() else {
+            return ProbeResult::NoEvidence;
+        };
+        match daemon.probe(node, incarnation, timeout) {
+            Ok(()) => ProbeResult::Answered,
+            Err(kite::Error::TimedOut) => ProbeResult::NoReply,
+            Err(error) => {
+                tracing::debug!(node, "probe is no evidence: {error}");
+                ProbeResult::NoEvidence
+            }
         }
-        replied.is_ok()
     }
 }
 
 impl KernelSession for DeviceSession {
-    fn prober(&self) -> Arc<dyn Prober> {
-        self.daemon.clone()
+    fn prober(&self) -> Box<dyn Prober> {
+        Box::new(DeviceProber(Arc::downgrade(&self.daemon)))
     }
 
     fn apply_view(&mut self, view: &View) -> Result<()> {
@@ -287,11 +304,7 @@ impl KernelSession for DeviceSession {
         self.event_task.abort();
         // The task holds the device open until it has ended. Its result is irrelevant.
         let _ = Handle::current().block_on(self.event_task);
-        // So do checks in progress, which have a timeout.
-        while Arc::strong_count(&self.daemon) > 1 {
-            thread::sleep(POLL_INTERVAL);
-        }
-        drop(self.daemon);
+        close_session(self.daemon);
         if let Err(error) = remove_stored_session(self.store_entry) {
             tracing::warn!("{error:#}");
         }
@@ -299,6 +312,14 @@ impl KernelSession for DeviceSession {
 
     fn detach(self: Box<Self>) {
         self.event_task.abort();
+    }
+}
+
+/// Closes a session when its probes have ended.
+fn close_session(mut daemon: Arc<DaemonSession>) {
+    while let Err(shared) = Arc::try_unwrap(daemon).map(drop) {
+        daemon = shared;
+        sleep(PROBE_END_POLL);
     }
 }
 
@@ -317,8 +338,6 @@ fn remove_stored_session(store_entry: Option<(FdStore, String)>) -> Result<()> {
 pub enum KernelEvent {
     /// The node does not respond to the kernel.
     Suspect(u32),
-    /// The kernel of a node, in this incarnation, has replied by RDMA.
-    Alive(u32, u64),
     /// The session has ended, since the RNIC was removed.
     RnicRemoved(anyhow::Error),
 }

@@ -4,6 +4,8 @@
 //! [`membership`] decides, in pure state machines that exchange [`protocol`] messages. [`node`] connects such a machine
 //! with the network ([`wire`]) and the [`kernel`].
 
+pub mod checkpoint;
+pub mod fd_store;
 pub mod host;
 mod hosts_file;
 pub mod kernel;
@@ -11,8 +13,7 @@ pub mod key;
 mod links;
 pub mod membership;
 pub mod node;
-mod probes;
 pub mod protocol;
-pub mod storage;
+pub mod state_file;
 pub mod wire;
 mod worker;

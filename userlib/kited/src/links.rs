@@ -25,6 +25,13 @@ const SEND_QUEUE_MAX: usize = 64;
 /// Maximum connections in their handshake.
 const HANDSHAKES_MAX: usize = 64;
 
+/// Maximum time between two attempts to connect.
+const MAX_DIAL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Maximum time for TCP to connect. TCP itself doubles the time between its attempts, so a restarted seed would be
+/// reached late.
+const MAX_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Event of a connection.
 pub(crate) enum LinkEvent {
     /// A connection to a peer on this host is established. Dropping the sender closes it after the queued messages are
@@ -74,7 +81,7 @@ impl Links {
                 Err(error) => {
                     // For example too many open files, which may be transient.
                     tracing::warn!(%error, "cannot accept a connection");
-                    sleep(self.io_timeout).await;
+                    sleep(MAX_DIAL_INTERVAL).await;
                 }
             }
         }
@@ -123,7 +130,7 @@ impl Links {
                     Err(error) => log_error_once(seed, &error, &mut last_error),
                 }
             }
-            sleep(retry_interval).await;
+            sleep(retry_interval.min(MAX_DIAL_INTERVAL)).await;
         }
     }
 
@@ -131,7 +138,8 @@ impl Links {
         &self,
         seed: &str,
     ) -> Result<(Host, wire::FrameSender, wire::FrameReceiver), wire::WireError> {
-        let connect = timeout(self.io_timeout, TcpStream::connect(seed));
+        let connect_timeout = self.io_timeout.min(MAX_CONNECT_TIMEOUT);
+        let connect = timeout(connect_timeout, TcpStream::connect(seed));
         let stream = connect.await.map_err(std::io::Error::from)??;
         self.establish(stream, HandshakeRole::Dialer).await
     }
@@ -198,7 +206,7 @@ impl Links {
     }
 }
 
-/// Logs an error unless it equals the previous one, since the connection is retried at each heartbeat interval.
+/// Logs an error unless it equals the previous one, since the connection is retried several times per second.
 fn log_error_once(seed: &str, error: &wire::WireError, last_error: &mut String) {
     let text = format!("cannot connect to seed {seed}: {error}");
     if *last_error != text {

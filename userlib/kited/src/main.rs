@@ -9,12 +9,11 @@ use std::process::ExitCode;
 
 use anyhow::{ensure, Context, Result};
 use clap::Parser;
+use kited::checkpoint::Checkpoint;
+use kited::fd_store::FdStore;
 use kited::kernel::Device;
 use kited::key::Key;
 use kited::node::{run, Config, Role, Shutdown};
-use kited::storage::checkpoint::Checkpoint;
-use kited::storage::fd_store::FdStore;
-use kited::storage::state_file::StateFile;
 use sd_notify::NotifyState;
 use tokio::net::{lookup_host, TcpListener};
 use tokio::signal::unix::{signal, SignalKind};
@@ -56,6 +55,7 @@ fn init_logging(verbose: u8) {
 
 async fn run_daemon(args: Args) -> Result<()> {
     let timing = args.timing()?;
+    let state = args.state_location();
     let key = args.key.as_deref().map(Key::read).transpose()?;
     if key.is_none() && !args.insecure {
         let addresses = args.listen.iter().chain(&args.join);
@@ -77,7 +77,7 @@ async fn run_daemon(args: Args) -> Result<()> {
         key,
         timing,
         checkpoint,
-        state_file: args.state.map(StateFile::new),
+        state,
     };
     let result = run(config, device, notify_ready, shutdown_signal()?).await;
     // Without systemd the notification has no effect.

@@ -260,7 +260,7 @@ async fn read_frame(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>
 mod tests {
     use super::*;
     use crate::host::HOST_NAME_MAX;
-    use crate::protocol::View;
+    use crate::protocol::{PriorMembership, View};
     use kite::{FabricAddress, Member};
     use tokio::net::TcpListener;
 
@@ -354,7 +354,21 @@ mod tests {
         };
         let host = |node| (node, host.clone());
         let hosts = Message::Hosts((64000..65024).map(host).collect());
-        for message in [largest_view_message(), hosts] {
+        let Message::View(view) = largest_view_message() else {
+            unreachable!()
+        };
+        let prior = PriorMembership {
+            node: u32::MAX,
+            secret: [255; 16],
+            seed_incarnation: u64::MAX,
+            view,
+        };
+        let hello = Message::Hello {
+            incarnation: u64::MAX,
+            address: prior.view.members[0].address,
+            prior: Some(prior),
+        };
+        for message in [largest_view_message(), hosts, hello] {
             let len = postcard::to_stdvec(&message).unwrap().len();
             assert!(len + AEAD_TAG_BYTES <= usize::from(u16::MAX), "{len}");
         }

@@ -6,27 +6,22 @@
 //!
 //! # Operation
 //!
-//! A node keeps its incarnation while its kernel runs. A member that is silent by TCP is checked by RDMA: if no kernel
-//! receives a reply from it, the next view marks it as unreachable. It is then fenced, and keeps what it owns. When it
-//! connects again, the next view admits it in the same incarnation.
-//!
-//! An incarnation ends when the node leaves, or joins with another incarnation because its kernel or module was
-//! restarted. No timeout ends an incarnation.
-//!
-//! # Recovery
-//!
-//! A pause of the process, for example of a virtual machine, delays all deadlines (`PauseDetector`): the silence of
-//! others during the pause proves nothing.
+//! An incarnation ends only when its node leaves or a later incarnation of the node joins. A member that does not
+//! respond is *unreachable*: the kernels fence the member, and it remains in the view. Evidence is from both networks: a
+//! member that is silent on TCP becomes unreachable only if its kernel does not reply to requests over RDMA either.
 //!
 //! # Limits
 //!
 //! The seed is a single coordinator: no other node changes the membership. While the seed is unreachable, no node
-//! joins, and no other node is marked as unreachable. The followers continue with each other. Each follower computes
-//! the view with the unreachable seed from the last view that it received. If the seed failed while it sent that view,
-//! two views with different epochs exist until the seed returns. A cluster that cannot accept these limits needs a
-//! replicated store, such as etcd, instead of the seed.
+//! joins, and no other member becomes unreachable or is admitted again. The survivors of the seed continue with each
+//! other. Each survivor derives the view without the seed from the last view that it received. If the seed failed while
+//! it sent that view, two views with different epochs exist until the seed returns. A cluster that cannot accept these
+//! limits needs a replicated store, such as etcd, instead of the seed.
 
+mod check;
+mod clock;
 mod follower;
+mod outbox;
 mod seed;
 #[cfg(test)]
 mod simulation;
@@ -35,19 +30,26 @@ mod snapshot;
 use std::time::{Duration, Instant};
 
 use crate::host::Host;
-use crate::protocol::{Hosts, Message, Secret, View};
+use crate::protocol::{Hosts, Instance, Message, Secret, View};
 
+pub use clock::MachineClock;
 pub use follower::Follower;
+pub use outbox::Outbox;
 pub use seed::Seed;
-pub use snapshot::{needs_snapshot, FollowerSnapshot, SeedSnapshot, Snapshot};
+pub use snapshot::{FollowerSnapshot, SeedSnapshot, Snapshot};
 
 /// Maximum gap between two reports of the same suspicion. A kernel repeats its report every 1 to 2 s while the node
 /// does not respond. A report after a longer gap belongs to a new suspicion.
 const SUSPICION_GAP: Duration = Duration::from_secs(5);
 
-/// Minimum and maximum time that the kernel of a node has to reply by RDMA.
-const RDMA_TIMEOUT_MIN: Duration = Duration::from_millis(500);
-const RDMA_TIMEOUT_MAX: Duration = Duration::from_secs(5);
+/// Minimum time in which a kernel must reply to a probe. A request over RDMA is retried within this time.
+const MIN_PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Maximum time in which a kernel must reply to a probe, `KITE_PROBE_TIMEOUT_MS_MAX` of the ABI.
+const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Maximum number of members that probe one node, besides the node that decides.
+const MAX_PROBERS: usize = 15;
 
 /// ID of a connection, unique in the process.
 pub type LinkId = u64;
@@ -57,24 +59,29 @@ pub type LinkId = u64;
 pub struct Timing {
     /// Interval between the heartbeats of one side.
     pub heartbeat_interval: Duration,
-    /// Time after which a silent side is dead.
+    /// Time of silence on TCP after which a node is probed over RDMA.
     pub dead_after: Duration,
 }
 
 impl Timing {
-    /// Returns the time that a suspected node has to respond to a probe.
+    /// Returns the time that a suspected node has to respond to a heartbeat.
     fn probe_grace(&self) -> Duration {
         (2 * self.heartbeat_interval).min(self.dead_after)
     }
 
-    /// Returns the time that the kernel of a node has to reply by RDMA.
-    pub(crate) fn rdma_timeout(&self) -> Duration {
-        (self.dead_after / 2).clamp(RDMA_TIMEOUT_MIN, RDMA_TIMEOUT_MAX)
+    /// Returns the time that the kernel of a node has to reply to a probe over RDMA.
+    pub fn probe_timeout(&self) -> Duration {
+        (self.dead_after / 2).clamp(MIN_PROBE_TIMEOUT, MAX_PROBE_TIMEOUT)
     }
 
-    /// Returns the length of a check by RDMA. Replies of other members take two messages longer than the own one.
-    fn check_time(&self) -> Duration {
-        self.rdma_timeout() + self.heartbeat_interval
+    /// Returns the time after which all probes of a check have ended, including those of other members.
+    fn check_timeout(&self) -> Duration {
+        self.probe_timeout() + self.probe_grace()
+    }
+
+    /// Returns the time that the kernel of a member has to apply a view.
+    fn apply_timeout(&self) -> Duration {
+        5 * self.dead_after
     }
 }
 
@@ -87,6 +94,28 @@ pub struct Identity {
     pub incarnation: u64,
     /// Secret that authenticates the kernels to each other.
     pub secret: Secret,
+}
+
+/// Result of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeResult {
+    /// The kernel of the node replied.
+    Answered,
+    /// No reply arrived in time.
+    NoReply,
+    /// The probe shows nothing about the node: for example, the node is not a reachable member for this kernel.
+    NoEvidence,
+}
+
+impl ProbeResult {
+    /// Returns the result as other nodes receive it.
+    fn to_evidence(self) -> Option<bool> {
+        match self {
+            Self::Answered => Some(true),
+            Self::NoReply => Some(false),
+            Self::NoEvidence => None,
+        }
+    }
 }
 
 /// Event for a state machine.
@@ -104,8 +133,8 @@ pub enum Input {
     Applied(u64),
     /// A node does not respond to the kernel. The event repeats while that is so.
     Suspect(u32),
-    /// The kernel of a node, in this incarnation, has replied by RDMA to an [`Action::Probe`].
-    Alive(u32, u64),
+    /// An [`Action::Probe`] has ended.
+    Probed(Instance, ProbeResult),
     /// Clock tick.
     Tick,
     /// The node must leave the cluster.
@@ -125,10 +154,11 @@ pub enum Action {
     Leave,
     /// Apply a view in the kernel.
     ApplyView(View),
+    /// Send a request to the kernel of a node over RDMA. An [`Input::Probed`] follows within
+    /// [`Timing::probe_timeout`].
+    Probe(Instance),
     /// Publish the hosts of the other nodes.
     PublishHosts(Hosts),
-    /// Send a request by RDMA to the kernel of a node in this incarnation. [`Input::Alive`] follows if it replies.
-    Probe(u32, u64),
     /// End the daemon, for this reason.
     Fail(String),
 }
@@ -140,27 +170,6 @@ pub trait MembershipMachine: Send {
 
     /// Returns the state by which another process can continue the membership, or `None` if the node is in no cluster.
     fn snapshot(&self) -> Option<Snapshot>;
-}
-
-/// Detector of pauses of this process, by the time between two ticks.
-#[derive(Debug, Default)]
-struct PauseDetector {
-    last_tick: Option<Instant>,
-}
-
-impl PauseDetector {
-    /// Records a tick. Returns the length of a pause since the last tick, or zero.
-    fn tick(&mut self, now: Instant, timing: &Timing) -> Duration {
-        let gap = self
-            .last_tick
-            .replace(now)
-            .map_or(Duration::ZERO, |last| now - last);
-        if gap > timing.dead_after / 2 {
-            gap
-        } else {
-            Duration::ZERO
-        }
-    }
 }
 
 /// Returns the next incarnation of a node in the same process.

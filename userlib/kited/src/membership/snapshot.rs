@@ -7,7 +7,6 @@ use std::net::Ipv6Addr;
 use kite::Member;
 use serde::{Deserialize, Serialize};
 
-use super::Action;
 use crate::protocol::{PriorMembership, Secret, SEED_NODE};
 
 /// State of a machine in a cluster, without timers and connections.
@@ -37,6 +36,14 @@ pub struct SeedSnapshot {
 pub struct FollowerSnapshot {
     pub(super) incarnation: u64,
     pub(super) prior: PriorMembership,
+    pub(super) removed_incarnations: HashMap<u32, u64>,
+}
+
+impl SeedSnapshot {
+    /// Returns the epoch of the newest view.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
 }
 
 impl Snapshot {
@@ -65,18 +72,6 @@ impl Snapshot {
     }
 }
 
-/// Returns `true` if these actions change the snapshot. The snapshot must be saved before they are performed: peers and
-/// kernel must not have a view that the next process does not know.
-pub fn needs_snapshot(actions: &[Action]) -> bool {
-    let is_change = |action: &Action| {
-        matches!(
-            action,
-            Action::Join(_) | Action::Leave | Action::ApplyView(_)
-        )
-    };
-    actions.iter().any(is_change)
-}
-
 #[cfg(test)]
 impl FollowerSnapshot {
     /// Returns an arbitrary snapshot of this incarnation.
@@ -91,6 +86,39 @@ impl FollowerSnapshot {
             seed_incarnation: 1,
             view,
         };
-        Self { incarnation, prior }
+        Self {
+            incarnation,
+            prior,
+            removed_incarnations: HashMap::from([(3, 4)]),
+        }
+    }
+}
+
+#[cfg(test)]
+impl SeedSnapshot {
+    /// Returns an arbitrary snapshot of this epoch.
+    pub(crate) fn example(epoch: u64) -> Self {
+        let address = kite::FabricAddress {
+            gid: 1u128.into(),
+            qpn: 1,
+            lid: 0,
+            link_layer: 2,
+            mtu: 4096,
+        };
+        Self {
+            self_member: Member {
+                node: SEED_NODE,
+                incarnation: 3,
+                address,
+                admitted_epoch: 1,
+                unreachable_since: 0,
+            },
+            secret: [7; 16],
+            epoch,
+            peers: Vec::new(),
+            node_numbers: HashMap::from([(address.gid, 2)]),
+            ended_incarnations: HashMap::new(),
+            inherited_epoch: 0,
+        }
     }
 }

@@ -1,29 +1,70 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Admission of nodes: hellos, numbers and welcomes.
+//! Admission of new incarnations: hellos without a prior membership, and numbers.
+//!
+//! # Operation
+//!
+//! The hello of a node that may not join yet is deferred. Heartbeats of the seed keep its connection open meanwhile.
+//!
+//! A hello with the GID of a member replaces the former incarnation of that node. If the member is connected, two hosts
+//! may have the same GID. The seed requests a heartbeat of the member first. If one arrives within the dead timeout, the
+//! hello is rejected.
 
 use std::collections::HashSet;
-use std::net::Ipv6Addr;
 use std::time::Instant;
 
 use kite::{FabricAddress, Member, MEMBERS_MAX, NODE_ID_MAX};
 
-use super::{send_and_close, Peer, PendingConn, Seed};
+use super::{send_and_close, Peer, Seed};
 use crate::membership::{Action, LinkId};
-use crate::protocol::{Message, PriorMembership, SEED_NODE};
+use crate::protocol::{Message, SEED_NODE};
+
+/// Connection that belongs to no member yet.
+#[derive(Debug)]
+pub(super) struct PendingConn {
+    /// Time at which the connection is closed, or its deferred hello is processed.
+    deadline: Instant,
+    deferred: Option<Deferred>,
+}
+
+/// Hello that is processed later.
+#[derive(Debug)]
+struct Deferred {
+    hello: Message,
+    /// Connected member with the same GID.
+    duplicate_of: Option<u32>,
+}
 
 impl PendingConn {
-    /// Returns `true` if a node with this GID waits that has not joined before.
-    fn is_of_new_node(&self, gid: Ipv6Addr) -> bool {
-        let hello = self.hello.as_ref();
-        hello.is_some_and(|hello| match hello {
-            Message::Hello { address, prior, .. } => address.gid == gid && prior.is_none(),
-            _ => false,
-        })
+    /// Returns a connection without a message.
+    pub(super) fn new(deadline: Instant) -> Self {
+        Self {
+            deadline,
+            deferred: None,
+        }
+    }
+
+    /// Returns `true` if a hello arrived and is deferred.
+    pub(super) fn is_deferred(&self) -> bool {
+        self.deferred.is_some()
+    }
+
+    fn is_duplicate_of(&self, node: u32) -> bool {
+        let deferred = self.deferred.as_ref();
+        deferred.is_some_and(|deferred| deferred.duplicate_of == Some(node))
     }
 }
 
+/// Reason for which a node cannot join now.
+enum JoinObstacle {
+    Rejected(String),
+    Deferred {
+        until: Instant,
+        duplicate_of: Option<u32>,
+    },
+}
+
 impl Seed {
-    /// Processes the first message of a connection, or defers the hello.
+    /// Processes the first message of a connection.
     pub(super) fn on_first_message(
         &mut self,
         now: Instant,
@@ -34,132 +75,153 @@ impl Seed {
         let Message::Hello {
             incarnation: incarnation @ 1..,
             address,
-            prior: ref former,
+            prior,
         } = message
         else {
             return actions.push(Action::Close(link));
         };
-        let is_new = former.is_none();
-        if let Some(deadline) = self.deferred_until(now, (incarnation, &address), is_new, actions) {
-            tracing::info!(%address, "join deferred by {:?}", deadline - now);
-            let hello = Some(message);
-            let pending = PendingConn { deadline, hello };
-            self.pending_conns.insert(link, pending);
-        } else if let Message::Hello { prior, .. } = message {
-            self.on_hello(now, link, (incarnation, address), prior, actions);
+        if let Some(prior) = prior {
+            return self.on_return(now, link, incarnation, &prior, actions);
+        }
+        let joined = self
+            .check_join(now, &address, actions)
+            .and_then(|()| self.join_node(now, (incarnation, address), actions));
+        match joined {
+            Ok(node) => self.welcome(now, link, node, actions),
+            Err(JoinObstacle::Rejected(reason)) => {
+                tracing::warn!(%address, "join rejected: {reason}");
+                send_and_close(link, Message::Rejected(reason), actions);
+            }
+            Err(JoinObstacle::Deferred {
+                until,
+                duplicate_of,
+            }) => {
+                tracing::info!(%address, "join deferred by {:?}", until - now);
+                let hello = Message::Hello {
+                    incarnation,
+                    address,
+                    prior: None,
+                };
+                let deferred = Some(Deferred {
+                    hello,
+                    duplicate_of,
+                });
+                let deadline = until;
+                let pending = PendingConn { deadline, deferred };
+                self.pending_conns.insert(link, pending);
+            }
         }
     }
 
-    /// Returns the time until which a hello is deferred, if any. Probes the member that has the GID of a new node.
-    fn deferred_until(
+    /// Checks whether the node with this address may join now.
+    fn check_join(
         &mut self,
         now: Instant,
-        (incarnation, address): (u64, &FabricAddress),
-        is_new: bool,
+        address: &FabricAddress,
         actions: &mut Vec<Action>,
-    ) -> Option<Instant> {
-        let newcomers_after = self.newcomers_after.filter(|&at| is_new && now < at);
-        newcomers_after
-            .or_else(|| self.quarantined_until(now, address))
-            .or_else(|| self.challenge(now, (incarnation, address), is_new, actions))
-    }
-
-    /// Probes the connected member that has the GID of a new node. Returns the time for its reply. A member that does
-    /// not reply was restarted, and the new node replaces it.
-    fn challenge(
-        &mut self,
-        now: Instant,
-        (incarnation, address): (u64, &FabricAddress),
-        is_new: bool,
-        actions: &mut Vec<Action>,
-    ) -> Option<Instant> {
-        let node = self.node_numbers.get(&address.gid).filter(|_| is_new)?;
-        let peer = self.peers.get(node)?;
-        let link = peer
-            .link
-            .filter(|_| peer.member.incarnation != incarnation)?;
-        if let Some(&until) = self.challenged.get(&address.gid) {
-            return (now < until).then_some(until);
+    ) -> Result<(), JoinObstacle> {
+        if address.gid == self.self_member.address.gid {
+            let reason = "RNIC has the same GID as the RNIC of the seed";
+            return Err(JoinObstacle::Rejected(reason.into()));
         }
-        let until = now + self.timing.probe_grace();
-        self.challenged.insert(address.gid, until);
-        actions.push(self.heartbeat_action(link, true));
-        Some(until)
+        let former = self.node_numbers.get(&address.gid).copied();
+        let quarantined = former.and_then(|node| self.quarantined_until(now, node));
+        let survivors = self.survivors_until.filter(|&until| now < until);
+        if let Some(until) = quarantined.max(survivors) {
+            let duplicate_of = None;
+            return Err(JoinObstacle::Deferred {
+                until,
+                duplicate_of,
+            });
+        }
+        former.map_or(Ok(()), |node| self.check_duplicate(now, node, actions))
     }
 
-    /// Rejects new nodes with the GID of a member that replies.
-    pub(super) fn reject_challengers(&mut self, node: u32, actions: &mut Vec<Action>) {
-        let Some(gid) = self.peers.get(&node).map(|peer| peer.member.address.gid) else {
-            return;
+    /// Checks that the member with the GID of a new node is not connected, or does not respond.
+    fn check_duplicate(
+        &mut self,
+        now: Instant,
+        node: u32,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), JoinObstacle> {
+        let timeout = self.timing.dead_after;
+        let peer = self.peers.get_mut(&node);
+        let Some((link, peer)) = peer.and_then(|peer| Some((peer.link?, peer))) else {
+            return Ok(());
         };
-        if self.challenged.remove(&gid).is_none() {
-            return;
+        let is_new = peer.challenged_at.is_none();
+        let until = *peer.challenged_at.get_or_insert(now) + timeout;
+        if until <= now {
+            return Ok(());
         }
-        let pending_conns = self.pending_conns.iter();
-        let challengers = pending_conns.filter(|(_, pending)| pending.is_of_new_node(gid));
-        let challengers: Vec<LinkId> = challengers.map(|(&link, _)| link).collect();
-        for link in challengers {
+        if is_new {
+            actions.push(self.heartbeat_action(link, true));
+        }
+        let duplicate_of = Some(node);
+        Err(JoinObstacle::Deferred {
+            until,
+            duplicate_of,
+        })
+    }
+
+    /// Rejects the nodes that have the GID of a member, since the member has sent a message.
+    pub(super) fn reject_duplicates_of(&mut self, node: u32, actions: &mut Vec<Action>) {
+        let conns = self.pending_conns.iter();
+        let duplicates = conns.filter(|(_, conn)| conn.is_duplicate_of(node));
+        let duplicates: Vec<LinkId> = duplicates.map(|(&link, _)| link).collect();
+        for link in duplicates {
             self.pending_conns.remove(&link);
-            let reason = format!("another node with the GID {gid} is connected");
+            tracing::error!(
+                node,
+                "join of a second host with the GID of a connected node rejected"
+            );
+            let reason = format!("node {node} is connected and has the same GID as this RNIC");
             send_and_close(link, Message::Rejected(reason), actions);
         }
     }
 
-    fn on_hello(
-        &mut self,
-        now: Instant,
-        link: LinkId,
-        (incarnation, address): (u64, FabricAddress),
-        prior: Option<PriorMembership>,
-        actions: &mut Vec<Action>,
-    ) {
-        self.challenged.remove(&address.gid);
-        if let Some(prior) = prior {
-            return self.readmit(now, link, (incarnation, address), prior, actions);
-        }
-        match self.assign_number(&address) {
-            Ok(node) => {
-                tracing::info!(node, %address, "node joins the cluster");
-                if self.peers.contains_key(&node) {
-                    self.remove_peer(node, Some(Message::Evicted), actions);
-                }
-                let member = self.next_member(node, incarnation, address);
-                self.insert_peer(now, member, false);
-                self.publish_view(actions);
-                self.send_welcome(now, link, node, actions);
-            }
-            Err(reason) => send_and_close(link, Message::Rejected(reason.into()), actions),
-        }
+    /// Processes the hellos of nodes with the GID of a member at the next tick, since the member is disconnected.
+    pub(super) fn expire_duplicates_of(&mut self, now: Instant, node: u32) {
+        let conns = self.pending_conns.values_mut();
+        let duplicates = conns.filter(|conn| conn.is_duplicate_of(node));
+        duplicates.for_each(|conn| conn.deadline = now);
     }
 
-    /// Returns a member that the next view admits.
-    pub(super) fn next_member(
-        &self,
-        node: u32,
-        incarnation: u64,
-        address: FabricAddress,
-    ) -> Member {
-        Member {
+    /// Admits a new incarnation of the node with this address. Returns its number.
+    fn join_node(
+        &mut self,
+        now: Instant,
+        (incarnation, address): (u64, FabricAddress),
+        actions: &mut Vec<Action>,
+    ) -> Result<u32, JoinObstacle> {
+        let node = self.assign_number(&address)?;
+        let former = self.peers.get(&node);
+        if former.is_some_and(|peer| peer.member.incarnation != incarnation) {
+            tracing::info!(node, "former incarnation of the node has ended");
+            self.remove_peer(node, Some(Message::Evicted), actions);
+        }
+        tracing::info!(node, %address, "node joins the cluster");
+        let member = Member {
             node,
             incarnation,
             address,
-            admitted_epoch: self.next_epoch(),
+            admitted_epoch: 0,
             unreachable_since: 0,
-        }
+        };
+        self.insert_peer(now, member, false);
+        self.admit(node);
+        Ok(node)
     }
 
     /// Returns the number for the node with this address: its previous number, or the smallest unused one.
-    fn assign_number(&self, address: &FabricAddress) -> Result<u32, &'static str> {
-        if address.gid == self.self_member.address.gid {
-            return Err("RNIC has the same GID as the RNIC of the seed");
-        }
+    fn assign_number(&self, address: &FabricAddress) -> Result<u32, JoinObstacle> {
         let former = self.node_numbers.get(&address.gid).copied();
         let replaces = former.is_some_and(|node| self.peers.contains_key(&node));
         let has_capacity = replaces || self.peers.len() + 1 < MEMBERS_MAX;
         former
             .or_else(|| self.unused_number())
             .filter(|_| has_capacity)
-            .ok_or("cluster is full")
+            .ok_or_else(|| JoinObstacle::Rejected("cluster is full".into()))
     }
 
     fn unused_number(&self) -> Option<u32> {
@@ -167,34 +229,49 @@ impl Seed {
         (SEED_NODE + 1..=NODE_ID_MAX).find(|node| !used.contains(node))
     }
 
+    /// Inserts a member in place of its former incarnation. The caller admits it.
     pub(super) fn insert_peer(&mut self, now: Instant, member: Member, is_inherited: bool) {
         self.node_numbers.insert(member.address.gid, member.node);
         let deadline = now + self.timing.dead_after;
-        self.peers
-            .insert(member.node, Peer::new(member, deadline, is_inherited));
+        let mut peer = Peer::new(member, deadline, is_inherited);
+        let former = self.peers.remove(&member.node);
+        peer.link = former.and_then(|former| former.link);
+        self.peers.insert(member.node, peer);
+        self.is_changed = true;
     }
 
-    /// Makes `link` the connection of a peer, closes its previous connection, and sends the welcome.
-    pub(super) fn send_welcome(
+    /// Makes `link` the connection of a peer, and closes its previous connection. The step ends with the welcome.
+    pub(super) fn welcome(
         &mut self,
         now: Instant,
         link: LinkId,
         node: u32,
         actions: &mut Vec<Action>,
     ) {
-        let view = self.view();
+        self.on_peer_heard(now, node, actions);
         let Some(peer) = self.peers.get_mut(&node) else {
             return;
         };
-        peer.deadline = now + self.timing.dead_after;
-        peer.check_ends = None;
+        // The kernel receives the current view now, so its time to apply the view starts now.
+        peer.lag = None;
         if let Some(former) = peer.link.replace(link) {
             self.links.remove(&former);
             actions.push(Action::Close(former));
         }
         self.links.insert(link, node);
-        let secret = self.secret;
-        actions.push(Action::Send(link, Message::Welcome { node, secret, view }));
-        self.send_hosts(actions);
+        self.welcomes.push((link, node));
+    }
+
+    /// Closes connections without a hello, and processes deferred hellos.
+    pub(super) fn process_expired_conns(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let expired = self.pending_conns.iter().filter(|(_, c)| c.deadline <= now);
+        let expired: Vec<LinkId> = expired.map(|(&link, _)| link).collect();
+        for link in expired {
+            let conn = self.pending_conns.remove(&link);
+            match conn.and_then(|conn| conn.deferred) {
+                Some(deferred) => self.on_first_message(now, link, deferred.hello, actions),
+                None => actions.push(Action::Close(link)),
+            }
+        }
     }
 }

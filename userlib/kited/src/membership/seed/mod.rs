@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! State machine of the seed: admits members, marks silent members as unreachable, and creates all views.
+//! State machine of the seed: admits nodes, marks members as unreachable, and creates all views.
+//!
+//! # Operation
+//!
+//! Each step may change members. At the end of such a step, the seed publishes one view. A reachable member receives
+//! the view itself. An unreachable member receives [`View::isolated`], so that its local users fail at once with
+//! `EHOSTDOWN` instead of at their deadlines.
 //!
 //! # Recovery
 //!
-//! A seed can continue in another process ([`Seed::resume`]), or in another incarnation from its state file
-//! ([`Seed::restart`]). A seed without state recovers the cluster from the members that reconnect. The first one
-//! brings a secret and a view. Of two such views, the one with the higher epoch prevails. New nodes are admitted
-//! later ([`SURVIVOR_WAIT_MAX`]), so that members of an existing cluster come first.
+//! A seed can continue in another process ([`Seed::resume`]), or with another incarnation from its saved state
+//! ([`Seed::restore`]). Without either, the seed recovers the cluster from the members that reconnect. The first one
+//! brings a secret and a view. Of two such views, the one with the higher epoch prevails.
 
 mod admission;
 mod quarantine;
@@ -16,25 +21,28 @@ mod resume;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
 
 use kite::{FabricAddress, Member};
 
+use admission::PendingConn;
 use quarantine::{Quarantine, Suspicions};
+use reachability::{Lag, ProberCheck};
 
-use super::{Action, Identity, Input, LinkId, MembershipMachine, PauseDetector, Snapshot, Timing};
+use super::{Action, Identity, Input, LinkId, MembershipMachine, Snapshot, Timing};
 use crate::host::Host;
-use crate::protocol::{Hosts, Message, Secret, View, SEED_NODE};
+use crate::protocol::{next_seed_epoch, Hosts, Message, Secret, View, SEED_NODE};
 
-/// Maximum time for which a seed without state defers new nodes: four heartbeat intervals, at most this time.
-const SURVIVOR_WAIT_MAX: Duration = Duration::from_secs(2);
+/// Time for which a seed without saved state waits for members of a former seed, before a new node may join.
+const SURVIVOR_WAIT: Duration = Duration::from_secs(2);
 
 /// State machine of the seed.
 #[derive(Debug)]
 pub struct Seed {
     timing: Timing,
+    origin: Origin,
     self_member: Member,
     secret: Secret,
     epoch: u64,
@@ -51,27 +59,30 @@ pub struct Seed {
     ended_incarnations: HashMap<u32, u64>,
     /// Highest epoch of a view that was inherited from a previous seed.
     inherited_epoch: u64,
+    /// Time until which new nodes wait for members of a former seed.
+    survivors_until: Option<Instant>,
     suspicions: Suspicions,
-    /// Quarantine of nodes without RDMA, by number.
+    /// Quarantine of nodes, by number.
     quarantines: HashMap<u32, Quarantine>,
-    /// This is another incarnation than that of the snapshot, and has not joined yet.
-    is_restarted: bool,
-    /// GIDs of members that new nodes with the same GID challenge, each with the end of the time for its reply.
-    challenged: HashMap<Ipv6Addr, Instant>,
-    /// Time before which new nodes are deferred.
-    newcomers_after: Option<Instant>,
     next_heartbeat: Option<Instant>,
-    pauses: PauseDetector,
+    /// `true` if the members differ from the last view.
+    is_changed: bool,
+    /// Connections that receive a welcome at the end of the step.
+    welcomes: Vec<(LinkId, u32)>,
+    has_left: bool,
+    /// Nodes whose rejection was logged. They connect again several times per second.
+    rejected: BTreeSet<u32>,
 }
 
-/// Connection that belongs to no member yet.
-#[derive(Debug)]
-struct PendingConn {
-    /// Time at which the connection is closed, or its deferred hello is processed.
-    deadline: Instant,
-    /// Hello that is deferred: in quarantine, before [`Seed::newcomers_after`], or while the node that has the GID is
-    /// probed.
-    hello: Option<Message>,
+/// Origin of the state of a seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// A new cluster, or one whose state is lost.
+    New,
+    /// The saved state of an earlier incarnation.
+    Restored,
+    /// An earlier process of the same incarnation.
+    Resumed,
 }
 
 #[derive(Debug)]
@@ -79,27 +90,32 @@ struct Peer {
     member: Member,
     /// Epoch of the view that the member's kernel has applied.
     applied_epoch: u64,
-    /// Time since which the kernel has not applied the current view.
-    behind_since: Option<Instant>,
     link: Option<LinkId>,
-    /// Time at which the member is silent, unless it sends a message before.
+    /// Time at which the member is checked over RDMA, unless it sends a message before.
     deadline: Instant,
-    /// End of the check by RDMA of a silent member.
-    check_ends: Option<Instant>,
+    /// Check over RDMA, while the member is silent on TCP.
+    check: Option<ProberCheck>,
+    /// `true` after a check of this silence had the result that the kernel replies.
+    is_known_silent: bool,
+    /// View that the member's kernel has not applied yet.
+    lag: Option<Lag>,
+    /// Time at which a node with the same GID requested to join.
+    challenged_at: Option<Instant>,
     /// Taken over from a previous seed or process, not admitted by this one.
     is_inherited: bool,
 }
 
 impl Peer {
-    /// Creates a peer without a connection.
     fn new(member: Member, deadline: Instant, is_inherited: bool) -> Self {
         Self {
             member,
             applied_epoch: 0,
-            behind_since: None,
             link: None,
             deadline,
-            check_ends: None,
+            check: None,
+            is_known_silent: false,
+            lag: None,
+            challenged_at: None,
             is_inherited,
         }
     }
@@ -110,6 +126,7 @@ impl Seed {
     pub fn new(timing: Timing, address: FabricAddress, incarnation: u64, secret: Secret) -> Self {
         Self {
             timing,
+            origin: Origin::New,
             self_member: Member {
                 node: SEED_NODE,
                 incarnation,
@@ -127,13 +144,14 @@ impl Seed {
             node_numbers: HashMap::new(),
             ended_incarnations: HashMap::new(),
             inherited_epoch: 0,
+            survivors_until: None,
             suspicions: Suspicions::default(),
             quarantines: HashMap::new(),
-            is_restarted: false,
-            challenged: HashMap::new(),
-            newcomers_after: None,
             next_heartbeat: None,
-            pauses: PauseDetector::default(),
+            is_changed: false,
+            welcomes: Vec::new(),
+            has_left: false,
+            rejected: BTreeSet::new(),
         }
     }
 
@@ -156,19 +174,24 @@ impl Seed {
         }
     }
 
-    /// Returns the epoch of the next view, above all known epochs.
+    /// Returns the epoch of the next view.
     fn next_epoch(&self) -> u64 {
-        View::next_seed_epoch(self.epoch)
+        next_seed_epoch(self.epoch)
     }
 
-    /// Creates the next view and sends it to all reachable members.
-    fn publish_view(&mut self, actions: &mut Vec<Action>) {
-        self.epoch = self.next_epoch();
-        let view = self.view();
-        actions.push(Action::ApplyView(self.own_view()));
-        let reachable = self.peers.values().filter(|p| p.member.is_reachable());
-        let links = reachable.filter_map(|peer| peer.link);
-        actions.extend(links.map(|link| Action::Send(link, Message::View(view.clone()))));
+    fn on_start(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        for peer in self.peers.values_mut() {
+            peer.deadline = now + self.timing.dead_after;
+        }
+        match self.origin {
+            Origin::Resumed => actions.push(Action::ApplyView(self.view().for_node(SEED_NODE))),
+            Origin::New | Origin::Restored => {
+                actions.push(self.join_action());
+                self.admit(SEED_NODE);
+            }
+        }
+        let is_new = self.origin == Origin::New;
+        self.survivors_until = is_new.then_some(now + SURVIVOR_WAIT);
     }
 
     fn on_message(
@@ -181,29 +204,24 @@ impl Seed {
         if self.pending_conns.remove(&link).is_some() {
             return self.on_first_message(now, link, message, actions);
         }
-        let Some((node, peer)) = self
-            .links
-            .get(&link)
-            .and_then(|node| Some((*node, self.peers.get_mut(node)?)))
-        else {
+        let Some(&node) = self.links.get(&link) else {
             return;
         };
-        peer.deadline = now + self.timing.dead_after;
-        peer.check_ends = None;
-        self.reject_challengers(node, actions);
+        self.on_peer_heard(now, node, actions);
         match message {
             Message::Heartbeat { epoch, probe } => {
-                self.on_applied(node, epoch);
+                self.on_applied(now, node, epoch);
                 if probe {
                     actions.push(self.heartbeat_action(link, false));
                 }
             }
-            Message::Alive(other, incarnation) => self.on_alive(now, other, incarnation),
             Message::Suspect(other) => self.on_suspect(now, node, other, actions),
+            Message::Probed { instance, answered } => {
+                self.on_probed(now, node, instance, Some(answered));
+            }
             Message::Goodbye => {
                 tracing::info!(node, "node leaves the cluster");
                 self.remove_peer(node, None, actions);
-                self.publish_view(actions);
             }
             _ => actions.push(Action::Close(link)),
         }
@@ -218,7 +236,7 @@ impl Seed {
         actions.push(Action::PublishHosts(hosts));
     }
 
-    /// Removes a peer, and sends it a final message before its connection is closed. The caller publishes the view.
+    /// Removes a peer whose incarnation has ended, and sends it a final message before its connection is closed.
     fn remove_peer(
         &mut self,
         node: u32,
@@ -228,6 +246,7 @@ impl Seed {
         let Some(peer) = self.peers.remove(&node) else {
             return;
         };
+        self.is_changed = true;
         self.suspicions.remove_node(node);
         self.ended_incarnations
             .insert(node, peer.member.incarnation);
@@ -238,59 +257,37 @@ impl Seed {
         }
     }
 
-    /// Probes a node that does not respond to a kernel, and shortens its deadline.
-    fn probe(&mut self, now: Instant, node: u32, actions: &mut Vec<Action>) {
-        let probe = Message::Heartbeat {
-            epoch: self.applied_epoch,
-            probe: true,
-        };
+    /// Requests a heartbeat of a node that does not respond to a kernel, and shortens its deadline.
+    fn request_heartbeat(&mut self, now: Instant, node: u32, actions: &mut Vec<Action>) {
+        let deadline = now + self.timing.probe_grace();
         if let Some(peer) = self.peers.get_mut(&node) {
-            peer.deadline = peer.deadline.min(now + self.timing.probe_grace());
-            actions.extend(peer.link.map(|link| Action::Send(link, probe)));
+            peer.deadline = peer.deadline.min(deadline);
+            let link = peer.link;
+            actions.extend(link.map(|link| self.heartbeat_action(link, true)));
         }
     }
 
     /// Notifies all members that the seed leaves.
-    fn send_goodbyes(&self, actions: &mut Vec<Action>) {
+    fn on_leave(&mut self, actions: &mut Vec<Action>) {
         for &link in self.links.keys() {
             send_and_close(link, Message::Goodbye, actions);
         }
+        // The incarnation has ended for the other nodes, so no later process may continue it.
+        self.has_left = true;
     }
 
     fn on_tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let pause = self.pauses.tick(now, &self.timing);
-        self.delay_deadlines(pause);
         if self.next_heartbeat.is_none_or(|at| at <= now) {
             self.next_heartbeat = Some(now + self.timing.heartbeat_interval);
-            let waiting = self.pending_conns.iter().filter(|(_, s)| s.hello.is_some());
+            let waiting = self.pending_conns.iter().filter(|(_, c)| c.is_deferred());
             let links = self.links.keys().chain(waiting.map(|(link, _)| link));
             actions.extend(links.map(|&link| self.heartbeat_action(link, false)));
         }
-        let expired = self.pending_conns.iter().filter(|(_, s)| s.deadline <= now);
-        let expired: Vec<LinkId> = expired.map(|(&link, _)| link).collect();
-        for link in expired {
-            let pending = self.pending_conns.get_mut(&link);
-            match pending.and_then(|pending| pending.hello.take()) {
-                Some(hello) => self.on_message(now, link, hello, actions),
-                None => {
-                    self.pending_conns.remove(&link);
-                    actions.push(Action::Close(link));
-                }
-            }
-        }
-        self.check_members(now, actions);
-    }
-
-    /// Delays the deadlines of others by the length of a pause of this process.
-    fn delay_deadlines(&mut self, pause: Duration) {
-        for peer in self.peers.values_mut() {
-            peer.deadline += pause;
-            peer.check_ends = peer.check_ends.map(|ends| ends + pause);
-            peer.behind_since = peer.behind_since.map(|since| since + pause);
-        }
-        for pending in self.pending_conns.values_mut() {
-            pending.deadline += pause;
-        }
+        self.process_expired_conns(now, actions);
+        self.start_checks(now, actions);
+        self.conclude_checks(now);
+        self.fence_lagging_peers(now);
+        self.readmit_recovered_nodes(now);
     }
 
     fn heartbeat_action(&self, link: LinkId, probe: bool) -> Action {
@@ -303,15 +300,38 @@ impl Seed {
         )
     }
 
-    fn on_closed(&mut self, link: LinkId) {
+    fn on_closed(&mut self, now: Instant, link: LinkId) {
         self.pending_conns.remove(&link);
         self.hosts.remove(&link);
-        if let Some(peer) = self
-            .links
-            .remove(&link)
-            .and_then(|node| self.peers.get_mut(&node))
-        {
+        let Some(node) = self.links.remove(&link) else {
+            return;
+        };
+        if let Some(peer) = self.peers.get_mut(&node) {
             peer.link.take_if(|current| *current == link);
+        }
+        self.expire_duplicates_of(now, node);
+    }
+
+    /// Publishes a view if members have changed, and sends the welcomes of the step.
+    fn finish_step(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let welcomes = std::mem::take(&mut self.welcomes);
+        if std::mem::take(&mut self.is_changed) && !self.has_left {
+            self.epoch = self.next_epoch();
+            let view = self.view();
+            actions.push(Action::ApplyView(view.for_node(SEED_NODE)));
+            for (&node, peer) in &mut self.peers {
+                peer.lag.get_or_insert(Lag::new(now, view.epoch));
+                let link = peer.link.filter(|&link| !welcomes.contains(&(link, node)));
+                let message = || Message::View(view.for_node(node));
+                actions.extend(link.map(|link| Action::Send(link, message())));
+            }
+        }
+        for &(link, node) in &welcomes {
+            let (secret, view) = (self.secret, self.view().for_node(node));
+            actions.push(Action::Send(link, Message::Welcome { node, secret, view }));
+        }
+        if !welcomes.is_empty() {
+            self.send_hosts(actions);
         }
     }
 }
@@ -319,36 +339,27 @@ impl Seed {
 impl MembershipMachine for Seed {
     fn step(&mut self, now: Instant, input: Input, actions: &mut Vec<Action>) {
         match input {
-            Input::Start if self.epoch != 0 => self.start_with_state(now, actions),
-            Input::Start => {
-                let wait = (4 * self.timing.heartbeat_interval).min(SURVIVOR_WAIT_MAX);
-                self.newcomers_after = Some(now + wait);
-                actions.push(self.join_action());
-                self.publish_view(actions);
-            }
+            Input::Start => self.on_start(now, actions),
             Input::Opened(link, host) => {
                 self.hosts.insert(link, host);
-                let (until, hello) = (now + self.timing.dead_after, None);
-                self.pending_conns.insert(
-                    link,
-                    PendingConn {
-                        deadline: until,
-                        hello,
-                    },
-                );
+                let deadline = now + self.timing.dead_after;
+                self.pending_conns.insert(link, PendingConn::new(deadline));
             }
             Input::Message(link, message) => self.on_message(now, link, message, actions),
-            Input::Closed(link) => self.on_closed(link),
+            Input::Closed(link) => self.on_closed(now, link),
             Input::Applied(epoch) => self.applied_epoch = epoch,
             Input::Suspect(node) => self.on_suspect(now, SEED_NODE, node, actions),
-            Input::Alive(node, incarnation) => self.on_alive(now, node, incarnation),
+            Input::Probed(instance, result) => {
+                self.on_probed(now, SEED_NODE, instance, result.to_evidence());
+            }
             Input::Tick => self.on_tick(now, actions),
-            Input::Leave => self.send_goodbyes(actions),
+            Input::Leave => self.on_leave(actions),
         }
+        self.finish_step(now, actions);
     }
 
     fn snapshot(&self) -> Option<Snapshot> {
-        Some(Snapshot::Seed(self.to_snapshot()))
+        (!self.has_left).then(|| Snapshot::Seed(self.to_snapshot()))
     }
 }
 

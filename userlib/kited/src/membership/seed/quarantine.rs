@@ -5,22 +5,21 @@
 //!
 //! A kernel reports a node that does not respond once per second while it retries. If the daemon of that node responds,
 //! both nodes are alive. Yet every kernel waits for every other kernel before it grants a name or reports that a name
-//! does not exist. So one of the two nodes must be marked as unreachable: the one with more unreachable members, or
-//! among equals the one that was admitted last. Before that the seed publishes a view, whatever its members, so that
-//! each kernel contacts all others and can detect the failure.
+//! does not exist. So one of the two nodes must be fenced: the one with more unreachable members, or among equals the
+//! one that was admitted last, but not the seed. Before that, the seed publishes a view, whatever its members, so that
+//! each kernel contacts all others and can detect the failure. Then the kernel that reported the node probes it over RC.
+//! A reply ends the suspicion: only datagrams were lost.
 //!
-//! The node is in quarantine before it is admitted again. Each quarantine is longer than the previous one, since the
-//! admission is useless before a repair. If the seed is the node, the others fence it, and it fences all others. It
-//! still coordinates them.
+//! A fenced node is in quarantine before it is admitted again. Each quarantine is longer than the previous one, since
+//! admission is useless before a repair. The seed can be in quarantine, too. It continues to coordinate the others by
+//! TCP.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use kite::FabricAddress;
-
 use super::Seed;
 use crate::membership::{Action, SUSPICION_GAP};
-use crate::protocol::SEED_NODE;
+use crate::protocol::{Instance, Message, SEED_NODE};
 
 /// Maximum length of a quarantine, in dead timeouts.
 const MAX_QUARANTINE_FACTOR: u32 = 100;
@@ -32,6 +31,8 @@ struct Suspicion {
     last_report: Instant,
     /// Time at which a view was published to test all kernels.
     tested_at: Option<Instant>,
+    /// Time at which the reporter was requested to probe the suspect.
+    probed_at: Option<Instant>,
 }
 
 /// Suspicions, by reporter and suspect.
@@ -47,6 +48,7 @@ impl Suspicions {
             first_report: now,
             last_report: now,
             tested_at: None,
+            probed_at: None,
         };
         let is_new = !self.0.contains_key(&(reporter, suspect));
         self.0
@@ -79,8 +81,11 @@ impl Seed {
         suspect: u32,
         actions: &mut Vec<Action>,
     ) {
+        if !self.is_reachable(reporter) || !self.is_reachable(suspect) {
+            return;
+        }
         if self.suspicions.record(now, reporter, suspect) {
-            self.probe(now, suspect, actions);
+            self.request_heartbeat(now, suspect, actions);
         }
         let has_common_view = self.has_common_view(reporter, suspect);
         let Some(suspicion) = self.suspicions.0.get_mut(&(reporter, suspect)) else {
@@ -88,39 +93,75 @@ impl Seed {
         };
         if !has_common_view {
             suspicion.first_report = now;
-            suspicion.tested_at = None;
+            (suspicion.tested_at, suspicion.probed_at) = (None, None);
             return;
         }
         if let Some(tested_at) = suspicion.tested_at {
-            if tested_at + self.timing.dead_after <= now {
-                self.isolate_one_of(now, reporter, suspect, actions);
+            let check_timeout = self.timing.check_timeout();
+            let is_probing = suspicion
+                .probed_at
+                .is_some_and(|at| now < at + check_timeout);
+            if tested_at + self.timing.dead_after <= now && !is_probing {
+                suspicion.probed_at = Some(now);
+                self.request_probe(reporter, suspect, actions);
             }
         } else if suspicion.first_report + 2 * self.timing.probe_grace() <= now {
-            // A silent node would be unreachable by now.
-            self.publish_test_view(now, actions);
+            // A dead node would be unreachable by now.
+            self.publish_test_view(now);
+        }
+    }
+
+    /// Requests that the reporter of a suspicion probes the suspect.
+    fn request_probe(&self, reporter: u32, suspect: u32, actions: &mut Vec<Action>) {
+        let Some(instance) = self.member(suspect).map(Instance::from) else {
+            return;
+        };
+        if reporter == SEED_NODE {
+            return actions.push(Action::Probe(instance));
+        }
+        let link = self.peers.get(&reporter).and_then(|peer| peer.link);
+        actions.extend(link.map(|link| Action::Send(link, Message::Probe(instance))));
+    }
+
+    /// Processes the result of a probe, if it was requested because of a suspicion.
+    pub(super) fn on_suspect_probed(
+        &mut self,
+        now: Instant,
+        reporter: u32,
+        suspect: u32,
+        answered: bool,
+    ) {
+        let suspicion = self.suspicions.0.get(&(reporter, suspect));
+        let Some(suspicion) = suspicion.filter(|suspicion| suspicion.probed_at.is_some()) else {
+            return;
+        };
+        if answered {
+            tracing::info!(
+                node = suspect,
+                "reported by node {reporter}, but replies to its kernel"
+            );
+            self.suspicions.0.remove(&(reporter, suspect));
+        } else if now < suspicion.last_report + SUSPICION_GAP {
+            self.fence_one_of(now, reporter, suspect);
         }
     }
 
     /// Publishes a view, upon which each kernel contacts each other kernel, if only by datagrams.
-    fn publish_test_view(&mut self, now: Instant, actions: &mut Vec<Action>) {
+    fn publish_test_view(&mut self, now: Instant) {
         for suspicion in self.suspicions.0.values_mut() {
             suspicion.tested_at.get_or_insert(now);
         }
-        self.publish_view(actions);
+        self.is_changed = true;
     }
 
-    /// Returns the epoch at which a reachable node was admitted last, and the epoch that its kernel has applied.
+    /// Returns the epoch of the view that admitted a node last, and the epoch that its kernel has applied.
     fn admitted_and_applied(&self, node: u32) -> Option<(u64, u64)> {
-        let (member, applied_epoch) = match node {
-            SEED_NODE => (&self.self_member, self.applied_epoch),
-            _ => {
-                let peer = self.peers.get(&node)?;
-                (&peer.member, peer.applied_epoch)
-            }
+        let admitted = self.member(node)?.admitted_epoch;
+        let applied = match node {
+            SEED_NODE => self.applied_epoch,
+            _ => self.peers.get(&node)?.applied_epoch,
         };
-        member
-            .is_reachable()
-            .then_some((member.admitted_epoch, applied_epoch))
+        Some((admitted, applied))
     }
 
     /// Returns `true` if the kernels of two members have both applied a view with the two. Other kernels do not
@@ -148,19 +189,13 @@ impl Seed {
         others.collect::<BTreeSet<u32>>().len()
     }
 
-    /// Marks one of two nodes without RDMA between them as unreachable.
-    fn isolate_one_of(
-        &mut self,
-        now: Instant,
-        reporter: u32,
-        suspect: u32,
-        actions: &mut Vec<Action>,
-    ) {
-        let admitted_epoch = |node| {
-            self.admitted_and_applied(node)
-                .map(|(admitted, _)| admitted)
+    /// Fences one of two nodes without RDMA between them.
+    fn fence_one_of(&mut self, now: Instant, reporter: u32, suspect: u32) {
+        let admitted_epoch = |node| self.member(node).map(|member| member.admitted_epoch);
+        let blame_rank = |node: u32| {
+            let admitted = admitted_epoch(node).filter(|_| node != SEED_NODE);
+            (self.unreachable_count(node), admitted, node)
         };
-        let blame_rank = |node: u32| (self.unreachable_count(node), admitted_epoch(node), node);
         let node = if blame_rank(reporter) > blame_rank(suspect) {
             reporter
         } else {
@@ -173,13 +208,7 @@ impl Seed {
             "unreachable: responds by TCP, but has no RDMA with {unreachable} members (node {suspect} does not respond \
              to node {reporter}); admission in {wait:?}"
         );
-        if node == SEED_NODE {
-            self.self_member.unreachable_since = self.next_epoch();
-            self.suspicions = Suspicions::default();
-        } else {
-            self.mark_unreachable(node, actions);
-        }
-        self.publish_view(actions);
+        self.mark_unreachable(node);
     }
 
     /// Starts the quarantine of a node. Returns its length.
@@ -197,22 +226,10 @@ impl Seed {
         wait
     }
 
-    /// Returns `true` if a node is in quarantine.
-    pub(super) fn is_in_quarantine(&self, now: Instant, node: u32) -> bool {
+    /// Returns the end of the quarantine of a node, if it is in quarantine.
+    pub(super) fn quarantined_until(&self, now: Instant, node: u32) -> Option<Instant> {
         let quarantine = self.quarantines.get(&node);
-        quarantine.is_some_and(|quarantine| now < quarantine.until)
-    }
-
-    /// Returns the end of the quarantine of the node at this address, unless the node is a reachable member.
-    pub(super) fn quarantined_until(
-        &self,
-        now: Instant,
-        address: &FabricAddress,
-    ) -> Option<Instant> {
-        let node = self.node_numbers.get(&address.gid)?;
-        let peer = self.peers.get(node);
-        let is_reachable = peer.is_some_and(|peer| peer.member.is_reachable());
-        let until = self.quarantines.get(node)?.until;
-        (!is_reachable && now < until).then_some(until)
+        let until = quarantine.map(|quarantine| quarantine.until);
+        until.filter(|&until| now < until)
     }
 }

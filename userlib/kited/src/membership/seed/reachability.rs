@@ -1,192 +1,262 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Reachable and unreachable members.
+//! Reachability of members: silence on TCP, checks over RDMA, views that are not applied, and admission again.
 //!
 //! # Operation
 //!
-//! A member is silent if it sends no message for the dead timeout. It is then checked by RDMA: the kernels of this node
-//! and of up to [`PROBERS_MAX`] other members send a request to its kernel. If a reply arrives, the member stays
-//! reachable, and the check repeats while the member is silent. If not, the next view marks it as unreachable.
+//! A member that is silent on TCP for the dead timeout is checked: the kernel of the seed and those of further connected
+//! members probe its kernel over RDMA. The member becomes unreachable if no kernel receives a reply and at least one
+//! receives none in time. If a kernel receives a reply, the check is repeated after the dead timeout.
 //!
-//! A member whose kernel does not apply a view delays all others, since names and memory are granted only after all
-//! reachable members have applied it. After [`BEHIND_FACTOR`] dead timeouts the member is marked as unreachable, too.
+//! If more than half of the members are silent, the seed itself may be isolated. Evidence of other members then does not
+//! suffice: the probe of the seed's kernel must have failed, too.
 //!
-//! An unreachable member is admitted again when it connects (`recover`).
+//! A member whose kernel does not apply a view blocks the synchronization of names of all others. It becomes unreachable
+//! after [`Timing::apply_timeout`](crate::membership::Timing).
+//!
+//! # Recovery
+//!
+//! An unreachable member is admitted again when its daemon connects, or when its kernel has applied the isolated view
+//! and its daemon sends messages, but not before the end of its quarantine.
 
 use std::time::Instant;
 
 use kite::Member;
 
-use super::Seed;
-use crate::membership::Action;
-use crate::protocol::{Message, View, SEED_NODE};
+use super::{Peer, Seed};
+use crate::membership::check::{RdmaCheck, Verdict};
+use crate::membership::{Action, MAX_PROBERS};
+use crate::protocol::{Instance, Message, SEED_NODE};
 
-/// Maximum number of other members that check a silent member.
-const PROBERS_MAX: usize = 15;
+/// Check of a member over RDMA. The nodes that probe it identify the probes.
+pub(super) type ProberCheck = RdmaCheck<u32>;
 
-/// Dead timeouts after which a member that has not applied the current view is marked as unreachable.
-const BEHIND_FACTOR: u32 = 5;
+/// View that the kernel of a member has not applied yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lag {
+    since: Instant,
+    epoch: u64,
+}
 
-impl Seed {
-    /// Returns the view for the kernel of this node. If this node is unreachable for the others, all others are
-    /// unreachable in its own view.
-    pub(super) fn own_view(&self) -> View {
-        let mut view = self.view();
-        if self.self_member.is_reachable() {
-            return view;
-        }
-        for member in &mut view.members {
-            if member.node == SEED_NODE {
-                member.unreachable_since = 0;
-            } else if member.is_reachable() {
-                member.unreachable_since = view.epoch;
-                member.admitted_epoch = member.admitted_epoch.min(view.epoch - 1);
-            }
-        }
-        view
-    }
-
-    /// Records the epoch that the kernel of a member has applied.
-    pub(super) fn on_applied(&mut self, node: u32, epoch: u64) {
-        if let Some(peer) = self.peers.get_mut(&node) {
-            if epoch != peer.applied_epoch {
-                peer.behind_since = None;
-            }
-            peer.applied_epoch = epoch;
-        }
-    }
-
-    /// Processes a reply by RDMA of the kernel of a silent member.
-    pub(super) fn on_alive(&mut self, now: Instant, node: u32, incarnation: u64) {
-        let peer = self.peers.get_mut(&node);
-        let Some(peer) = peer.filter(|peer| peer.member.incarnation == incarnation) else {
-            return;
-        };
-        if peer.check_ends.take().is_some() {
-            tracing::debug!(node, "silent by TCP, replies by RDMA");
-            peer.deadline = now + self.timing.dead_after;
-        }
-    }
-
-    /// Checks silent members by RDMA, marks members as unreachable, and admits this node again after a quarantine.
-    pub(super) fn check_members(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let mut lost = Vec::new();
-        for node in self.silent_members(now) {
-            match self.peers.get(&node).and_then(|peer| peer.check_ends) {
-                None => self.start_check(now, node, actions),
-                Some(ends) if ends <= now => {
-                    tracing::warn!(node, "unreachable: replies neither by TCP nor by RDMA");
-                    lost.push(node);
-                }
-                Some(_) => {}
-            }
-        }
-        for node in self.members_behind(now) {
-            tracing::warn!(node, "unreachable: its kernel does not apply the view");
-            lost.push(node);
-        }
-        for &node in &lost {
-            self.mark_unreachable(node, actions);
-        }
-        let is_readmitted = self.readmit_self(now);
-        if is_readmitted || !lost.is_empty() {
-            self.publish_view(actions);
-        }
-    }
-
-    /// Returns the reachable members that have sent no message for the dead timeout.
-    fn silent_members(&self, now: Instant) -> Vec<u32> {
-        let peers = self.peers.values();
-        let silent = peers.filter(|p| p.member.is_reachable() && p.deadline <= now);
-        silent.map(|peer| peer.member.node).collect()
-    }
-
-    fn start_check(&mut self, now: Instant, node: u32, actions: &mut Vec<Action>) {
-        let Some(peer) = self.peers.get_mut(&node) else {
-            return;
-        };
-        peer.check_ends = Some(now + self.timing.check_time());
-        let incarnation = peer.member.incarnation;
-        actions.push(Action::Probe(node, incarnation));
-        let others = self.peers.values().filter(|other| {
-            other.member.node != node && other.member.is_reachable() && other.deadline > now
-        });
-        let links = others.filter_map(|other| other.link).take(PROBERS_MAX);
-        actions.extend(links.map(|link| Action::Send(link, Message::Probe(node, incarnation))));
-    }
-
-    /// Returns the reachable members whose kernels have not applied the current view for too long.
-    fn members_behind(&mut self, now: Instant) -> Vec<u32> {
-        let (epoch, limit) = (self.epoch, BEHIND_FACTOR * self.timing.dead_after);
-        let mut behind = Vec::new();
-        for peer in self.peers.values_mut() {
-            if !peer.member.is_reachable() || peer.applied_epoch >= epoch {
-                peer.behind_since = None;
-            } else if *peer.behind_since.get_or_insert(now) + limit <= now {
-                behind.push(peer.member.node);
-            }
-        }
-        behind
-    }
-
-    /// Marks a member as unreachable, and closes its connection. The caller publishes the view.
-    pub(super) fn mark_unreachable(&mut self, node: u32, actions: &mut Vec<Action>) {
-        let epoch = self.next_epoch();
-        let Some(peer) = self.peers.get_mut(&node) else {
-            return;
-        };
-        if peer.member.is_reachable() {
-            peer.member.unreachable_since = epoch;
-        }
-        peer.check_ends = None;
-        peer.behind_since = None;
-        if let Some(link) = peer.link.take() {
-            self.links.remove(&link);
-            actions.push(Action::Close(link));
-        }
-        self.suspicions.remove_node(node);
-    }
-
-    /// Admits again the nodes that a member's kernel has fenced, in its view `prior`, and that have not been admitted
-    /// since, and the member itself. Returns `true` if the caller must publish a view.
-    pub(super) fn admit_fenced(&mut self, node: u32, prior: &View) -> bool {
-        let epoch = self.next_epoch();
-        let own = self.peers.get(&node).map(|peer| peer.member);
-        let fenced = prior.members.iter().filter(|m| !m.is_reachable());
-        let mut is_changed = own.is_some_and(|own| !own.is_reachable());
-        if let Some(own) = is_changed.then(|| self.peers.get_mut(&node)).flatten() {
-            admit(&mut own.member, epoch);
-        }
-        for fenced in fenced {
-            let member = match fenced.node {
-                SEED_NODE => Some(&mut self.self_member),
-                other => self.peers.get_mut(&other).map(|peer| &mut peer.member),
-            };
-            let is_stale = |member: &&mut Member| {
-                member.incarnation == fenced.incarnation
-                    && member.is_reachable()
-                    && member.admitted_epoch <= fenced.unreachable_since
-            };
-            if let Some(member) = member.filter(is_stale) {
-                admit(member, epoch);
-                is_changed = true;
-            }
-        }
-        is_changed
-    }
-
-    /// Admits this node again at the end of its quarantine. Returns `true` if the caller must publish a view.
-    fn readmit_self(&mut self, now: Instant) -> bool {
-        let is_over = !self.self_member.is_reachable() && !self.is_in_quarantine(now, SEED_NODE);
-        if is_over {
-            let epoch = self.next_epoch();
-            admit(&mut self.self_member, epoch);
-        }
-        is_over
+impl Lag {
+    pub(super) fn new(since: Instant, epoch: u64) -> Self {
+        Self { since, epoch }
     }
 }
 
-/// Admits a member in the view of `epoch`.
-fn admit(member: &mut Member, epoch: u64) {
-    member.admitted_epoch = epoch;
-    member.unreachable_since = 0;
+impl Seed {
+    /// Returns the member with this number, the seed included.
+    pub(super) fn member(&self, node: u32) -> Option<&Member> {
+        match node {
+            SEED_NODE => Some(&self.self_member),
+            _ => self.peers.get(&node).map(|peer| &peer.member),
+        }
+    }
+
+    fn member_mut(&mut self, node: u32) -> Option<&mut Member> {
+        match node {
+            SEED_NODE => Some(&mut self.self_member),
+            _ => self.peers.get_mut(&node).map(|peer| &mut peer.member),
+        }
+    }
+
+    /// Returns `true` if the node is a reachable member.
+    pub(super) fn is_reachable(&self, node: u32) -> bool {
+        self.member(node).is_some_and(Member::is_reachable)
+    }
+
+    /// Admits a member in the next view, so that all its connections are new.
+    pub(super) fn admit(&mut self, node: u32) {
+        let epoch = self.next_epoch();
+        if let Some(member) = self.member_mut(node) {
+            member.admitted_epoch = epoch;
+            member.unreachable_since = 0;
+            self.is_changed = true;
+        }
+        if let Some(peer) = self.peers.get_mut(&node) {
+            (peer.lag, peer.check) = (None, None);
+        }
+    }
+
+    /// Marks a member as unreachable in the next view.
+    pub(super) fn mark_unreachable(&mut self, node: u32) {
+        let epoch = self.next_epoch();
+        let member = self.member_mut(node);
+        // A node is unreachable only after its admission.
+        let Some(member) = member.filter(|m| m.is_reachable() && m.admitted_epoch < epoch) else {
+            return;
+        };
+        member.unreachable_since = epoch;
+        self.is_changed = true;
+        self.suspicions.remove_node(node);
+        if let Some(peer) = self.peers.get_mut(&node) {
+            (peer.lag, peer.check) = (None, None);
+        }
+    }
+
+    /// Records that a member has sent a message.
+    pub(super) fn on_peer_heard(&mut self, now: Instant, node: u32, actions: &mut Vec<Action>) {
+        let Some(peer) = self.peers.get_mut(&node) else {
+            return;
+        };
+        peer.deadline = now + self.timing.dead_after;
+        (peer.check, peer.is_known_silent) = (None, false);
+        if peer.challenged_at.take().is_some() {
+            self.reject_duplicates_of(node, actions);
+        }
+    }
+
+    /// Records the epoch of the view that the kernel of a member has applied.
+    pub(super) fn on_applied(&mut self, now: Instant, node: u32, epoch: u64) {
+        let newest = self.epoch;
+        if let Some(peer) = self.peers.get_mut(&node) {
+            peer.applied_epoch = epoch;
+            if peer.lag.is_none_or(|lag| lag.epoch <= epoch) {
+                peer.lag = (epoch < newest).then(|| Lag::new(now, newest));
+            }
+        }
+    }
+
+    /// Marks members whose kernels have not applied a view in time.
+    pub(super) fn fence_lagging_peers(&mut self, now: Instant) {
+        let timeout = self.timing.apply_timeout();
+        let is_late = |peer: &&Peer| {
+            let lag = peer.lag.filter(|_| peer.member.is_reachable());
+            lag.is_some_and(|lag| lag.since + timeout <= now)
+        };
+        let late = self.peers.values().filter(is_late);
+        let late: Vec<u32> = late.map(|peer| peer.member.node).collect();
+        for node in late {
+            tracing::error!(
+                node,
+                "unreachable: kernel has applied no view for {timeout:?}"
+            );
+            self.mark_unreachable(node);
+        }
+    }
+
+    /// Starts a check of each reachable member that is silent on TCP.
+    pub(super) fn start_checks(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let needs_check = |peer: &&Peer| {
+            peer.member.is_reachable() && peer.deadline <= now && peer.check.is_none()
+        };
+        let silent = self.peers.values().filter(needs_check);
+        let silent: Vec<Instance> = silent.map(|peer| (&peer.member).into()).collect();
+        for instance in silent {
+            self.start_check(now, instance, actions);
+        }
+    }
+
+    fn start_check(&mut self, now: Instant, instance: Instance, actions: &mut Vec<Action>) {
+        let deadline = now + self.timing.check_timeout();
+        let probers = self.select_probers(now, instance.node);
+        let peers = probers.iter().filter_map(|node| self.peers.get(node));
+        let links = peers.filter_map(|peer| peer.link);
+        actions.push(Action::Probe(instance));
+        actions.extend(links.map(|link| Action::Send(link, Message::Probe(instance))));
+        if let Some(peer) = self.peers.get_mut(&instance.node) {
+            if !peer.is_known_silent {
+                let node = instance.node;
+                tracing::warn!(node, "silent on TCP, checking its kernel over RDMA");
+            }
+            let probers = probers.into_iter().chain([SEED_NODE]);
+            peer.check = Some(ProberCheck::new(deadline, probers));
+        }
+    }
+
+    /// Returns connected members that probe a node: those with the next higher numbers, cyclically.
+    fn select_probers(&self, now: Instant, node: u32) -> Vec<u32> {
+        let after = self.peers.range(node + 1..);
+        let others = after.chain(self.peers.range(..node));
+        let can_probe =
+            |peer: &Peer| peer.member.is_reachable() && peer.link.is_some() && now < peer.deadline;
+        let probers = others.filter(|(_, peer)| can_probe(peer));
+        probers.map(|(&node, _)| node).take(MAX_PROBERS).collect()
+    }
+
+    /// Processes the result of a probe that a member or the seed itself has sent.
+    pub(super) fn on_probed(
+        &mut self,
+        now: Instant,
+        prober: u32,
+        instance: Instance,
+        evidence: Option<bool>,
+    ) {
+        let is_current = self.member(instance.node).map(Instance::from) == Some(instance);
+        if !is_current {
+            return;
+        }
+        if let Some(answered) = evidence {
+            self.on_suspect_probed(now, prober, instance.node, answered);
+        }
+        let peer = self.peers.get_mut(&instance.node);
+        if let Some(check) = peer.and_then(|peer| peer.check.as_mut()) {
+            check.record(prober, evidence);
+            self.conclude_checks(now);
+        }
+    }
+
+    /// Ends the checks whose result is known.
+    pub(super) fn conclude_checks(&mut self, now: Instant) {
+        let is_isolated = self.is_perhaps_isolated(now);
+        let can_trust = |prober| !is_isolated || prober == SEED_NODE;
+        let mut silent = Vec::new();
+        for (&node, peer) in &mut self.peers {
+            let Some(check) = &peer.check else {
+                continue;
+            };
+            let responds = check.verdict(|_| true) == Verdict::Responds;
+            if !responds && !check.has_ended(now) {
+                continue;
+            }
+            let is_silent = !responds && check.verdict(can_trust) == Verdict::Silent;
+            if responds && !peer.is_known_silent {
+                tracing::warn!(
+                    node,
+                    "silent on TCP, but its kernel replies over RDMA: kept reachable"
+                );
+            }
+            peer.is_known_silent = responds;
+            peer.check = None;
+            peer.deadline = now + self.timing.dead_after;
+            silent.extend(is_silent.then_some(node));
+        }
+        for node in silent {
+            tracing::error!(
+                node,
+                "unreachable: silent on TCP, and its kernel does not reply over RDMA"
+            );
+            self.mark_unreachable(node);
+        }
+    }
+
+    /// Returns `true` if more than half of the reachable members are silent: the seed may be the isolated node.
+    fn is_perhaps_isolated(&self, now: Instant) -> bool {
+        let is_silent = |peer: &Peer| peer.check.is_some() || peer.deadline <= now;
+        let reachable = self.peers.values().filter(|p| p.member.is_reachable());
+        let (silent, responding): (Vec<_>, Vec<_>) = reachable.partition(|peer| is_silent(peer));
+        silent.len() > responding.len() && self.self_member.is_reachable()
+    }
+
+    /// Admits unreachable members that respond again.
+    pub(super) fn readmit_recovered_nodes(&mut self, now: Instant) {
+        let responds = |peer: &Peer| {
+            let member = &peer.member;
+            let has_isolated_view = peer.applied_epoch >= member.unreachable_since;
+            !member.is_reachable()
+                && has_isolated_view
+                && peer.link.is_some()
+                && now < peer.deadline
+        };
+        let peers = self.peers.iter().filter(|(_, peer)| responds(peer));
+        let mut recovered: Vec<u32> = peers.map(|(&node, _)| node).collect();
+        let own = &self.self_member;
+        if !own.is_reachable() && self.applied_epoch >= own.unreachable_since {
+            recovered.push(SEED_NODE);
+        }
+        recovered.retain(|&node| self.quarantined_until(now, node).is_none());
+        for node in recovered {
+            tracing::info!(node, "node admitted again");
+            self.admit(node);
+        }
+    }
 }

@@ -1,117 +1,173 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Admission of members that joined before: of those that lost the connection, of those that were unreachable, and of
-//! those from which a seed without state recovers the cluster.
+//! Return of members that joined before: of those that lost the connection, and of those from which a seed without
+//! state recovers the cluster.
+//!
+//! # Operation
+//!
+//! A member that returns sends the view of its kernel. If its kernel has fenced another member, or another kernel has
+//! fenced the member, the pair needs a later admission: of the seed, if the seed was fenced, else of the member.
+//!
+//! # Recovery
+//!
+//! A seed that has lost its state does not know which epochs the former seed has used. It skips a number of epochs that
+//! depends on its incarnation, so that no epoch identifies two views ([`epoch_after_loss`]).
 
 use std::time::Instant;
 
-use kite::{FabricAddress, Member, MEMBERS_MAX};
+use kite::{Member, MEMBERS_MAX};
 
-use super::{send_and_close, Peer, Seed};
+use super::{send_and_close, Seed};
 use crate::membership::{next_incarnation, Action, LinkId};
-use crate::protocol::{Message, PriorMembership, SEED_NODE};
+use crate::protocol::{Instance, Message, PriorMembership, SEED_NODE};
+
+/// Number of epochs of which a seed without saved state skips a multiple. The former seed has published fewer views
+/// while the member that hands over its view was disconnected.
+const LOST_EPOCHS: u64 = 1 << 20;
+
+/// Bound of the multiple of [`LOST_EPOCHS`].
+const LOST_EPOCHS_FACTOR: u64 = 1 << 16;
+
+/// Returns an epoch above all epochs of a former seed, given the epoch of one of its views.
+fn epoch_after_loss(inherited: u64, incarnation: u64) -> u64 {
+    (inherited / LOST_EPOCHS + 1 + incarnation % LOST_EPOCHS_FACTOR) * LOST_EPOCHS
+}
 
 impl Seed {
-    /// Admits a member in the incarnation in which it joined before, unless that incarnation has ended.
-    pub(super) fn readmit(
+    /// Accepts a member in the incarnation in which it joined before, unless that incarnation has ended.
+    pub(super) fn on_return(
         &mut self,
         now: Instant,
         link: LinkId,
-        (incarnation, address): (u64, FabricAddress),
-        prior: PriorMembership,
-        actions: &mut Vec<Action>,
-    ) {
-        let node = prior.node;
-        if !prior.view.is_valid() || !prior.view.has_member(node, incarnation) {
-            let reason = "the hello names a prior view without the node".into();
-            return send_and_close(link, Message::Rejected(reason), actions);
-        }
-        let is_newer = prior.view.epoch > self.epoch;
-        let is_inherited = self.inherit_view(now, incarnation, &prior, actions);
-        if prior.secret != self.secret {
-            let reason = "the node belongs to another cluster, with another secret; to join this one, restart its \
-                          kited, which ends its regions";
-            return send_and_close(link, Message::Rejected(reason.into()), actions);
-        }
-        self.epoch = self.epoch.max(prior.view.epoch);
-        let member = self.next_member(node, incarnation, address);
-        let is_added = !self.has_peer(node, incarnation) && self.can_inherit(&member);
-        if is_added {
-            self.insert_peer(now, member, true);
-        }
-        if !self.has_peer(node, incarnation) {
-            send_and_close(link, Message::Evicted, actions);
-        }
-        let is_changed = self.admit_fenced(node, &prior.view) || is_added;
-        if is_changed || is_inherited || is_newer {
-            self.publish_view(actions);
-        }
-        if self.has_peer(node, incarnation) {
-            tracing::info!(node, "node reconnected");
-            self.send_welcome(now, link, node, actions);
-        }
-    }
-
-    /// Returns `true` if this incarnation of another node is a member.
-    fn has_peer(&self, node: u32, incarnation: u64) -> bool {
-        let peer = self.peers.get(&node);
-        peer.is_some_and(|peer| peer.member.incarnation == incarnation)
-    }
-
-    /// Inherits the view that a member has from a previous seed, if it is the newest. Returns `true` if the view of
-    /// this seed changed.
-    fn inherit_view(
-        &mut self,
-        now: Instant,
         incarnation: u64,
         prior: &PriorMembership,
         actions: &mut Vec<Action>,
-    ) -> bool {
+    ) {
+        let node = prior.node;
+        let own = prior.view.find_reachable(node).copied();
+        let own = own.filter(|own| own.incarnation == incarnation && node != SEED_NODE);
+        let Some(own) = own.filter(|_| prior.view.is_valid()) else {
+            tracing::warn!(node, "malformed hello");
+            return actions.push(Action::Close(link));
+        };
+        self.inherit_view(now, prior, actions);
+        if let Err(refusal) = self.check_return(now, prior, own) {
+            return send_and_close(link, refusal, actions);
+        }
+        tracing::info!(node, "node reconnected");
+        self.rejected.remove(&node);
+        if prior.view.epoch > self.epoch {
+            self.epoch = prior.view.epoch;
+            self.is_changed = true;
+        }
+        self.renew_pairs(now, prior);
+        self.welcome(now, link, node, actions);
+    }
+
+    /// Checks that the incarnation is a member, or makes it one if this seed does not know that it has ended.
+    fn check_return(
+        &mut self,
+        now: Instant,
+        prior: &PriorMembership,
+        own: Member,
+    ) -> Result<(), Message> {
+        let node = own.node;
+        if prior.secret != self.secret {
+            if self.rejected.insert(node) {
+                let reason = "member of a former cluster of this seed";
+                tracing::error!(node, "node rejected: {reason}");
+            }
+            let reason = "seed has created a new cluster since; stop kited on the seed and restore its state file to \
+                          continue the former cluster, or leave the former cluster on this node: kite leave";
+            return Err(Message::Rejected(reason.into()));
+        }
+        let current = self.peers.get(&node).map(|peer| peer.member.incarnation);
+        if current == Some(own.incarnation) {
+            return Ok(());
+        }
+        let has_ended = self.ended_incarnations.get(&node) == Some(&own.incarnation);
+        let is_of_node = self.node_numbers.get(&own.address.gid) == Some(&node);
+        if has_ended || (current.is_some() && is_of_node) {
+            tracing::error!(node, "node rejected: its incarnation has ended");
+            return Err(Message::Evicted);
+        }
+        if !self.can_inherit(&own) {
+            if self.rejected.insert(node) {
+                let reason = "its number belongs to another node";
+                tracing::error!(node, "node rejected: {reason}");
+            }
+            let reason = "number of the node belongs to another node of the cluster; leave the cluster on this node: \
+                          kite leave";
+            return Err(Message::Rejected(reason.into()));
+        }
+        self.insert_peer(now, own, true);
+        Ok(())
+    }
+
+    /// Admits a member again if it is unreachable. Admits again, of each pair that was fenced, the seed or the member.
+    fn renew_pairs(&mut self, now: Instant, prior: &PriorMembership) {
+        let node = prior.node;
+        if !self.is_reachable(node) {
+            if self.quarantined_until(now, node).is_some() {
+                return;
+            }
+            tracing::info!(node, "node admitted again");
+            self.admit(node);
+        }
+        // At most two admissions: after that of the node itself, all its pairs are new.
+        for _ in 0..2 {
+            let view = self.view();
+            let own = view.find_member(node);
+            let stale = own.and_then(|own| view.find_stale_pair(own, &prior.view));
+            match stale.map(|member| member.node) {
+                Some(SEED_NODE) => self.admit(SEED_NODE),
+                Some(_) => self.admit(node),
+                None => return,
+            }
+        }
+    }
+
+    /// Inherits the view that a member has from a previous seed, if it is the newest.
+    fn inherit_view(&mut self, now: Instant, prior: &PriorMembership, actions: &mut Vec<Action>) {
         if prior.seed_incarnation == self.self_member.incarnation
             || prior.view.epoch <= self.inherited_epoch
         {
-            return false;
+            return;
         }
         if prior.secret != self.secret {
-            // Two secrets cannot be in use. A seed without members can drop its own.
-            if !self.peers.is_empty() {
-                return false;
+            // Two secrets cannot be in use. A seed that never had another member can drop its own.
+            if !self.node_numbers.is_empty() {
+                return;
             }
             self.secret = prior.secret;
             self.self_member.incarnation = next_incarnation(self.self_member.incarnation);
             actions.push(self.join_action());
         }
-        tracing::info!(
-            from = prior.node,
-            incarnation,
-            epoch = prior.view.epoch,
-            "view inherited"
-        );
-        self.inherited_epoch = prior.view.epoch;
-        self.epoch = self.epoch.max(prior.view.epoch);
-        self.self_member.admitted_epoch = self.next_epoch();
-        self.remove_stale(prior, actions);
+        let (from, epoch) = (prior.node, prior.view.epoch);
+        tracing::info!(from, epoch, "view inherited");
+        self.inherited_epoch = epoch;
+        let epoch = epoch_after_loss(epoch, self.self_member.incarnation);
+        self.epoch = self.epoch.max(epoch);
+        self.admit(SEED_NODE);
+        self.remove_unlisted_peers(prior, actions);
         for &member in &prior.view.members {
             if self.can_inherit(&member) {
                 self.insert_peer(now, member, true);
             }
         }
-        true
     }
 
-    /// Removes inherited members that have left according to a view of a later epoch than their admission.
-    fn remove_stale(&mut self, prior: &PriorMembership, actions: &mut Vec<Action>) {
-        let is_stale = |p: &&Peer| {
-            let view = &prior.view;
-            p.is_inherited
-                && p.link.is_none()
-                && p.member.admitted_epoch <= view.epoch
-                && !view.has_member(p.member.node, p.member.incarnation)
+    /// Removes inherited members that have ended before the view of `prior`.
+    fn remove_unlisted_peers(&mut self, prior: &PriorMembership, actions: &mut Vec<Action>) {
+        let has_ended = |member: &Member| {
+            let instance = Instance::from(member);
+            !prior.view.has_member(instance.node, instance.incarnation)
         };
-        let stale = self.peers.values().filter(is_stale);
-        let stale: Vec<u32> = stale.map(|p| p.member.node).collect();
-        for node in stale {
-            self.remove_peer(node, Some(Message::Evicted), actions);
-        }
+        let peers = self.peers.values();
+        let ended = peers.filter(|p| p.is_inherited && p.link.is_none() && has_ended(&p.member));
+        let ended: Vec<u32> = ended.map(|p| p.member.node).collect();
+        ended
+            .into_iter()
+            .for_each(|node| self.remove_peer(node, None, actions));
     }
 
     fn can_inherit(&self, member: &Member) -> bool {

@@ -1,59 +1,50 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Continuation of a seed in another process, or in another incarnation.
+//! Continuation of a seed in another process, or with another incarnation.
 //!
-//! The seed has the members of the previous process. Their dead timeouts start when it starts, and they reconnect. A
-//! member that does not is checked like any silent member.
+//! The members of the snapshot keep their incarnations and their reachability. Their dead timeouts start when the seed
+//! starts, and they reconnect. A member that the former seed had removed cannot return, since its incarnation is among
+//! the ended ones.
 
 use std::time::Instant;
 
 use kite::FabricAddress;
 
-use super::{Peer, Seed};
+use super::{Origin, Peer, Seed};
 use crate::membership::snapshot::SeedSnapshot;
-use crate::membership::{Action, Timing};
+use crate::membership::Timing;
+use crate::protocol::last_derived_epoch;
 
 impl Seed {
-    /// Creates a seed from a snapshot, whose kernel still has the incarnation of the snapshot.
+    /// Creates a seed that continues the incarnation of a snapshot.
     pub fn resume(timing: Timing, snapshot: SeedSnapshot) -> Self {
-        let SeedSnapshot {
-            self_member,
-            secret,
-            epoch,
-            peers,
-            node_numbers,
-            ended_incarnations,
-            inherited_epoch,
-        } = snapshot;
-        // The first step sets the deadlines.
-        let now = Instant::now();
-        let peers = peers
-            .into_iter()
-            .map(|member| (member.node, Peer::new(member, now, true)));
-        Self {
-            self_member,
-            epoch,
-            peers: peers.collect(),
-            node_numbers,
-            ended_incarnations,
-            inherited_epoch,
-            ..Self::new(timing, self_member.address, self_member.incarnation, secret)
-        }
+        let own = snapshot.self_member;
+        let mut seed = Self::restore(timing, own.address, own.incarnation, snapshot);
+        seed.origin = Origin::Resumed;
+        seed.self_member = own;
+        seed
     }
 
-    /// Creates a seed from the snapshot of a previous incarnation, which has ended. `incarnation` is the new one.
-    pub fn restart(
+    /// Creates a seed that continues the cluster of a snapshot with another incarnation of its node.
+    pub fn restore(
         timing: Timing,
         address: FabricAddress,
         incarnation: u64,
         snapshot: SeedSnapshot,
     ) -> Self {
-        let mut seed = Self::resume(timing, snapshot);
-        seed.self_member.address = address;
-        seed.self_member.incarnation = incarnation;
-        seed.self_member.admitted_epoch = seed.next_epoch();
-        seed.self_member.unreachable_since = 0;
-        seed.is_restarted = true;
-        seed
+        // Set by the first step.
+        let deadline = Instant::now();
+        let peers = snapshot.peers.into_iter();
+        let peers = peers.map(|member| (member.node, Peer::new(member, deadline, true)));
+        let inherited = last_derived_epoch(snapshot.epoch).max(snapshot.inherited_epoch);
+        Self {
+            origin: Origin::Restored,
+            epoch: snapshot.epoch,
+            peers: peers.collect(),
+            node_numbers: snapshot.node_numbers,
+            ended_incarnations: snapshot.ended_incarnations,
+            inherited_epoch: inherited,
+            ..Self::new(timing, address, incarnation, snapshot.secret)
+        }
     }
 
     pub(super) fn to_snapshot(&self) -> SeedSnapshot {
@@ -65,20 +56,6 @@ impl Seed {
             node_numbers: self.node_numbers.clone(),
             ended_incarnations: self.ended_incarnations.clone(),
             inherited_epoch: self.inherited_epoch,
-        }
-    }
-
-    /// Starts with the view of the previous process, which the kernel may not have applied yet. A new incarnation joins,
-    /// and starts with the next view.
-    pub(super) fn start_with_state(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        for peer in self.peers.values_mut() {
-            peer.deadline = now + self.timing.dead_after;
-        }
-        if self.is_restarted {
-            actions.push(self.join_action());
-            self.publish_view(actions);
-        } else {
-            actions.push(Action::ApplyView(self.own_view()));
         }
     }
 }

@@ -1,339 +1,326 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Simulated cluster: all state machines in one thread, and their connections.
+//! Simulated cluster: all hosts in one thread, and the networks between them. Host 0 is the seed.
 //!
-//! The simulated kernel of each node checks what the real one relies on: epochs increase, views are valid and contain
-//! the node itself, and a fenced node is admitted before it is reachable. The cluster checks that an epoch of one seed
-//! identifies one view, and that an incarnation ends only with its kernel.
+//! # Invariants
+//!
+//! - An incarnation ends only if its host leaves or reboots.
+//! - Two kernels that consider each other reachable have the same view, if they have views of the same epoch.
+//! - A number belongs to one host.
+//!
+//! [`SimKernel`] checks each view.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
 
+use super::host::{SimHost, SimProcess, TIMING};
+use super::kernel::SimKernel;
+use super::network::{InFlight, Network, Side};
 use crate::host::Host;
-use crate::membership::{
-    needs_snapshot, Action, Follower, Input, LinkId, MembershipMachine, Seed, Snapshot, Timing,
-};
-use crate::protocol::{Message, View};
-use kite::FabricAddress;
+use crate::membership::{Action, Input, LinkId};
+use crate::protocol::{Instance, Secret, View};
 
-use super::node::{SimNode, SimSession};
+pub(super) const TICK: Duration = Duration::from_millis(500);
 
-const TIMING: Timing = Timing {
-    heartbeat_interval: Duration::from_millis(500),
-    dead_after: Duration::from_millis(3000),
-};
-const TICK: Duration = Duration::from_millis(250);
 /// Ticks between two reports of a kernel about the same node.
-const STEPS_PER_SUSPICION: u32 = 4;
+const TICKS_PER_REPORT: u32 = 2;
 
 pub(super) struct SimCluster {
-    now: Instant,
-    pub(super) nodes: Vec<SimNode>,
-    /// Follower of each connection, and `true` if its messages are dropped.
-    pub(super) links: BTreeMap<LinkId, (usize, bool)>,
-    /// Pairs of nodes without RDMA between them.
-    pub(super) broken_rdma: BTreeSet<(usize, usize)>,
-    steps: u32,
+    pub(super) now: Instant,
+    ticks: u32,
+    pub(super) hosts: Vec<SimHost>,
+    pub(super) network: Network,
     last_unique: u64,
-    /// All views, by the incarnation of their seed and their epoch.
-    views: HashMap<(u64, u64), View>,
-}
-
-fn address(node: usize) -> FabricAddress {
-    FabricAddress {
-        gid: Ipv6Addr::from(node as u128 + 1),
-        qpn: 1,
-        lid: 0,
-        link_layer: 2,
-        mtu: 4096,
-    }
+    /// `true` if kernels report peers that do not respond.
+    pub(super) has_reports: bool,
+    /// `true` if the state of the seed was lost, so that the seed may start another incarnation.
+    pub(super) is_state_lost: bool,
+    /// GID of each number, by cluster: a seed that has lost its state creates a new one.
+    numbers: HashMap<(Secret, u32), Ipv6Addr>,
 }
 
 impl SimCluster {
     pub(super) fn new(count: usize) -> Self {
-        let nodes = (0..count).map(|_| SimNode::default()).collect();
-        let mut cluster = Self {
+        Self {
             now: Instant::now(),
-            nodes,
-            links: BTreeMap::new(),
-            broken_rdma: BTreeSet::new(),
-            steps: 0,
+            ticks: 0,
+            hosts: (0..count).map(|_| SimHost::default()).collect(),
+            network: Network::default(),
             last_unique: 0,
-            views: HashMap::new(),
-        };
-        (0..count).for_each(|node| cluster.start(node));
-        cluster
+            has_reports: true,
+            is_state_lost: false,
+            numbers: HashMap::new(),
+        }
     }
 
-    fn next_unique(&mut self) -> u64 {
+    /// Starts the daemon of a host, unless it runs.
+    pub(super) fn start(&mut self, host: usize) {
+        if self.hosts[host].process.is_some() {
+            return;
+        }
         self.last_unique += 1;
-        self.last_unique
+        let machine = self.hosts[host].new_machine(host, self.last_unique);
+        if self.hosts[host].resumable_snapshot().is_none() {
+            // The service manager closes a session without a checkpoint.
+            self.hosts[host].kernel = None;
+        }
+        self.hosts[host].waiting_view = None;
+        self.hosts[host].process = Some(SimProcess::new(machine, self.now));
+        self.step(host, Input::Start);
     }
 
-    pub(super) fn start(&mut self, node: usize) {
-        if self.nodes[node].machine.is_some() {
+    /// Ends the daemon of a host. The kernel stays.
+    pub(super) fn kill(&mut self, host: usize) {
+        self.hosts[host].process = None;
+        for (link, side) in self.network.links_of(host) {
+            self.network.end(link, side, true);
+        }
+    }
+
+    /// Resets a host. With `silent` the other ends of its connections do not notice.
+    pub(super) fn reset(&mut self, host: usize, silent: bool) {
+        let state = self.hosts[host].state.take();
+        for (link, side) in self.network.links_of(host) {
+            self.network.end(link, side, !silent);
+        }
+        self.hosts[host] = SimHost {
+            state,
+            ..SimHost::default()
+        };
+    }
+
+    /// Makes a node leave the cluster. A paused daemon cannot.
+    pub(super) fn leave(&mut self, host: usize) {
+        if !self.hosts[host].runs() {
             return;
         }
-        let incarnation = self.next_unique() << 32;
-        let address = address(node);
-        let secret = [incarnation.to_be_bytes()[3]; 16];
-        let state = self.nodes[node].state_file.clone();
-        self.nodes[node].machine = Some(match (node, state) {
-            (0, Some(state)) => Box::new(Seed::restart(TIMING, address, incarnation, state)),
-            (0, None) => Box::new(Seed::new(TIMING, address, incarnation, secret)),
-            _ => Box::new(Follower::new(TIMING, address, incarnation)),
-        });
-        self.step(node, Input::Start);
-    }
-
-    /// Ends the kernel and the daemon of a node.
-    pub(super) fn crash(&mut self, node: usize) {
-        self.nodes[node] = SimNode {
-            is_cut: self.nodes[node].is_cut,
-            state_file: self.nodes[node].state_file.take(),
-            ..SimNode::default()
-        };
-        self.disconnect(node);
-    }
-
-    /// Starts the next process of a node, which continues the membership if the kernel has the incarnation of the
-    /// snapshot.
-    pub(super) fn restart(&mut self, node: usize) {
-        let SimNode {
-            session,
-            snapshot,
-            machine,
-            is_cut,
-            state_file,
-            ..
-        } = std::mem::take(&mut self.nodes[node]);
-        self.nodes[node].is_cut = is_cut;
-        self.nodes[node].state_file = state_file.clone();
-        self.disconnect(node);
-        if machine.is_none() {
-            return;
-        }
-        let session = session
-            .zip(snapshot)
-            .filter(|(session, snapshot)| session.identity.incarnation == snapshot.incarnation());
-        let Some((session, snapshot)) = session else {
-            return self.start(node);
-        };
-        assert!(
-            session.view.epoch <= snapshot.epoch(),
-            "snapshot saved too late"
-        );
-        let machine: Box<dyn MembershipMachine> = match snapshot.clone() {
-            Snapshot::Seed(seed) => Box::new(Seed::resume(TIMING, seed)),
-            Snapshot::Follower(follower) => {
-                Box::new(Follower::resume(TIMING, address(node), follower))
-            }
-        };
-        self.nodes[node] = SimNode {
-            machine: Some(machine),
-            resumed_epoch: session.view.epoch,
-            session: Some(session),
-            snapshot: Some(snapshot),
-            is_cut,
-            state_file,
-            ..SimNode::default()
-        };
-        self.step(node, Input::Start);
-    }
-
-    fn disconnect(&mut self, node: usize) {
-        let ended: Vec<LinkId> = self
-            .links
-            .iter()
-            .filter(|(_, &(end, _))| node == 0 || end == node)
-            .map(|(&link, _)| link)
-            .collect();
-        ended.into_iter().for_each(|link| self.close(link));
-        self.nodes[node].inputs.clear();
-    }
-
-    pub(super) fn close(&mut self, link: LinkId) {
-        if let Some((end, _)) = self.links.remove(&link) {
-            self.nodes[0].inputs.push_back(Input::Closed(link));
-            self.nodes[end].inputs.push_back(Input::Closed(link));
-        }
-    }
-
-    pub(super) fn link_of(&self, node: usize) -> Option<LinkId> {
-        self.links
-            .iter()
-            .find(|(_, &(end, _))| end == node)
-            .map(|(&link, _)| link)
-    }
-
-    pub(super) fn step(&mut self, node: usize, input: Input) {
         let mut actions = Vec::new();
-        if let Some(machine) = &mut self.nodes[node].machine {
-            machine.step(self.now, input, &mut actions);
-            if needs_snapshot(&actions) {
-                let snapshot = machine.snapshot();
-                if let Some(Snapshot::Seed(seed)) = &snapshot {
-                    self.nodes[node].state_file = Some(seed.clone());
-                }
-                self.nodes[node].snapshot = snapshot;
-            }
+        if let Some(process) = &mut self.hosts[host].process {
+            let (now, _) = process.clock.read(self.now);
+            process.machine.step(now, Input::Leave, &mut actions);
+            let snapshot = process.machine.snapshot();
+            self.hosts[host].save(snapshot);
         }
         for action in actions {
-            let remaining = self.nodes[node].actions_until_restart;
-            if remaining == Some(0) {
-                return self.restart(node);
+            self.perform(host, action);
+        }
+        self.reset(host, false);
+    }
+
+    /// Passes an input to the daemon of a host.
+    pub(super) fn step(&mut self, host: usize, input: Input) {
+        let entry = &mut self.hosts[host];
+        let Some(mut process) = entry.process.take() else {
+            return;
+        };
+        let (now, _) = process.clock.read(self.now);
+        let is_tick = matches!(input, Input::Tick);
+        let mut actions = Vec::new();
+        process.machine.step(now, input, &mut actions);
+        let save = || entry.save(process.machine.snapshot());
+        let ready = process.outbox.submit(actions, is_tick, save);
+        entry.process = Some(process);
+        for action in ready {
+            let Some(process) = &mut self.hosts[host].process else {
+                return;
+            };
+            match &mut process.actions_until_restart {
+                Some(0) => {
+                    self.kill(host);
+                    return self.start(host);
+                }
+                Some(remaining) => *remaining -= 1,
+                None => {}
             }
-            self.nodes[node].actions_until_restart = remaining.map(|remaining| remaining - 1);
-            self.perform(node, action);
+            self.perform(host, action);
         }
     }
 
-    fn perform(&mut self, node: usize, action: Action) {
+    fn perform(&mut self, host: usize, action: Action) {
+        let side = if host == 0 {
+            Side::Seed
+        } else {
+            Side::Follower
+        };
         match action {
-            Action::Send(link, message) => self.send(node, link, message),
-            Action::Close(link) => self.close(link),
-            Action::Leave => {
-                panic!("the incarnation of node {node} ends, although its kernel runs")
+            Action::Send(link, message) => {
+                if !self.network.send(link, side, message) {
+                    self.close(host, link, side);
+                }
             }
-            Action::Probe(number, incarnation) => {
-                if self.replies(node, number, incarnation) {
-                    let alive = Input::Alive(number, incarnation);
-                    self.nodes[node].inputs.push_back(alive);
+            Action::Close(link) => self.close(host, link, side),
+            Action::Leave => panic!("incarnation of host {host} ended"),
+            Action::Fail(reason) => {
+                let incarnation = self.hosts[host].kernel.as_ref().map(|k| k.identity);
+                assert_eq!(incarnation, None, "{reason}");
+                self.reset(host, false);
+            }
+            Action::Join(identity) => {
+                let has_ended = self.hosts[host].kernel.is_some();
+                assert!(
+                    !has_ended || self.is_state_lost,
+                    "incarnation of host {host} ended"
+                );
+                self.hosts[host].kernel = Some(SimKernel::new(identity));
+            }
+            Action::ApplyView(view) => {
+                self.hosts[host].waiting_view = Some(view);
+                self.apply_waiting_view(host);
+            }
+            Action::Probe(instance) => {
+                let deadline = self.now + TIMING.probe_timeout();
+                if let Some(process) = &mut self.hosts[host].process {
+                    process.probes.entry(instance).or_insert(deadline);
                 }
             }
             // No node of the simulation uses hosts.
             Action::PublishHosts(_) => {}
-            Action::Fail(reason) => panic!("{reason}"),
-            Action::Join(identity) => {
-                // A seed without state takes the secret of the first member that connects. It owns nothing yet.
-                let former = self.nodes[node].session.as_ref();
-                let is_alone = former.is_none_or(|session| session.view.members.len() <= 1);
-                assert!(
-                    is_alone,
-                    "the incarnation of node {node} ends, although its kernel runs"
-                );
-                self.nodes[node].session = Some(SimSession::new(identity));
-                self.nodes[node].resumed_epoch = 0;
-            }
-            Action::ApplyView(view) => {
-                let epoch = view.epoch;
-                self.nodes[node].inputs.push_back(Input::Applied(epoch));
-                if epoch == self.nodes[node].resumed_epoch {
-                    return;
-                }
-                let session = self.nodes[node].session.as_mut().expect("joined before");
-                session.apply(view.clone());
-                // A seed that is unreachable for others has a view of its own.
-                let is_isolated_seed = node == 0
-                    && session.view.members.len() > 1
-                    && session.view.members[1..].iter().all(|m| !m.is_reachable());
-                if !is_isolated_seed {
-                    let same = self
-                        .views
-                        .entry((session.seed_incarnation, epoch))
-                        .or_insert(view);
-                    assert_eq!(*same, session.view, "one epoch has two views");
-                }
-            }
         }
     }
 
-    fn send(&mut self, sender: usize, link: LinkId, message: Message) {
-        if let Some(&(end, false)) = self.links.get(&link) {
-            let receiver = if sender == 0 { end } else { 0 };
-            self.nodes[receiver]
-                .inputs
-                .push_back(Input::Message(link, message));
+    fn close(&mut self, host: usize, link: LinkId, side: Side) {
+        if self.network.end(link, side, true) {
+            self.push(host, Input::Closed(link));
         }
     }
 
-    /// Returns `true` if the kernel of a member replies by RDMA to that of `node`.
-    fn replies(&self, node: usize, number: u32, incarnation: u64) -> bool {
-        let Some(session) = &self.nodes[node].session else {
-            return false;
-        };
-        let identity = session.identity;
-        let is_member = |other: &SimNode| {
-            other.session.as_ref().is_some_and(|session| {
-                (session.identity.node, session.identity.incarnation) == (number, incarnation)
-                    && session.can_reach(identity.node, identity.incarnation)
+    /// Ends a connection for both sides, at once.
+    pub(super) fn end_link(&mut self, link: LinkId) {
+        let hosts = 0..self.hosts.len();
+        let ends: Vec<(usize, Side)> = hosts
+            .flat_map(|host| {
+                let links = self.network.links_of(host).into_iter();
+                links
+                    .filter(|(id, _)| *id == link)
+                    .map(move |(_, side)| (host, side))
             })
+            .collect();
+        for (host, side) in ends {
+            if self.network.end(link, side, false) {
+                self.push(host, Input::Closed(link));
+            }
+        }
+    }
+
+    pub(super) fn push(&mut self, host: usize, input: Input) {
+        if let Some(process) = &mut self.hosts[host].process {
+            process.inputs.push_back(input);
+        }
+    }
+
+    fn apply_waiting_view(&mut self, host: usize) {
+        let entry = &mut self.hosts[host];
+        if entry.is_apply_blocked {
+            return;
+        }
+        let (Some(view), Some(kernel)) = (entry.waiting_view.take(), &mut entry.kernel) else {
+            return;
         };
-        let other = self.nodes.iter().position(is_member);
-        session.can_reach(number, incarnation)
-            && other.is_some_and(|other| self.has_rdma(node, other))
+        let epoch = view.epoch;
+        if epoch <= kernel.view.epoch {
+            assert_eq!(view, kernel.view, "view of a resumed process");
+        } else {
+            let removed = kernel.apply(view);
+            self.check_view(host, &removed);
+        }
+        self.push(host, Input::Applied(epoch));
     }
 
-    fn has_rdma(&self, node: usize, other: usize) -> bool {
-        let pairs = [(node, other), (other, node)];
-        !pairs.iter().any(|pair| self.broken_rdma.contains(pair))
+    /// Checks the view of a kernel against those of all others.
+    fn check_view(&mut self, host: usize, removed: &[Instance]) {
+        let Some(kernel) = &self.hosts[host].kernel else {
+            return;
+        };
+        for member in &kernel.view.members {
+            let gid = member.address.gid;
+            let number = (kernel.identity.secret, member.node);
+            let owner = *self.numbers.entry(number).or_insert(gid);
+            assert_eq!(owner, gid, "number {} of two hosts", member.node);
+        }
+        for other in self.hosts.iter().filter_map(|host| host.kernel.as_ref()) {
+            let instance = other.instance();
+            assert!(
+                !removed.contains(&instance),
+                "{instance:?} removed while it runs"
+            );
+            let is_mutual = kernel.peers.contains_key(&instance)
+                && other.peers.contains_key(&kernel.instance());
+            if is_mutual && other.view.epoch == kernel.view.epoch {
+                assert_eq!(other.view, kernel.view, "one epoch has two views");
+            }
+        }
     }
 
-    pub(super) fn deliver_one(&mut self, node: usize) -> bool {
-        if self.nodes[node].paused {
+    /// Delivers one event to the daemon of a host. Returns `false` if there is none. The order of the connections is that
+    /// of `rotation`.
+    pub(super) fn deliver_one(&mut self, host: usize, rotation: usize) -> bool {
+        if !self.hosts[host].runs() {
             return false;
         }
-        let input = self.nodes[node].inputs.pop_front();
-        input.map(|input| self.step(node, input)).is_some()
+        let process = self.hosts[host].process.as_mut();
+        if let Some(input) = process.and_then(|process| process.inputs.pop_front()) {
+            self.step(host, input);
+            return true;
+        }
+        let links = self.network.links_of(host);
+        for index in 0..links.len() {
+            let (link, side) = links[(index + rotation) % links.len()];
+            match self.network.receive(link, side) {
+                Some(InFlight::Message(message)) => self.step(host, Input::Message(link, message)),
+                Some(InFlight::Closed) => {
+                    self.network.end(link, side, false);
+                    self.step(host, Input::Closed(link));
+                }
+                None => continue,
+            }
+            return true;
+        }
+        false
     }
 
-    /// Advances the time. Running nodes tick, and followers without a connection connect.
+    /// Advances the time. Running daemons tick, and followers without a connection connect.
     pub(super) fn tick(&mut self) {
         self.now += TICK;
-        self.steps += 1;
-        if self.steps % STEPS_PER_SUSPICION == 0 {
+        self.ticks += 1;
+        if self.has_reports && self.ticks % TICKS_PER_REPORT == 0 {
             self.report_suspects();
         }
-        for node in 0..self.nodes.len() {
-            if !self.nodes[node].paused {
-                self.step(node, Input::Tick);
+        for host in 0..self.hosts.len() {
+            self.apply_waiting_view(host);
+            self.end_probes(host);
+            if self.hosts[host].runs() {
+                self.step(host, Input::Tick);
             }
         }
-        for node in 1..self.nodes.len() {
-            let up = |node: &SimNode| node.machine.is_some() && !node.paused && !node.is_cut;
-            if up(&self.nodes[0]) && up(&self.nodes[node]) && self.link_of(node).is_none() {
-                let link = self.next_unique();
-                self.links.insert(link, (node, false));
-                let host = Host {
-                    ip: [127, 0, 0, 1].into(),
-                    name: None,
-                };
-                for end in [0, node] {
-                    let opened = Input::Opened(link, host.clone());
-                    self.nodes[end].inputs.push_back(opened);
-                }
+        for host in 1..self.hosts.len() {
+            let can_connect = self.hosts[0].runs() && self.hosts[host].runs();
+            if can_connect && self.network.can_connect(host) && !self.network.has_link(host) {
+                self.connect(host);
             }
         }
     }
 
-    /// Reports to each node the members that do not respond to its kernel.
-    fn report_suspects(&mut self) {
-        for node in (0..self.nodes.len())
-            .filter(|&node| !self.nodes[node].paused)
-            .collect::<Vec<_>>()
-        {
-            let silent: Vec<u32> = self.unreachable_from(node).collect();
-            for other in silent {
-                self.step(node, Input::Suspect(other));
-            }
+    fn connect(&mut self, follower: usize) {
+        let link = self.network.connect(follower);
+        let host = Host {
+            ip: [127, 0, 0, 1].into(),
+            name: None,
+        };
+        for end in [0, follower] {
+            self.push(end, Input::Opened(link, host.clone()));
         }
-    }
-
-    /// Returns the numbers of the members that do not respond to a kernel.
-    fn unreachable_from(&self, node: usize) -> impl Iterator<Item = u32> + '_ {
-        let session = self.nodes[node].session.as_ref();
-        let members = session
-            .into_iter()
-            .flat_map(|session| &session.view.members);
-        let silent = members.filter(move |member| {
-            let other = u128::from(member.address.gid) as usize - 1;
-            member.is_reachable() && !self.has_rdma(node, other)
-        });
-        silent.map(|member| member.node)
     }
 
     pub(super) fn deliver_all(&mut self) {
-        while (0..self.nodes.len()).any(|node| self.deliver_one(node)) {}
+        let mut is_done = false;
+        while !is_done {
+            is_done = true;
+            for host in 0..self.hosts.len() {
+                while self.deliver_one(host, 0) {
+                    is_done = false;
+                }
+            }
+        }
     }
 
     pub(super) fn run(&mut self, time: Duration) {
@@ -344,70 +331,80 @@ impl SimCluster {
         }
     }
 
+    /// Ends all faults, and starts all daemons.
+    pub(super) fn heal(&mut self) {
+        self.network.tcp_cuts.clear();
+        self.network.rdma_cuts.clear();
+        for host in &mut self.hosts {
+            (host.is_disk_full, host.is_apply_blocked) = (false, false);
+            if let Some(process) = &mut host.process {
+                (process.is_paused, process.actions_until_restart) = (false, None);
+            }
+        }
+        (0..self.hosts.len()).for_each(|host| self.start(host));
+    }
+
     /// Advances the time until the cluster is whole, at most by `limit`.
     pub(super) fn run_until_whole(&mut self, limit: Duration) {
         let deadline = self.now + limit;
         while self.now < deadline && !self.is_whole() {
+            self.start_missing();
             self.run(TICK);
         }
-        self.assert_whole();
+        assert!(self.is_whole(), "not whole: {:#?}", self.views());
     }
 
-    pub(super) fn view(&self, node: usize) -> &View {
-        &self.nodes[node]
-            .session
-            .as_ref()
-            .expect("in the cluster")
-            .view
+    /// Starts the daemons that have ended, as a service manager does.
+    fn start_missing(&mut self) {
+        (0..self.hosts.len()).for_each(|host| self.start(host));
     }
 
-    /// Returns the numbers of the reachable members in the view of `node`.
-    pub(super) fn members(&self, node: usize) -> Vec<u32> {
-        let members = self.view(node).members.iter();
-        members
-            .filter(|m| m.is_reachable())
-            .map(|m| m.node)
-            .collect()
+    fn views(&self) -> Vec<Option<&View>> {
+        let kernels = self.hosts.iter().map(|host| host.kernel.as_ref());
+        kernels.map(|k| k.map(|kernel| &kernel.view)).collect()
     }
 
-    pub(super) fn number(&self, node: usize) -> u32 {
-        let session = self.nodes[node].session.as_ref();
-        session.expect("in the cluster").identity.node
-    }
-
-    pub(super) fn incarnation(&self, node: usize) -> u64 {
-        self.nodes[node]
-            .session
-            .as_ref()
-            .expect("in the cluster")
-            .identity
-            .incarnation
-    }
-
-    /// Returns `true` if all nodes have applied the same view of all nodes.
-    fn is_whole(&self) -> bool {
-        let view = |node: &SimNode| node.session.as_ref().map(|session| session.view.clone());
-        let first = view(&self.nodes[0]);
-        let has_all = |view: &View| {
-            view.members.len() == self.nodes.len() && view.members.iter().all(|m| m.is_reachable())
+    /// Returns `true` if all kernels have the same view, in which each host is reachable in its current incarnation.
+    pub(super) fn is_whole(&self) -> bool {
+        let first = self.hosts[0].kernel.as_ref().map(|kernel| &kernel.view);
+        let is_of_all = |view: &View| {
+            view.members.len() == self.hosts.len() && view.members.iter().all(|m| m.is_reachable())
         };
-        first.as_ref().is_some_and(has_all) && self.nodes.iter().all(|node| view(node) == first)
+        first.is_some_and(is_of_all)
+            && self.hosts.iter().all(|host| {
+                let kernel = host.kernel.as_ref();
+                kernel.is_some_and(|kernel| {
+                    let Instance { node, incarnation } = kernel.instance();
+                    Some(&kernel.view) == first && kernel.view.has_member(node, incarnation)
+                })
+            })
     }
 
-    /// Asserts that all nodes have applied the same view, which contains the current incarnation of each node, all of
-    /// them reachable, and no other.
-    pub(super) fn assert_whole(&self) {
-        let view = self.view(0);
-        assert_eq!(view.members.len(), self.nodes.len());
-        assert!(view.members.iter().all(|m| m.is_reachable()), "{view:?}");
-        for node in &self.nodes {
-            let session = node.session.as_ref().expect("in the cluster");
-            assert_eq!(&session.view, view);
-            assert!(view.has_member(session.identity.node, session.identity.incarnation));
-            assert_eq!(
-                session.identity.secret,
-                self.nodes[0].session.as_ref().unwrap().identity.secret
-            );
-        }
+    pub(super) fn view(&self, host: usize) -> &View {
+        &self.hosts[host].kernel.as_ref().expect("joined").view
+    }
+
+    /// Returns the numbers of the reachable members in the view of a host.
+    pub(super) fn reachable(&self, host: usize) -> Vec<u32> {
+        let members = self.view(host).members.iter();
+        let reachable = members.filter(|m| m.is_reachable());
+        reachable.map(|m| m.node).collect()
+    }
+
+    pub(super) fn number(&self, host: usize) -> u32 {
+        self.hosts[host]
+            .kernel
+            .as_ref()
+            .expect("joined")
+            .identity
+            .node
+    }
+
+    /// Returns the incarnations of all hosts, 0 for those that have not joined.
+    pub(super) fn incarnations(&self) -> Vec<u64> {
+        let kernels = self.hosts.iter().map(|host| host.kernel.as_ref());
+        kernels
+            .map(|kernel| kernel.map_or(0, |kernel| kernel.identity.incarnation))
+            .collect()
     }
 }

@@ -1,30 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Mock kernel, which records the requests of a daemon and checks them.
+//! Mock kernel.
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use kite::FabricAddress;
-use kited::kernel::{self, Prober, ResumedSession};
-use kited::membership::Identity;
-use kited::protocol::{Hosts, View};
-use kited::storage::checkpoint::Checkpoint;
+use kited::checkpoint::Checkpoint;
+use kited::kernel::{self, ResumedSession};
+use kited::membership::{Identity, ProbeResult};
+use kited::protocol::{Hosts, Instance, View};
 use tokio::sync::mpsc::UnboundedSender;
-
-/// Incarnations of the kernels that reply by RDMA: those with a session.
-static LIVE: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
-
-/// RDMA network of all mock kernels.
-struct MockProber;
-
-impl Prober for MockProber {
-    fn probe(&self, _node: u32, incarnation: u64, _timeout: Duration) -> bool {
-        LIVE.lock().unwrap().contains(&incarnation)
-    }
-}
 
 /// Kernel that records the requests of the daemon, and checks them.
 #[derive(Clone)]
@@ -48,7 +37,15 @@ struct MockKernelState {
     rejects_join: bool,
     /// Number of views that will fail with `ENOMEM`.
     enomem_count: u32,
+    /// Number of views that will fail with `EINVAL`.
+    einval_count: u32,
+    /// `true` while no request arrives over RDMA in either direction.
+    has_no_rdma: bool,
 }
+
+/// Kernels of all tests, by their incarnations.
+static KERNELS: LazyLock<Mutex<HashMap<u64, Weak<Mutex<MockKernelState>>>>> =
+    LazyLock::new(Mutex::default);
 
 impl MockKernel {
     pub(crate) fn new(gid: u8) -> Self {
@@ -81,7 +78,7 @@ impl MockKernel {
         Some(Checkpoint::resume(fd.unwrap()))
     }
 
-    /// Keeps the session open when the daemon is killed, if the session is stored.
+    /// Keeps the session when the daemon is dropped, if the session is stored.
     pub(super) fn keep_stored_session(&self) {
         if self.checkpoint.is_some() {
             self.state().process += 1;
@@ -131,6 +128,41 @@ impl MockKernel {
         self.state().enomem_count = times;
     }
 
+    /// Makes the next views fail with `EINVAL`, this number of times.
+    pub(crate) fn fail_with_einval(&self, times: u32) {
+        self.state().einval_count = times;
+    }
+
+    /// Cuts or heals RDMA with all other nodes.
+    pub(crate) fn cut_rdma(&self, is_cut: bool) {
+        self.state().has_no_rdma = is_cut;
+    }
+
+    /// Returns `true` if the kernel of another node replies. Returns `None` if it is no reachable member.
+    fn replies(&self, instance: Instance) -> Option<bool> {
+        let state = self.state();
+        let own = state.identity?.node;
+        let view = state.view.as_ref()?;
+        let member = view.find_reachable(instance.node)?;
+        if member.incarnation != instance.incarnation {
+            return None;
+        }
+        let has_rdma = !state.has_no_rdma;
+        drop(state);
+        let kernels = KERNELS.lock().unwrap();
+        let other = kernels.get(&instance.incarnation).and_then(Weak::upgrade);
+        drop(kernels);
+        let replies = other.is_some_and(|other| {
+            let other = other.lock().unwrap();
+            let incarnation = other.identity.map(|identity| identity.incarnation);
+            let view = other.view.as_ref();
+            incarnation == Some(instance.incarnation)
+                && !other.has_no_rdma
+                && view.is_some_and(|view| view.find_reachable(own).is_some())
+        });
+        Some(replies && has_rdma)
+    }
+
     /// Blocks views until the guard is dropped.
     pub(crate) fn block_apply(&self) -> MutexGuard<'_, ()> {
         self.apply_gate.lock().unwrap()
@@ -148,6 +180,10 @@ impl kernel::Kernel for MockKernel {
         })
     }
 
+    fn rnic_name(&self) -> String {
+        "mock0".into()
+    }
+
     fn resume(
         &mut self,
         incarnation: Option<u64>,
@@ -159,7 +195,6 @@ impl kernel::Kernel for MockKernel {
             return Ok(None);
         }
         if left != incarnation {
-            left.map(|left| LIVE.lock().unwrap().remove(&left));
             *state = MockKernelState::default();
             return Ok(None);
         }
@@ -179,27 +214,35 @@ impl kernel::Kernel for MockKernel {
         ensure!(state.identity.is_none(), "has a daemon already");
         state.identity = Some(identity);
         state.events = Some(events);
-        LIVE.lock().unwrap().insert(identity.incarnation);
+        let kernel = Arc::downgrade(&self.state);
+        KERNELS.lock().unwrap().insert(identity.incarnation, kernel);
         Ok(self.session(&state))
+    }
+}
+
+/// Sender of probes of a kernel.
+struct MockProber(MockKernel);
+
+impl kernel::Prober for MockProber {
+    fn probe(&self, instance: Instance, timeout: Duration) -> ProbeResult {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match self.0.replies(instance) {
+                None => return ProbeResult::NoEvidence,
+                Some(true) => return ProbeResult::Answered,
+                Some(false) if deadline <= Instant::now() => return ProbeResult::NoReply,
+                Some(false) => thread::sleep(Duration::from_millis(5)),
+            }
+        }
     }
 }
 
 /// Session of the process with this number.
 struct MockSession(MockKernel, u32);
 
-impl Drop for MockSession {
-    /// Ends the session with its last descriptor: unless it is stored, or another process continues it.
-    fn drop(&mut self) {
-        let state = self.0.state();
-        if let Some(identity) = state.identity.filter(|_| state.process == self.1) {
-            LIVE.lock().unwrap().remove(&identity.incarnation);
-        }
-    }
-}
-
 impl kernel::KernelSession for MockSession {
-    fn prober(&self) -> Arc<dyn Prober> {
-        Arc::new(MockProber)
+    fn prober(&self) -> Box<dyn kernel::Prober> {
+        Box::new(MockProber(self.0.clone()))
     }
 
     fn apply_view(&mut self, view: &View) -> Result<()> {
@@ -209,9 +252,14 @@ impl kernel::KernelSession for MockSession {
             state.enomem_count -= 1;
             return Err(kite::Error::OutOfMemory).context("no view");
         }
+        if state.einval_count > 0 {
+            state.einval_count -= 1;
+            return Err(kite::Error::Invalid).context("no view");
+        }
         let identity = state.identity.unwrap();
+        let own = view.find_reachable(identity.node);
         ensure!(
-            view.is_valid() && view.has_member(identity.node, identity.incarnation),
+            view.is_valid() && own.is_some_and(|own| own.incarnation == identity.incarnation),
             "{view:?}"
         );
         let increases = state
@@ -234,14 +282,9 @@ impl kernel::KernelSession for MockSession {
     fn leave(self: Box<Self>) {
         let mut state = self.0.state();
         if state.process == self.1 {
-            if let Some(identity) = state.identity {
-                LIVE.lock().unwrap().remove(&identity.incarnation);
-            }
             *state = MockKernelState::default();
         }
     }
 
-    fn detach(self: Box<Self>) {
-        self.0.state().process += 1;
-    }
+    fn detach(self: Box<Self>) {}
 }

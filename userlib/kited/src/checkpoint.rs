@@ -17,17 +17,16 @@ use std::os::unix::fs::FileExt;
 
 use anyhow::{ensure, Context, Result};
 use rustix::fs::{memfd_create, MemfdFlags};
-use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
+use crate::fd_store::{FdStore, StoredFds};
 use crate::membership::Snapshot;
-use crate::storage::fd_store::{FdStore, StoredFds};
 
 /// Name of the memory in the store.
 const STORE_NAME: &str = "checkpoint";
 
-/// Version of the format: a [`Snapshot`] as postcard encodes it.
-const FORMAT_VERSION: u32 = 2;
+/// Version of the format: a [`Snapshot`] as postcard encodes it. The state file has the same version.
+pub(crate) const FORMAT_VERSION: u32 = 2;
 
 /// Size of a slot in bytes. A snapshot with all node numbers has up to 2 MiB.
 const SLOT_BYTES: u64 = 4 << 20;
@@ -47,23 +46,8 @@ pub struct Checkpoint {
 /// Intact slot.
 pub(crate) struct Slot {
     sequence: u64,
-    version: u32,
-    snapshot: Vec<u8>,
-}
-
-impl Slot {
-    /// Decodes the snapshot.
-    ///
-    /// # Errors
-    /// If the snapshot has another version of the format.
-    pub(crate) fn decode<T: DeserializeOwned>(&self) -> Result<T> {
-        let version = self.version;
-        ensure!(
-            version == FORMAT_VERSION,
-            "has version {version}, this kited reads version {FORMAT_VERSION}"
-        );
-        postcard::from_bytes(&self.snapshot).context("cannot be decoded")
-    }
+    pub(crate) version: u32,
+    pub(crate) snapshot: Vec<u8>,
 }
 
 impl Checkpoint {
@@ -106,7 +90,12 @@ impl Checkpoint {
             return Ok(None);
         };
         self.sequence = newest.sequence;
-        newest.decode().context("checkpoint")
+        let version = newest.version;
+        ensure!(
+            version == FORMAT_VERSION,
+            "checkpoint has version {version}, this kited reads version {FORMAT_VERSION}"
+        );
+        postcard::from_bytes(&newest.snapshot).context("checkpoint cannot be decoded")
     }
 
     /// Saves a snapshot, or `None` if the node is in no cluster. A process that is killed meanwhile leaves the old or
@@ -150,6 +139,7 @@ impl AsFd for Checkpoint {
     }
 }
 
+/// Encodes a snapshot with its header.
 pub(crate) fn encode_slot(sequence: u64, snapshot: &[u8]) -> Vec<u8> {
     let len = snapshot.len() as u32;
     let mut body = Vec::with_capacity(HEADER_BYTES + snapshot.len());
@@ -161,6 +151,7 @@ pub(crate) fn encode_slot(sequence: u64, snapshot: &[u8]) -> Vec<u8> {
     [digest.as_slice(), &body].concat()
 }
 
+/// Decodes a slot. Returns `None` if it is not intact.
 pub(crate) fn decode_slot(slot: &[u8]) -> Option<Slot> {
     let (digest, body) = slot.split_first_chunk::<32>()?;
     let (sequence, remaining) = body.split_first_chunk()?;
@@ -236,7 +227,7 @@ mod tests {
         let digest = Sha256::digest(&slot[32..]);
         slot[..32].copy_from_slice(&digest);
         checkpoint.file.write_all_at(&slot, SLOT_BYTES).unwrap();
-        let error = format!("{:#}", reload(&checkpoint).unwrap_err());
+        let error = reload(&checkpoint).unwrap_err().to_string();
         assert!(error.contains("version 7"), "{error}");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Daemon in a thread, which can be paused and killed.
+//! Daemon in a thread, which can be paused and killed, and its mock kernel.
 
 mod kernel;
 
@@ -15,7 +15,7 @@ use anyhow::Result;
 use kited::key::Key;
 use kited::membership::Timing;
 use kited::node::{run, Config, Role, Shutdown};
-use kited::storage::state_file::StateFile;
+use kited::state_file::StateLocation;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 
@@ -26,7 +26,8 @@ pub(crate) use kernel::MockKernel;
 pub(crate) struct ClusterConfig {
     pub(crate) key: Option<Key>,
     pub(crate) timing: Timing,
-    pub(crate) state_file: Option<PathBuf>,
+    /// State file of the seed.
+    pub(crate) state: Option<PathBuf>,
 }
 
 impl Default for ClusterConfig {
@@ -37,17 +38,31 @@ impl Default for ClusterConfig {
                 heartbeat_interval: Duration::from_millis(50),
                 dead_after: Duration::from_millis(1000),
             },
-            state_file: None,
+            state: None,
         }
     }
 }
 
 impl ClusterConfig {
+    /// Returns a configuration with this dead timeout.
+    pub(crate) fn with_dead_timeout(seconds: u64) -> Self {
+        let mut config = Self::default();
+        config.timing.dead_after = Duration::from_secs(seconds);
+        config
+    }
+
+    /// Returns a configuration with a state file for the seed.
+    pub(crate) fn with_state(file: PathBuf) -> Self {
+        let state = Some(file);
+        Self {
+            state,
+            ..Self::default()
+        }
+    }
+
     /// Returns a configuration in which no silence is a failure before the test has ended.
     pub(crate) fn without_dead_timeout() -> Self {
-        let mut config = Self::default();
-        config.timing.dead_after = Duration::from_secs(600);
-        config
+        Self::with_dead_timeout(600)
     }
 }
 
@@ -57,6 +72,15 @@ pub(crate) fn free_address() -> String {
     let host = format!("127.0.77.{}", NEXT.fetch_add(1, Ordering::Relaxed));
     let socket = std::net::TcpListener::bind((host, 0)).unwrap();
     socket.local_addr().unwrap().to_string()
+}
+
+/// Creates an empty directory for a test.
+pub(crate) fn temporary_directory(name: &str) -> PathBuf {
+    let name = format!("kited-test-{name}-{}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir(&path).unwrap();
+    path
 }
 
 /// Waits until `condition` holds, at most 30 s.
@@ -129,11 +153,7 @@ impl TestDaemon {
         let ready = Arc::<Mutex<Vec<_>>>::default();
         let ready_log = Arc::clone(&ready);
         let (served, seed) = (kernel.clone(), address.clone());
-        let ClusterConfig {
-            key,
-            timing,
-            state_file,
-        } = config.clone();
+        let ClusterConfig { key, timing, state } = config.clone();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -144,7 +164,7 @@ impl TestDaemon {
                     key,
                     timing,
                     checkpoint: served.checkpoint(),
-                    state_file: state_file.map(StateFile::new),
+                    state: state.map(StateLocation::File),
                 };
                 let on_ready = |node, members| ready_log.lock().unwrap().push((node, members));
                 let (kill, killed) = tokio::sync::oneshot::channel();
@@ -181,11 +201,19 @@ impl TestDaemon {
 
     /// Blocks the thread of the daemon until the guard is dropped.
     pub(crate) fn pause(&self) -> MutexGuard<'_, ()> {
-        let guard = self.pauses.lock().unwrap();
-        self.control
-            .send(DaemonControl::Pause(Arc::clone(&self.pauses)))
-            .ok()
-            .unwrap();
+        self.pause_on(&self.pauses)
+    }
+
+    /// Returns the lock for [`Self::pause_on`].
+    pub(crate) fn pause_lock(&self) -> Arc<Mutex<()>> {
+        Arc::clone(&self.pauses)
+    }
+
+    /// Blocks the thread of the daemon until the guard of its lock is dropped.
+    pub(crate) fn pause_on<'a>(&self, lock: &'a Arc<Mutex<()>>) -> MutexGuard<'a, ()> {
+        let guard = lock.lock().unwrap();
+        let pause = DaemonControl::Pause(Arc::clone(lock));
+        self.control.send(pause).ok().unwrap();
         guard
     }
 

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+//! Model of a host: its kernel, its daemon, and what outlives the daemon.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::Ipv6Addr;
+use std::time::{Duration, Instant};
+
+use kite::FabricAddress;
+
+use super::kernel::SimKernel;
+use crate::membership::{
+    Follower, Input, MachineClock, MembershipMachine, Outbox, Seed, SeedSnapshot, Snapshot, Timing,
+};
+use crate::protocol::{Instance, View};
+
+pub(super) const TIMING: Timing = Timing {
+    heartbeat_interval: Duration::from_millis(1000),
+    dead_after: Duration::from_millis(3000),
+};
+
+#[derive(Default)]
+pub(super) struct SimHost {
+    pub(super) kernel: Option<SimKernel>,
+    pub(super) process: Option<SimProcess>,
+    /// Checkpoint of the process, which ends with the kernel.
+    pub(super) checkpoint: Option<Snapshot>,
+    /// State file of the seed.
+    pub(super) state: Option<SeedSnapshot>,
+    /// `true` if saving fails.
+    pub(super) is_disk_full: bool,
+    /// `true` while the kernel applies no view.
+    pub(super) is_apply_blocked: bool,
+    /// Newest view that waits for the kernel.
+    pub(super) waiting_view: Option<View>,
+}
+
+/// Running daemon.
+pub(super) struct SimProcess {
+    pub(super) machine: Box<dyn MembershipMachine>,
+    pub(super) clock: MachineClock,
+    pub(super) outbox: Outbox,
+    pub(super) inputs: VecDeque<Input>,
+    /// Deadlines of probes.
+    pub(super) probes: BTreeMap<Instance, Instant>,
+    pub(super) is_paused: bool,
+    /// Number of actions before the process is restarted.
+    pub(super) actions_until_restart: Option<u8>,
+}
+
+impl SimProcess {
+    pub(super) fn new(machine: Box<dyn MembershipMachine>, now: Instant) -> Self {
+        Self {
+            machine,
+            clock: MachineClock::new(&TIMING, now),
+            outbox: Outbox::default(),
+            inputs: VecDeque::new(),
+            probes: BTreeMap::new(),
+            is_paused: false,
+            actions_until_restart: None,
+        }
+    }
+}
+
+impl SimHost {
+    /// Returns `true` if a daemon runs and is not paused.
+    pub(super) fn runs(&self) -> bool {
+        self.process.as_ref().is_some_and(|p| !p.is_paused)
+    }
+
+    /// Creates the machine of the next process, as the daemon does. `unique` is used for incarnation and secret.
+    pub(super) fn new_machine(&self, host: usize, unique: u64) -> Box<dyn MembershipMachine> {
+        let address = address(host);
+        let incarnation = unique << 32;
+        let secret = [unique.to_be_bytes()[7]; 16];
+        match (host, self.resumable_snapshot()) {
+            (_, Some(Snapshot::Seed(seed))) => Box::new(Seed::resume(TIMING, seed)),
+            (_, Some(Snapshot::Follower(f))) => Box::new(Follower::resume(TIMING, address, f)),
+            (0, None) => match self.state.clone() {
+                Some(state) => Box::new(Seed::restore(TIMING, address, incarnation, state)),
+                None => Box::new(Seed::new(TIMING, address, incarnation, secret)),
+            },
+            (_, None) => Box::new(Follower::new(TIMING, address, incarnation)),
+        }
+    }
+
+    /// Returns the checkpoint if the kernel has its incarnation.
+    pub(super) fn resumable_snapshot(&self) -> Option<Snapshot> {
+        let kernel = self.kernel.as_ref()?;
+        let snapshot = self.checkpoint.clone()?;
+        let is_same = kernel.identity.incarnation == snapshot.incarnation();
+        assert!(
+            !is_same || kernel.view.epoch <= snapshot.epoch(),
+            "snapshot saved too late"
+        );
+        is_same.then_some(snapshot)
+    }
+
+    /// Saves a snapshot, as the daemon does.
+    pub(super) fn save(&mut self, snapshot: Option<Snapshot>) -> bool {
+        if self.is_disk_full {
+            return false;
+        }
+        if let Some(Snapshot::Seed(seed)) = &snapshot {
+            self.state = Some(seed.clone());
+        }
+        self.checkpoint = snapshot;
+        true
+    }
+}
+
+pub(super) fn address(host: usize) -> FabricAddress {
+    FabricAddress {
+        gid: Ipv6Addr::from(host as u128 + 1),
+        qpn: 1,
+        lid: 0,
+        link_layer: 2,
+        mtu: 4096,
+    }
+}
