@@ -51,6 +51,7 @@ fn run(args: Args) -> Result<()> {
         Command::Init { listen } => setup::init(&rnic, &listen),
         Command::Join { seed, key_file } => setup::join(&rnic, &seed, key_file.as_deref()),
         Command::Leave { yes } => setup::leave(&rnic, yes),
+        Command::Evict { node, yes } => setup::evict(&open()?, &node, yes),
         Command::Status { numeric, json, .. } => status::print_status(&rnic, numeric, json),
         Command::Nodes { json } => nodes::print_members(&open()?, json),
         Command::Stats { json } => status::print_stats(&open()?, json),

@@ -14,7 +14,11 @@ use kited::state_file::StateLocation;
 /// The daemon runs in the foreground, one per node. It prints "ready: node N of M" when the kernel has applied the
 /// first view.
 #[derive(Debug, Parser)]
-#[command(version, group = ArgGroup::new("role").required(true))]
+#[command(
+    version,
+    group = ArgGroup::new("role").required(true),
+    group = ArgGroup::new("authentication").required(true)
+)]
 pub(crate) struct Args {
     /// Create a cluster with this node as its seed (node 1), and listen on this address for other nodes
     #[arg(long, group = "role", value_name = "ADDR:PORT")]
@@ -34,7 +38,7 @@ pub(crate) struct Args {
     pub(crate) rnic: String,
 
     /// Key file of the cluster: 32 bytes to 64 KiB, the same on all nodes, not accessible to other users
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, group = "authentication", value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
 
     /// State file of the seed: secret, epoch, node numbers and members [default: kited-RNIC.state in the state directory
@@ -42,9 +46,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "join")]
     pub(crate) state: Option<PathBuf>,
 
-    /// Accept peers without authentication, and send the cluster's secret in clear text
-    #[arg(long, conflicts_with = "key")]
+    /// Accept peers without authentication, and send the cluster's secret in clear text, instead of --key
+    #[arg(long, group = "authentication")]
     pub(crate) insecure: bool,
+
+    /// Time in seconds after which the seed evicts an unreachable node, whose regions are then lost [default: never]
+    #[arg(long, value_name = "S", conflicts_with = "join", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) forget_after: Option<u32>,
 
     /// Interval between heartbeats in ms, the same on all nodes
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = ms_in_range(10, 60_000))]
@@ -73,9 +81,13 @@ impl Args {
             dead_after: Duration::from_millis(self.dead_timeout_ms.into()),
         })
     }
-}
 
-impl Args {
+    /// Returns the time after which the seed evicts an unreachable node.
+    pub(crate) fn forget_after(&self) -> Option<Duration> {
+        let seconds = self.forget_after?;
+        Some(Duration::from_secs(seconds.into()))
+    }
+
     /// Returns the location of the state file: the option, else the state directory of the service.
     pub(crate) fn state_location(&self) -> Option<StateLocation> {
         if let Some(file) = &self.state {
@@ -127,20 +139,32 @@ mod tests {
 
     #[test]
     fn listen_and_join_exclude_each_other() {
-        assert_eq!(parse("--join a:1 --join b:2").unwrap().join, ["a:1", "b:2"]);
-        assert!(parse("--listen 0.0.0.0:1").is_ok());
-        assert!(parse("").is_err());
-        assert!(parse("--listen 0.0.0.0:1 --join a:1").is_err());
-        assert!(parse("--join a:1 --key k --insecure").is_err());
+        assert_eq!(
+            parse("--insecure --join a:1 --join b:2").unwrap().join,
+            ["a:1", "b:2"]
+        );
+        assert!(parse("--key k --listen 0.0.0.0:1").is_ok());
+        assert!(parse("--key k").is_err());
+        assert!(parse("--key k --listen 0.0.0.0:1 --join a:1").is_err());
+    }
+
+    #[test]
+    fn key_or_insecure_is_required_on_loopback_too() {
+        for address in ["--listen 127.0.0.1:1", "--join 127.0.0.1:1"] {
+            assert!(parse(address).is_err(), "{address}");
+            assert!(parse(&format!("{address} --key k")).is_ok());
+            assert!(parse(&format!("{address} --insecure")).is_ok());
+            assert!(parse(&format!("{address} --key k --insecure")).is_err());
+        }
     }
 
     #[test]
     fn timing_with_dead_time_below_two_heartbeats_is_rejected() {
-        assert!(parse("--join a:1 --dead-timeout-ms 999")
+        assert!(parse("--insecure --join a:1 --dead-timeout-ms 999")
             .unwrap()
             .timing()
             .is_err());
-        assert!(parse("--join a:1 --dead-timeout-ms 1000")
+        assert!(parse("--insecure --join a:1 --dead-timeout-ms 1000")
             .unwrap()
             .timing()
             .is_ok());

@@ -15,7 +15,8 @@ use std::path::PathBuf;
 use crate::host::{Host, HostName};
 use crate::protocol::{Hosts, View};
 
-const HOSTS_DIR: &str = "/run/kite";
+/// Directory of hosts files and control sockets.
+pub const HOSTS_DIR: &str = "/run/kite";
 
 /// Hosts file of an RNIC.
 pub(crate) struct HostsFile {

@@ -5,9 +5,10 @@
 //! with the network ([`wire`]) and the [`kernel`].
 
 pub mod checkpoint;
+mod control;
 pub mod fd_store;
 pub mod host;
-mod hosts_file;
+pub mod hosts_file;
 pub mod kernel;
 pub mod key;
 mod links;

@@ -2,20 +2,22 @@
 //! The daemon `kited`: reads the command line, runs a node on `/dev/kite`, and exits on a signal.
 
 mod args;
+mod pressure;
 
 use std::future::Future;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result};
 use clap::Parser;
 use kited::checkpoint::Checkpoint;
 use kited::fd_store::FdStore;
+use kited::hosts_file::HOSTS_DIR;
 use kited::kernel::Device;
 use kited::key::Key;
 use kited::node::{run, Config, Role, Shutdown};
 use sd_notify::NotifyState;
-use tokio::net::{lookup_host, TcpListener};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{signal, SignalKind};
 
 use args::Args;
@@ -56,13 +58,8 @@ fn init_logging(verbose: u8) {
 async fn run_daemon(args: Args) -> Result<()> {
     let timing = args.timing()?;
     let state = args.state_location();
+    let forget_after = args.forget_after();
     let key = args.key.as_deref().map(Key::read).transpose()?;
-    if key.is_none() && !args.insecure {
-        let addresses = args.listen.iter().chain(&args.join);
-        for address in addresses {
-            check_loopback(address).await?;
-        }
-    }
     let role = match args.listen {
         Some(address) => Role::Seed(
             TcpListener::bind(&address)
@@ -78,7 +75,11 @@ async fn run_daemon(args: Args) -> Result<()> {
         timing,
         checkpoint,
         state,
+        forget_after,
+        control_directory: Some(HOSTS_DIR.into()),
     };
+    pressure::lock_memory();
+    pressure::serve_watchdog();
     let result = run(config, device, notify_ready, shutdown_signal()?).await;
     // Without systemd the notification has no effect.
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
@@ -94,19 +95,6 @@ fn open_device(rnic: String) -> Result<(Option<Checkpoint>, Device)> {
     let checkpoint =
         Checkpoint::open(store, &mut received).context("cannot open the checkpoint")?;
     Ok((Some(checkpoint), device.with_store(store, received)))
-}
-
-/// Fails unless all addresses of a host are loopback addresses. Without a key and without `--insecure`, other hosts
-/// must not be able to connect.
-async fn check_loopback(address: &str) -> Result<()> {
-    let mut found = lookup_host(address)
-        .await
-        .with_context(|| format!("cannot resolve {address}"))?;
-    ensure!(
-        found.all(|address| address.ip().is_loopback()),
-        "{address} is reachable from other hosts: use --key FILE, or --insecure on a trusted network"
-    );
-    Ok(())
 }
 
 fn notify_ready(node: u32, members: usize) {

@@ -66,6 +66,17 @@ pub(crate) enum Command {
         #[arg(long)]
         yes: bool,
     },
+    /// Remove another node from the cluster, on the seed: its regions are lost
+    ///
+    /// For a node that does not return. Memory that others lent to it, and names of its regions, are free again. A node
+    /// that runs joins with a new incarnation.
+    Evict {
+        /// Node to remove, by number or host name
+        node: NodeArg,
+        /// Do not ask for confirmation
+        #[arg(long)]
+        yes: bool,
+    },
     /// Show the module, the RNICs, this node, the members and the regions
     ///
     /// With --check, prints one line for monitoring. The exit status is 0 if this node is in a cluster and the port is

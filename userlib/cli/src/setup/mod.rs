@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite init`, `join` and `leave`: membership of this node in a cluster, by one command each.
+//! `kite init`, `join`, `leave` and `evict`: membership in a cluster, by one command each.
 //!
 //! # Operation
 //!
@@ -11,6 +11,7 @@
 //! Files are created atomically and never overwritten. A failed command can be repeated after its cause is removed.
 
 mod address;
+mod evict;
 mod files;
 mod service;
 
@@ -27,6 +28,8 @@ use crate::nodes::{host_name, joined_view};
 use crate::output::print_line;
 use address::{needs_no_quoting, with_port, DEFAULT_PORT};
 use files::{ConfigFiles, KEY_MAX_BYTES};
+
+pub(crate) use evict::evict;
 
 /// Maximum time for a node to join or leave.
 const STATE_CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -71,7 +74,10 @@ pub(crate) fn leave(rnic: &str, yes: bool) -> Result<()> {
         "systemd is not running; stop the daemon with: pkill -INT -x kited"
     );
     if !yes {
-        confirm(&view)?;
+        let node = view.local_node;
+        confirm(&format!(
+            "node {node} leaves the cluster and its regions are freed."
+        ))?;
     }
     service::request_leave()?;
     let result = poll_until(|| {
@@ -171,15 +177,13 @@ fn seed_address(listen: &str) -> Result<String> {
     })
 }
 
-fn confirm(view: &View) -> Result<()> {
+/// Asks on the terminal whether to do what `effect` says.
+fn confirm(effect: &str) -> Result<()> {
     ensure!(
         io::stdin().is_terminal(),
         "standard input is not a terminal; confirm with --yes"
     );
-    eprint!(
-        "node {} leaves the cluster and its regions are freed. Continue? [y/N] ",
-        view.local_node
-    );
+    eprint!("{effect} Continue? [y/N] ");
     io::stderr().flush()?;
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;

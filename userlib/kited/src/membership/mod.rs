@@ -6,7 +6,8 @@
 //!
 //! # Operation
 //!
-//! An incarnation ends only when its node leaves or a later incarnation of the node joins. A member that does not
+//! An incarnation ends only when its node leaves, a later incarnation of the node joins, an operator evicts the node, or
+//! the node is unreachable for longer than the operator permits. A member that does not
 //! respond is *unreachable*: the kernels fence the member, and it remains in the view. Evidence is from both networks: a
 //! member that is silent on TCP becomes unreachable only if its kernel does not reply to requests over RDMA either.
 //!
@@ -139,6 +140,8 @@ pub enum Input {
     Tick,
     /// The node must leave the cluster.
     Leave,
+    /// An operator of the seed removes a member.
+    Evict(Instance),
 }
 
 /// Effect that a state machine requests.

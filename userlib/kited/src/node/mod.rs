@@ -7,6 +7,7 @@ mod storage;
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{interval, timeout, MissedTickBehavior};
 
 use crate::checkpoint::Checkpoint;
+use crate::control::ControlSocket;
 use crate::kernel::{Kernel, KernelEvent};
 use crate::key::Key;
 use crate::links::{LinkEvent, Links};
@@ -52,6 +54,10 @@ pub struct Config {
     pub checkpoint: Option<Checkpoint>,
     /// State file of a seed. Without it, a seed that starts a new incarnation takes the state from its members.
     pub state: Option<StateLocation>,
+    /// Time after which a seed evicts an unreachable member. Without it, unreachable members stay.
+    pub forget_after: Option<Duration>,
+    /// Directory of the control socket of a seed. Without it, no operator can evict a node.
+    pub control_directory: Option<PathBuf>,
 }
 
 /// Action of a daemon when its process is requested to end.
@@ -92,6 +98,7 @@ struct InputSources {
     events: Receiver<LinkEvent>,
     reports: UnboundedReceiver<KernelReport>,
     kernel_events: UnboundedReceiver<KernelEvent>,
+    control: ControlSocket,
     tick: Duration,
     worker: JoinHandle<()>,
 }
@@ -130,6 +137,7 @@ impl DaemonNode {
         kernel_events: UnboundedReceiver<KernelEvent>,
     ) -> Result<(Self, InputSources)> {
         let (machine, membership) = new_machine(&config, &mut opened)?;
+        let control = bind_control(&config, &opened.kernel);
         let timing = config.timing;
         let (events_in, events) = mpsc::channel(1024);
         let (reports_in, reports) = mpsc::unbounded_channel();
@@ -164,6 +172,7 @@ impl DaemonNode {
             events,
             reports,
             kernel_events,
+            control,
             tick: timing.heartbeat_interval / 2,
             worker,
         };
@@ -194,6 +203,7 @@ impl DaemonNode {
                         return Err(error.context("RNIC removed"));
                     }
                 },
+                instance = sources.control.next_eviction() => Input::Evict(instance),
                 _ = clock.tick() => Input::Tick,
             };
             self.step(input)?;
@@ -330,5 +340,13 @@ impl DaemonNode {
         let all_closed = async { while sources.events.recv().await.is_some() {} };
         let _ = timeout(GOODBYE_TIMEOUT, all_closed).await;
         sources.worker.await.context("kernel thread failed")
+    }
+}
+
+/// Creates the control socket of a seed.
+fn bind_control(config: &Config, kernel: &impl Kernel) -> ControlSocket {
+    match (&config.role, &config.control_directory) {
+        (Role::Seed(_), Some(directory)) => ControlSocket::bind(directory, &kernel.rnic_name()),
+        _ => ControlSocket::default(),
     }
 }

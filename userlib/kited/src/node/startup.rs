@@ -112,18 +112,23 @@ pub(super) fn new_machine<K>(
     let (timing, address) = (config.timing, opened.address);
     let (snapshot, membership) = opened.prior.take().unzip();
     let machine: Box<dyn MembershipMachine> = match (&config.role, snapshot) {
-        (_, Some(Snapshot::Seed(seed))) => Box::new(Seed::resume(timing, seed)),
+        (_, Some(Snapshot::Seed(seed))) => {
+            Box::new(Seed::resume(timing, seed).with_expiry(config.forget_after))
+        }
         (_, Some(Snapshot::Follower(follower))) => {
             Box::new(Follower::resume(timing, address, follower))
         }
         (Role::Follower(_), None) => Box::new(Follower::new(timing, address, incarnation)),
-        (Role::Seed(_), None) => Box::new(match opened.restored.take() {
-            Some(state) => {
-                tracing::info!(epoch = state.epoch(), "state of the cluster loaded");
-                Seed::restore(timing, address, incarnation, state)
-            }
-            None => Seed::new(timing, address, incarnation, secret),
-        }),
+        (Role::Seed(_), None) => {
+            let seed = match opened.restored.take() {
+                Some(state) => {
+                    tracing::info!(epoch = state.epoch(), "state of the cluster loaded");
+                    Seed::restore(timing, address, incarnation, state)
+                }
+                None => Seed::new(timing, address, incarnation, secret),
+            };
+            Box::new(seed.with_expiry(config.forget_after))
+        }
     };
     Ok((machine, membership))
 }

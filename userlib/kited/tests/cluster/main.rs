@@ -5,8 +5,10 @@ mod mock;
 mod reachability;
 mod restart;
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixDatagram;
 use std::thread;
 
 use kited::host::{Host, HostName};
@@ -116,6 +118,32 @@ fn second_host_with_the_same_gid_is_rejected() {
     let error = format!("{:#}", duplicate.join().unwrap_err());
     assert!(error.contains("node 2 is connected"), "{error}");
     assert_eq!(identities(&daemons), before);
+}
+
+#[test]
+fn node_evicted_by_the_control_socket_joins_with_another_incarnation() {
+    let directory = mock::temporary_directory("control");
+    let config = ClusterConfig {
+        control_directory: Some(directory.clone()),
+        ..ClusterConfig::default()
+    };
+    let daemons = start_cluster_with(2, config);
+    let before = identities(&daemons);
+    let incarnation = before[1].unwrap().incarnation;
+    let socket = UnixDatagram::unbound().unwrap();
+    let path = fs::read_dir(&directory).unwrap().next().unwrap().unwrap();
+    for request in ["evict 2", &format!("evict 2 {incarnation:x}")] {
+        socket.send_to(request.as_bytes(), path.path()).unwrap();
+    }
+    wait("the node to join again", || {
+        let identity = daemons[1].kernel.identity();
+        identity.is_some_and(|i| i.incarnation != incarnation)
+            && is_view_of_all(&daemons, &[1, 2, 3])
+    });
+    let after = identities(&daemons);
+    assert_eq!([before[0], before[2]], [after[0], after[2]]);
+    drop(daemons);
+    fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]

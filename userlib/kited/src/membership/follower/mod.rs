@@ -383,6 +383,8 @@ impl MembershipMachine for Follower {
             Input::Probed(instance, result) => self.on_probed(now, instance, result, actions),
             Input::Tick => self.on_tick(now, actions),
             Input::Leave => self.on_leave(actions),
+            // The seed alone changes the membership.
+            Input::Evict(_) => {}
         }
     }
 

@@ -14,6 +14,7 @@
 //! brings a secret and a view. Of two such views, the one with the higher epoch prevails.
 
 mod admission;
+mod expiry;
 mod quarantine;
 mod reachability;
 mod recover;
@@ -42,6 +43,8 @@ const SURVIVOR_WAIT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Seed {
     timing: Timing,
+    /// Time after which an unreachable member is evicted.
+    forget_after: Option<Duration>,
     origin: Origin,
     self_member: Member,
     secret: Secret,
@@ -101,6 +104,8 @@ struct Peer {
     lag: Option<Lag>,
     /// Time at which a node with the same GID requested to join.
     challenged_at: Option<Instant>,
+    /// Time at which this process found the member unreachable.
+    unreachable_at: Option<Instant>,
     /// Taken over from a previous seed or process, not admitted by this one.
     is_inherited: bool,
 }
@@ -116,6 +121,7 @@ impl Peer {
             is_known_silent: false,
             lag: None,
             challenged_at: None,
+            unreachable_at: None,
             is_inherited,
         }
     }
@@ -126,6 +132,7 @@ impl Seed {
     pub fn new(timing: Timing, address: FabricAddress, incarnation: u64, secret: Secret) -> Self {
         Self {
             timing,
+            forget_after: None,
             origin: Origin::New,
             self_member: Member {
                 node: SEED_NODE,
@@ -288,6 +295,7 @@ impl Seed {
         self.conclude_checks(now);
         self.fence_lagging_peers(now);
         self.readmit_recovered_nodes(now);
+        self.evict_expired_peers(now, actions);
     }
 
     fn heartbeat_action(&self, link: LinkId, probe: bool) -> Action {
@@ -354,6 +362,7 @@ impl MembershipMachine for Seed {
             }
             Input::Tick => self.on_tick(now, actions),
             Input::Leave => self.on_leave(actions),
+            Input::Evict(instance) => self.on_evict(instance, actions),
         }
         self.finish_step(now, actions);
     }

@@ -195,6 +195,44 @@ fn node_joins_a_seed_without_state_after_the_wait_for_survivors() {
 }
 
 #[test]
+fn evicted_member_is_removed_and_its_incarnation_cannot_return() {
+    let mut test = cluster(3);
+    let view = test.seed.view();
+    for incarnation in [2, 1] {
+        let node = 2;
+        test.step(Input::Evict(Instance { node, incarnation }));
+    }
+    assert!(test.has_sent(2, |m| *m == Message::Evicted));
+    assert_eq!(test.seed.view().find_member(2), None);
+    assert_eq!(test.seed.view().epoch, view.epoch + 4, "one view is new");
+    let prior = PriorMembership {
+        node: 2,
+        secret: SECRET,
+        seed_incarnation: 1,
+        view,
+    };
+    test.hello(9, member(2, 1), Some(prior));
+    assert!(test.has_sent(9, |m| *m == Message::Evicted));
+}
+
+#[test]
+fn unreachable_member_is_evicted_after_the_expiry_only() {
+    for (forget_after, is_evicted) in [(None, false), (Some(Duration::from_secs(60)), true)] {
+        let mut test = cluster(3);
+        test.seed = test.seed.with_expiry(forget_after);
+        test.seed.mark_unreachable(2);
+        test.at(3500);
+        for ms in (4000..63_000).step_by(500) {
+            test.at(ms).heartbeat(3);
+        }
+        assert_eq!(test.unreachable(), [2]);
+        test.at(64_000).heartbeat(3);
+        assert_eq!(test.seed.view().find_member(2).is_none(), is_evicted);
+        assert!(test.seed.is_reachable(3));
+    }
+}
+
+#[test]
 fn ended_incarnation_is_evicted() {
     let mut test = cluster(2);
     let view = test.seed.view();

@@ -28,6 +28,8 @@ pub(crate) struct ClusterConfig {
     pub(crate) timing: Timing,
     /// State file of the seed.
     pub(crate) state: Option<PathBuf>,
+    /// Directory of the seed's control socket.
+    pub(crate) control_directory: Option<PathBuf>,
 }
 
 impl Default for ClusterConfig {
@@ -39,6 +41,7 @@ impl Default for ClusterConfig {
                 dead_after: Duration::from_millis(1000),
             },
             state: None,
+            control_directory: None,
         }
     }
 }
@@ -153,7 +156,7 @@ impl TestDaemon {
         let ready = Arc::<Mutex<Vec<_>>>::default();
         let ready_log = Arc::clone(&ready);
         let (served, seed) = (kernel.clone(), address.clone());
-        let ClusterConfig { key, timing, state } = config.clone();
+        let cluster = config.clone();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -161,10 +164,12 @@ impl TestDaemon {
             runtime.block_on(async {
                 let config = Config {
                     role: role(seed),
-                    key,
-                    timing,
+                    key: cluster.key,
+                    timing: cluster.timing,
                     checkpoint: served.checkpoint(),
-                    state: state.map(StateLocation::File),
+                    state: cluster.state.map(StateLocation::File),
+                    forget_after: None,
+                    control_directory: cluster.control_directory,
                 };
                 let on_ready = |node, members| ready_log.lock().unwrap().push((node, members));
                 let (kill, killed) = tokio::sync::oneshot::channel();
