@@ -972,7 +972,7 @@ struct kite_list_regions {
  * @qpn: QP number.
  * @lid: LID, or 0 on Ethernet.
  * @link_layer: 1 InfiniBand, 2 Ethernet.
- * @reserved: zero.
+ * @wire_version: version of the messages between kernels. All members of a view have the same.
  * @mtu: maximum path MTU in bytes.
  * @reserved2: zero.
  */
@@ -981,7 +981,7 @@ struct kite_address {
 	__u32 qpn;
 	__u16 lid;
 	__u8 link_layer;
-	__u8 reserved;
+	__u8 wire_version;
 	__u32 mtu;
 	__u32 reserved2;
 };

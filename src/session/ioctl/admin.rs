@@ -120,7 +120,7 @@ pub(super) fn set_view(session: &Session, view: bindings::kite_set_view) -> Resu
         UserArray::new(view.members).read_all(view.count as usize)?;
     for member in &members {
         let address = &member.address;
-        check_reserved(member.reserved | u32::from(address.reserved) | address.reserved2)?;
+        check_reserved(member.reserved | address.reserved2)?;
     }
     let result = session
         .enter_memory_service()?

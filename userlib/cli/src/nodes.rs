@@ -255,6 +255,7 @@ mod tests {
             qpn: 1,
             lid: 0,
             link_layer: 2,
+            wire_version: 2,
             mtu: 4096,
         };
         let member = |unreachable_since| Member {

@@ -27,6 +27,8 @@ pub struct FabricAddress {
     pub lid: u16,
     /// 1: InfiniBand, 2: Ethernet.
     pub link_layer: u8,
+    /// Version of the messages between kernels, the same for all members of a cluster.
+    pub wire_version: u8,
     /// Maximum path MTU in bytes.
     pub mtu: u32,
 }
@@ -45,6 +47,7 @@ impl From<sys::kite_address> for FabricAddress {
             qpn: raw.qpn,
             lid: raw.lid,
             link_layer: raw.link_layer,
+            wire_version: raw.wire_version,
             mtu: raw.mtu,
         }
     }
@@ -57,6 +60,7 @@ impl From<FabricAddress> for sys::kite_address {
             qpn: address.qpn,
             lid: address.lid,
             link_layer: address.link_layer,
+            wire_version: address.wire_version,
             mtu: address.mtu,
             ..Default::default()
         }

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::UnixDatagram;
 
+use crate::hosts_file::create_directory;
 use crate::protocol::Instance;
 
 /// Maximum size of a request in bytes.
@@ -26,7 +27,7 @@ impl ControlSocket {
     /// Creates the socket of an RNIC, in place of one that an earlier process left.
     pub(crate) fn bind(directory: &Path, rnic: &str) -> Self {
         let path = directory.join(format!("{rnic}.control"));
-        match bind(&path) {
+        match create_directory(directory).and_then(|()| bind(&path)) {
             Ok(socket) => Self(Some((socket, path))),
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "cannot create control socket");

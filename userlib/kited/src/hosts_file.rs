@@ -10,7 +10,7 @@ use std::fs::{self, Permissions};
 use std::io;
 use std::net::Ipv6Addr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::host::{Host, HostName};
 use crate::protocol::{Hosts, View};
@@ -63,17 +63,17 @@ impl HostsFile {
     /// Replaces the file atomically, since other processes read it.
     fn write(&self) -> io::Result<()> {
         let new = self.path.with_extension("new");
-        create_directory()?;
+        create_directory(Path::new(HOSTS_DIR))?;
         fs::write(&new, format_lines(&self.gids, &self.hosts))?;
         fs::set_permissions(&new, Permissions::from_mode(0o644))?;
         fs::rename(new, &self.path)
     }
 }
 
-/// Creates the directory with read access for all users, regardless of the umask.
-fn create_directory() -> io::Result<()> {
-    match fs::create_dir(HOSTS_DIR) {
-        Ok(()) => fs::set_permissions(HOSTS_DIR, Permissions::from_mode(0o755)),
+/// Creates a directory with read access for all users, regardless of the umask.
+pub(crate) fn create_directory(path: &Path) -> io::Result<()> {
+    match fs::create_dir(path) {
+        Ok(()) => fs::set_permissions(path, Permissions::from_mode(0o755)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
     }

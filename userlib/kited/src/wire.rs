@@ -290,6 +290,7 @@ mod tests {
             qpn: u32::MAX,
             lid: u16::MAX,
             link_layer: 255,
+            wire_version: 255,
             mtu: u32::MAX,
         };
         let member = |node| Member {

@@ -32,7 +32,8 @@ use crate::TOP;
 const WAITING: &str = "kite: waiting for identity";
 
 /// Sources that determine the state of a template.
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
+    include_str!("accel.rs"),
     include_str!("qemu.rs"),
     include_str!("qmp.rs"),
     include_str!("snapshot.rs"),

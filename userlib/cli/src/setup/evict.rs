@@ -72,6 +72,7 @@ mod tests {
             qpn: 1,
             lid: 0,
             link_layer: 2,
+            wire_version: 2,
             mtu: 4096,
         };
         Member {

@@ -103,6 +103,7 @@ impl SeedSnapshot {
             qpn: 1,
             lid: 0,
             link_layer: 2,
+            wire_version: 2,
             mtu: 4096,
         };
         Self {

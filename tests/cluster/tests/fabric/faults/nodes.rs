@@ -100,6 +100,27 @@ fn others_continue_after_the_seed_stops() -> Result<()> {
     Ok(())
 }
 
+/// An unreachable node keeps its name and the memory that is lent to it, until an operator of the seed evicts the node.
+#[test]
+fn eviction_frees_names_and_lent_memory_of_an_unreachable_node() -> Result<()> {
+    let trio = trio()?;
+    let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
+    let lent = gauge(two, "lent_bytes")?;
+    three.kite("alloc evicted 4M --node 2")?;
+    three.kill_kited()?;
+    one.await_view(1, 2)?;
+    assert_eq!(one.attempt("root", "map evicted r")?, "EHOSTDOWN");
+    let refused = two.run("/kite/target/release/kite evict 3 --yes")?;
+    assert!(refused.stderr.contains("the seed alone"), "{refused:?}");
+    assert_eq!(one.kite("evict 3 --yes")?, "node 3 was removed");
+    assert_eq!(one.attempt("root", "map evicted r")?, "ENOENT");
+    two.await_gauges(&format!("lent_bytes={lent}"), SOON)?;
+    assert_eq!(one.kite("nodes")?.lines().count(), 3);
+    trio.start_kite(&Setup::default())?;
+    three.kite("alloc evicted 4M --node 2")?;
+    three.kite("free evicted").map(drop)
+}
+
 /// Addresses of an old mapping are invalid in the node's next incarnation, where they may belong to any other memory.
 #[test]
 fn memory_of_an_earlier_incarnation_is_never_accessed() -> Result<()> {

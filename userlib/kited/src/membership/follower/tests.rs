@@ -17,6 +17,7 @@ fn member(node: u32, admitted_epoch: u64, unreachable_since: u64) -> Member {
         qpn: 1,
         lid: 0,
         link_layer: 2,
+        wire_version: 2,
         mtu: 4096,
     };
     Member {

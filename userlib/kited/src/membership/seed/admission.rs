@@ -124,6 +124,9 @@ impl Seed {
             let reason = "RNIC has the same GID as the RNIC of the seed";
             return Err(JoinObstacle::Rejected(reason.into()));
         }
+        if let Some(reason) = self.wire_mismatch(address) {
+            return Err(JoinObstacle::Rejected(reason));
+        }
         let former = self.node_numbers.get(&address.gid).copied();
         let quarantined = former.and_then(|node| self.quarantined_until(now, node));
         let survivors = self.survivors_until.filter(|&until| now < until);
@@ -135,6 +138,17 @@ impl Seed {
             });
         }
         former.map_or(Ok(()), |node| self.check_duplicate(now, node, actions))
+    }
+
+    /// Returns the reason for which the kernel with this address cannot exchange messages with that of the seed.
+    pub(super) fn wire_mismatch(&self, address: &FabricAddress) -> Option<String> {
+        let (own, other) = (self.self_member.address.wire_version, address.wire_version);
+        (own != other).then(|| {
+            format!(
+                "module kite of the node has wire version {other}, that of the seed has {own}: install the same \
+                 version on both"
+            )
+        })
     }
 
     /// Checks that the member with the GID of a new node is not connected, or does not respond.

@@ -20,6 +20,7 @@ fn member(node: u32, incarnation: u64) -> Member {
         qpn: 1,
         lid: 0,
         link_layer: 2,
+        wire_version: 2,
         mtu: 4096,
     };
     Member {
@@ -192,6 +193,18 @@ fn node_joins_a_seed_without_state_after_the_wait_for_survivors() {
     assert!(!test.is_welcomed(2));
     test.at(2100);
     assert!(test.is_welcomed(2));
+}
+
+#[test]
+fn node_with_another_wire_version_is_rejected_and_changes_no_view() {
+    let mut test = cluster(2);
+    let before = test.seed.view();
+    let mut newcomer = member(3, 1);
+    newcomer.address.wire_version += 1;
+    test.hello(9, newcomer, None);
+    let is_named = |m: &Message| matches!(m, Message::Rejected(reason) if reason.contains("wire version 3"));
+    assert!(test.has_sent(9, is_named));
+    assert_eq!(test.seed.view(), before);
 }
 
 #[test]

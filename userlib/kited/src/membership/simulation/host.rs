@@ -114,6 +114,7 @@ pub(super) fn address(host: usize) -> FabricAddress {
         qpn: 1,
         lid: 0,
         link_layer: 2,
+        wire_version: 2,
         mtu: 4096,
     }
 }

@@ -176,6 +176,7 @@ impl kernel::Kernel for MockKernel {
             qpn: 1,
             lid: 0,
             link_layer: 2,
+            wire_version: 2,
             mtu: 4096,
         })
     }
