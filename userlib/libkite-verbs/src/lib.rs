@@ -25,6 +25,7 @@ mod header;
 mod limits;
 mod memory;
 mod object;
+mod pending;
 mod poller;
 mod qp;
 mod session;

@@ -45,7 +45,7 @@ pub(super) unsafe extern "C" fn rdma_bind_addr(raw: *mut rdma_cm_id, addr: *mut 
     zero_or_minus_one(bind())
 }
 
-/// Listens without a backlog: requests that were not accepted are limited by the virtual QPs of the process only.
+/// Listens. The backlog is ignored: [`pending`](crate::pending) limits pending requests.
 ///
 /// # Safety
 /// The identifier is live.

@@ -9,10 +9,11 @@ use kite::{Error, Listener};
 
 use super::event::{CmEvent, CmEventQueue};
 use super::message::{CmMessage, ConnParam, MsgKind};
-use super::wire::{ChannelEvent, CmChannel};
+use super::wire::{ChannelEvent, CmChannel, ConnRequest};
 use super::CmManager;
 use crate::errno::{retry_interrupted, Errno, Result};
 use crate::header::*;
+use crate::pending::PendingRequestGuard;
 use crate::poller::PollOutcome;
 use crate::sync::lock;
 
@@ -69,6 +70,8 @@ pub(super) struct CmIdState {
     /// Node of the remote end, and the parameters that it sent.
     pub(super) remote_node: u32,
     pub(super) remote_param: ConnParam,
+    /// Passive end: place of the request, until the program accepts or rejects it or destroys the identifier.
+    pending: Option<PendingRequestGuard>,
     channel: Option<CmChannel>,
     /// The ready-to-use message was received, which is sent once.
     rtu_received: bool,
@@ -91,6 +94,7 @@ impl CmId {
                 port: None,
                 remote_node: 0,
                 remote_param: ConnParam::default(),
+                pending: None,
                 channel: None,
                 rtu_received: false,
             },
@@ -107,12 +111,7 @@ impl CmId {
     }
 
     /// Creates the passive end of a connection. Its events go to the queue of the listening identifier.
-    pub(super) fn new_passive(
-        listener: (&CmId, &CmIdState),
-        channel: CmChannel,
-        node: u32,
-        remote_param: ConnParam,
-    ) -> Arc<Self> {
+    pub(super) fn new_passive(listener: (&CmId, &CmIdState), request: ConnRequest) -> Arc<Self> {
         Self::with_state(
             &listener.0.manager,
             CmIdState {
@@ -120,9 +119,10 @@ impl CmId {
                 events: listener.1.events.clone(),
                 is_sync: false,
                 port: None,
-                remote_node: node,
-                remote_param,
-                channel: Some(channel),
+                remote_node: request.peer.node,
+                remote_param: request.param,
+                pending: Some(request.place),
+                channel: Some(request.channel),
                 rtu_received: false,
             },
         )
@@ -175,6 +175,7 @@ impl CmId {
             // Fails if there is no connection.
             let _ = state.disconnect();
             state.cm_state = CmState::Closed;
+            state.pending = None;
             state.channel = None;
             state.port = None;
         });
@@ -232,6 +233,17 @@ impl CmIdState {
         Ok(channel.send(message)?)
     }
 
+    /// Sends the reply to the connection request.
+    ///
+    /// # Errors
+    /// See [`Self::send_message`].
+    pub(super) fn send_reply(&mut self, param: ConnParam) -> Result<()> {
+        self.send_message(&CmMessage::new(MsgKind::Rep, param))?;
+        self.cm_state = CmState::RepSent;
+        self.pending = None;
+        Ok(())
+    }
+
     /// Rejects a connection that is requested or about to be established.
     pub(super) fn send_reject(&mut self, data: Vec<u8>) -> Result<()> {
         let param = ConnParam {
@@ -242,6 +254,7 @@ impl CmIdState {
         message.reason = REJ_CONSUMER_DEFINED;
         let result = self.send_message(&message);
         self.cm_state = CmState::Closed;
+        self.pending = None;
         self.channel = None;
         result
     }

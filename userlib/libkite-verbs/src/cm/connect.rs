@@ -128,11 +128,7 @@ unsafe fn accept(raw: *mut rdma_cm_id, param: *const rdma_conn_param) -> Result<
         // SAFETY: likewise.
         unsafe { qp::connect(raw)? };
     }
-    id.with_locked(|state| {
-        state.send_message(&CmMessage::new(MsgKind::Rep, local))?;
-        state.cm_state = CmState::RepSent;
-        Ok::<_, Errno>(())
-    })?;
+    id.with_locked(|state| state.send_reply(local))?;
     // SAFETY: likewise.
     unsafe { complete_sync(raw) }
 }

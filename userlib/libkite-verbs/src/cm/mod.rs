@@ -37,6 +37,7 @@ use crate::errno::{ptr_or_null, Result};
 use crate::header::*;
 use crate::memory::verbs::{ibv_alloc_pd, ibv_dealloc_pd};
 use crate::object::SendPtr;
+use crate::pending::PendingRequests;
 use crate::poller::{BackgroundPoller, PollOutcome};
 use crate::sync::lock;
 use cm_id::CmId;
@@ -48,6 +49,7 @@ pub(crate) struct CmManager {
     verbs: SendPtr<ibv_context>,
     pd: SendPtr<ibv_pd>,
     ids: Mutex<Vec<Arc<CmId>>>,
+    pending_requests: Arc<PendingRequests>,
     poller: OnceLock<BackgroundPoller>,
 }
 
@@ -76,6 +78,7 @@ impl CmManager {
             verbs: SendPtr(verbs),
             pd: SendPtr(pd),
             ids: Mutex::default(),
+            pending_requests: Arc::default(),
             poller: OnceLock::new(),
         });
         let started = BackgroundPoller::start(&manager.cluster, poll_work_for_manager(&manager));

@@ -2,10 +2,11 @@
 //! Channel of the connection manager: a separate virtual queue pair through which two ends set up and end a connection,
 //! and by which each end detects that the other has ended.
 
-use kite::{Buffer, Cluster, Error, Mr, RemoteMemory, Rights, SendWr, Vqp, WrOp};
+use kite::{Buffer, Cluster, Error, Mr, PeerCred, RemoteMemory, Rights, SendWr, Vqp, WrOp};
 
-use super::message::{CmMessage, MESSAGE_MAX_BYTES};
+use super::message::{CmMessage, ConnParam, MESSAGE_MAX_BYTES};
 use crate::errno::retry_interrupted;
+use crate::pending::PendingRequestGuard;
 
 /// Length of a message slot. The first slot is for messages that arrive, the others for messages in flight: an end
 /// sends at most four.
@@ -26,6 +27,14 @@ pub(crate) enum ChannelEvent {
     Message(CmMessage),
     /// No further messages arrive, for this reason.
     Closed(Error),
+}
+
+/// Connection request, for the passive end.
+pub(super) struct ConnRequest {
+    pub(super) channel: CmChannel,
+    pub(super) peer: PeerCred,
+    pub(super) param: ConnParam,
+    pub(super) place: PendingRequestGuard,
 }
 
 impl CmChannel {
