@@ -150,7 +150,11 @@ fn preload_reports_the_attributes_of_an_rnic() -> Result<()> {
     let one = pair.node(1);
     let before = commands(one)?;
     // With kite the owner of memory has all rights to it, so the client is another user.
-    let output = run_cases(&pair, &preloaded(&format!("{VERBS} kite0")), "alice", "")?;
+    let program = format!(
+        "KITE_VERBS_ANY_UID=1 {}",
+        preloaded(&format!("{VERBS} kite0"))
+    );
+    let output = run_cases(&pair, &program, "alice", "")?;
     assert_eq!(commands(one)?, before);
     let expected = run_cases(&pair, &format!("{VERBS} {}", one.rnic()?), "root", "")?;
     assert!(commands(one)? > before, "no commands for QPs");
@@ -202,6 +206,31 @@ fn preload_enforces_qp_states_and_limits() -> Result<()> {
         let output = run_cases(&pair, &program, "root", case)?;
         assert_eq!(output, expected, "{case}");
     }
+    Ok(())
+}
+
+/// Returns the number of its queue pair that a program of libibverbs prints before it waits for its peer.
+fn pingpong_number(server: &mut Process) -> Result<u32> {
+    let line = server.read_until("local address", SOON)?;
+    let rest = line.split("QPN 0x").nth(1).expect(&line);
+    let digits = rest.split(',').next().expect(&line);
+    Ok(u32::from_str_radix(digits, 16).expect(&line))
+}
+
+/// A QP that another user connects first neither delivers messages nor prevents the connection of the peer.
+#[test]
+fn qp_of_another_user_is_rejected() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let line = preloaded("stdbuf -oL ibv_rc_pingpong -n 200 -c");
+    let mut server = serve(two, &line)?;
+    let number = pingpong_number(&mut server)?;
+    let send = format!("vqp send-until-error 2 {number} --len 16");
+    let mut other = one.workload(&send).user("bob").limit(LONG).spawn()?;
+    other.read_until("full", SOON)?;
+    let client = format!("{line} {}", two.address());
+    let client = one.command(client).limit(LONG).spawn()?;
+    outputs(&mut [client, server, other], SOON)?;
     Ok(())
 }
 

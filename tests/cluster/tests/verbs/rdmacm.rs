@@ -145,6 +145,19 @@ fn rdmacm_private_data_is_exchanged() -> Result<()> {
     Ok(())
 }
 
+/// A server that has accepted the request of another user receives its messages.
+#[test]
+fn rdmacm_accepted_client_of_another_user_runs() -> Result<()> {
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let server = serve(two, "rping -s -d -C 5 -V -v", "rdma_listen")?;
+    let line = format!("rping -c -a {} -C 5 -V -v", two.address());
+    let client = one.command(unbuffered(&line)).user("alice").limit(LONG);
+    let output = outputs(&mut [client.spawn()?, server], LONG)?;
+    assert!(output[0].contains("ping data: rdma-ping-4"), "{output:?}");
+    Ok(())
+}
+
 /// Runs the echo program without a peer. Returns the last line that it prints.
 fn failed_connect(node: &Node, program: &str, to: &str) -> Result<String> {
     let line = preloaded(&format!("{program} {to} hello"));

@@ -70,6 +70,8 @@ pub(super) struct CmIdState {
     /// Node of the remote end, and the parameters that it sent.
     pub(super) remote_node: u32,
     pub(super) remote_param: ConnParam,
+    /// Passive end: user that sent the request.
+    pub(super) requester_uid: Option<u32>,
     /// Passive end: place of the request, until the program accepts or rejects it or destroys the identifier.
     pending: Option<PendingRequestGuard>,
     channel: Option<CmChannel>,
@@ -94,6 +96,7 @@ impl CmId {
                 port: None,
                 remote_node: 0,
                 remote_param: ConnParam::default(),
+                requester_uid: None,
                 pending: None,
                 channel: None,
                 rtu_received: false,
@@ -121,6 +124,7 @@ impl CmId {
                 port: None,
                 remote_node: request.peer.node,
                 remote_param: request.param,
+                requester_uid: Some(request.peer.uid),
                 pending: Some(request.place),
                 channel: Some(request.channel),
                 rtu_received: false,

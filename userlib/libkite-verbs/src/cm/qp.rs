@@ -108,12 +108,26 @@ unsafe fn modify_to(raw: *mut rdma_cm_id, to: ibv_qp_state) -> Result<()> {
     }
 }
 
+/// Lets the user that has requested the connection own the remote QP.
+///
+/// # Safety
+/// See [`connect`].
+unsafe fn allow_requester(raw: *mut rdma_cm_id) {
+    // SAFETY: guaranteed by the caller.
+    let (id, qp) = unsafe { (&object::inner(raw).id, object::inner((*raw).qp)) };
+    if let Some(uid) = id.with_locked(|state| state.requester_uid) {
+        qp.with_locked(|state| state.peer_user = state.peer_user.for_requester(uid));
+    }
+}
+
 /// Connects the QP of an identifier to the remote QP.
 ///
 /// # Safety
 /// The identifier is live, and has a QP.
 pub(super) unsafe fn connect(raw: *mut rdma_cm_id) -> Result<()> {
     // SAFETY: guaranteed by the caller.
+    unsafe { allow_requester(raw) };
+    // SAFETY: likewise.
     unsafe { modify_to(raw, IBV_QPS_RTR).and_then(|()| modify_to(raw, IBV_QPS_RTS)) }
 }
 

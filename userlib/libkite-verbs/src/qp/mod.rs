@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Emulated queue pairs. Each has a virtual queue pair to send and another one to receive.
 
+pub(crate) mod peer;
 mod prepare;
 pub(crate) mod receive;
 pub(crate) mod send;
@@ -22,6 +23,7 @@ use crate::memory::EmulatedPd;
 use crate::poller::PolledQp;
 use crate::session::Session;
 use crate::sync::lock;
+use peer::PeerUserRule;
 use receive::RecvWr;
 use send::PostedWr;
 
@@ -51,6 +53,7 @@ pub(crate) struct EmulatedQpState {
     /// Listener for the remote QP, until that has connected or the QP fails.
     listener: Option<Listener>,
     pub(crate) connection: Option<QpConnection>,
+    pub(crate) peer_user: PeerUserRule,
     /// Requests that have not completed yet.
     pub(crate) posted_sends: VecDeque<PostedWr>,
     /// A request has failed, so all later ones are flushed.
@@ -223,6 +226,7 @@ impl EmulatedQpState {
             attr: ibv_qp_attr::default(),
             listener: Some(listener),
             connection: None,
+            peer_user: PeerUserRule::from_env(),
             posted_sends: VecDeque::new(),
             failed: false,
             next_tag: 0,
@@ -263,17 +267,19 @@ impl EmulatedQpState {
         Ok(())
     }
 
-    /// Accepts the connection of the remote QP, and closes the listener. Other nodes that have connected are rejected
-    /// by that. If they were accepted first, they would consider their messages delivered.
+    /// Accepts the connection of the remote QP, and closes the listener. Connections of other nodes and users are
+    /// rejected by that. If they were accepted first, they would consider their messages delivered.
     fn accept_peer(&mut self) {
         let (Some(connection), Some(listener)) = (&mut self.connection, &self.listener) else {
             return;
         };
         while connection.recv_vqp.is_none() {
-            match listener.accept(None) {
-                Ok((vqp, peer)) if peer.node == connection.node => connection.recv_vqp = Some(vqp),
-                Ok(_) => {}
+            let (vqp, peer) = match listener.accept(None) {
+                Ok(accepted) => accepted,
                 Err(_) => return,
+            };
+            if peer.node == connection.node && self.peer_user.allows(peer.uid) {
+                connection.recv_vqp = Some(vqp);
             }
         }
         self.listener = None;
