@@ -6,10 +6,10 @@
  *
  * rdmacm_echo
  *	server: accepts connections, and returns the received word; rejects the word "no" with
- *	"sorry"; disconnects at once after "late"
+ *	"sorry"; disconnects at once after "late"; returns the address of the client for "forged"
  * rdmacm_echo ADDRESS WORD
  *	client: connects and disconnects; with the word "wait" waits until the peer disconnects;
- *	with "late" reads no event before SIGUSR1
+ *	with "late" reads no event before SIGUSR1; with "forged" claims the address 192.0.2.1
  */
 
 #include <arpa/inet.h>
@@ -79,9 +79,16 @@ static struct rdma_conn_param conn_param(const char *word)
 	return (struct rdma_conn_param){ .private_data = word, .private_data_len = strlen(word) };
 }
 
+static struct in_addr *ipv4(struct sockaddr *address)
+{
+	return &((struct sockaddr_in *)address)->sin_addr;
+}
+
 static void reply_to_request(struct rdma_cm_id *id, const char *word)
 {
-	struct rdma_conn_param param = conn_param(word);
+	int is_forged = !strcmp(word, "forged");
+	struct rdma_conn_param param =
+		conn_param(is_forged ? inet_ntoa(*ipv4(rdma_get_peer_addr(id))) : word);
 
 	if (!strcmp(word, "no")) {
 		check(!rdma_reject(id, "sorry", strlen("sorry")), "rdma_reject");
@@ -173,6 +180,8 @@ static void run_client(const char *address, const char *word)
 	expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
 	check(rdma_disconnect(id) < 0, "rdma_disconnect before rdma_connect succeeded");
 	create_qp(id);
+	if (!strcmp(word, "forged"))
+		ipv4(rdma_get_local_addr(id))->s_addr = inet_addr("192.0.2.1");
 	check(!rdma_connect(id, &param), "rdma_connect");
 	if (!strcmp(word, "late"))
 		check(!sigwait(&late_signal, &signal), "sigwait");

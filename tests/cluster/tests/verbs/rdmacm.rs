@@ -145,6 +145,21 @@ fn rdmacm_private_data_is_exchanged() -> Result<()> {
     Ok(())
 }
 
+/// The passive end does not see an address that the active end claims but its node does not have.
+#[test]
+fn rdmacm_claimed_address_of_no_node_is_replaced() -> Result<()> {
+    let program = preloaded(&compile("rdmacm_echo", "rdmacm"));
+    let pair = pair()?;
+    let (one, two) = (pair.node(1), pair.node(2));
+    let mut server = two.command(&program).limit(LONG).spawn()?;
+    server.read_until("listening", SOON)?;
+    let line = format!("{program} {} forged", two.address());
+    let output = one.command(line).limit(LONG).sh()?;
+    let expected = format!("ESTABLISHED 0 {}\n", one.address());
+    assert!(output.contains(&expected), "{output}");
+    Ok(())
+}
+
 /// A server that has accepted the request of another user receives its messages.
 #[test]
 fn rdmacm_accepted_client_of_another_user_runs() -> Result<()> {

@@ -3,6 +3,7 @@
 
 use kite::{PeerCred, Vqp};
 
+use super::address;
 use super::cm_id::{CmId, CmIdState, CmState};
 use super::event::{CmEvent, UndeliveredId};
 use super::ffi_id::{destroy_id, into_raw_passive};
@@ -30,13 +31,14 @@ impl CmIdState {
         let place = PendingRequestGuard::acquire(&id.manager.pending_requests, peer)?;
         let mut channel = CmChannel::new(&id.manager.cluster, vqp).ok()?;
         let CmMessage { param, addrs, .. } = self.receive_request(&mut channel)?;
+        let remote = address::remote_addr(&id.manager.cluster, peer.node, addrs[0]).ok()?;
         let request = ConnRequest {
             channel,
             peer,
             param: param.clone(),
             place,
         };
-        let raw = into_raw_passive(CmId::new_passive((id, self), request), addrs);
+        let raw = into_raw_passive(CmId::new_passive((id, self), request), [remote, addrs[1]]);
         // SAFETY: the identifier is new.
         let new_id = unsafe { UndeliveredId::new(raw, destroy_id) };
         Some(CmEvent {

@@ -157,17 +157,56 @@ fn find_member<'a>(view: &'a View, ip: IpAddr, hosts: &[Host]) -> Option<&'a Mem
     member_with_gid(as_gid).or_else(|| member_with_gid(host()?.gid))
 }
 
+/// Returns the node with an address, if a member is known to have it.
+fn find_node(view: &View, ip: IpAddr, hosts: &[Host]) -> Option<u32> {
+    match is_local_addr(ip) {
+        true => Some(view.local_node),
+        false => find_member(view, ip.to_canonical(), hosts).map(|member| member.node),
+    }
+}
+
 /// Returns the node with an address.
 ///
 /// # Errors
 /// `EHOSTUNREACH` if no member is known to have the address.
 pub(crate) fn node_of_ip(cluster: &Cluster, ip: IpAddr) -> Result<u32> {
-    let view = cluster.view()?;
-    if is_local_addr(ip) {
-        return Ok(view.local_node);
+    let found = find_node(&cluster.view()?, ip, &cluster.hosts());
+    found.ok_or(Errno(libc::EHOSTUNREACH))
+}
+
+/// Returns the address that kited publishes for a node, or else its GID. Returns `None` if the node is no member.
+fn ip_of_node(view: &View, node: u32, hosts: &[Host]) -> Option<IpAddr> {
+    let member = view.members.iter().find(|member| member.node == node)?;
+    let gid = member.address.gid;
+    let host = hosts.iter().find(|host| host.gid == gid);
+    let published = host.and_then(|host| host.ip);
+    Some(published.unwrap_or(IpAddr::V6(gid).to_canonical()))
+}
+
+/// Returns an address that a program of a node claims to have, or the address of the node if the claimed one does not
+/// belong to it. The port is kept. Returns `None` if the node is no member.
+fn check_claimed(
+    view: &View,
+    node: u32,
+    claimed: SocketAddr,
+    hosts: &[Host],
+) -> Option<SocketAddr> {
+    let ip = claimed.ip();
+    if !ip.is_unspecified() && find_node(view, ip, hosts) == Some(node) {
+        return Some(claimed);
     }
-    let found = find_member(&view, ip.to_canonical(), &cluster.hosts());
-    Ok(found.ok_or(Errno(libc::EHOSTUNREACH))?.node)
+    let ip = ip_of_node(view, node, hosts)?;
+    Some(SocketAddr::new(ip, claimed.port()))
+}
+
+/// Returns the address of the remote end of a request from a node, which claims to have an address.
+///
+/// # Errors
+/// - `EHOSTUNREACH`: the node is no member.
+/// - See also [`Cluster::view`].
+pub(super) fn remote_addr(cluster: &Cluster, node: u32, claimed: SocketAddr) -> Result<SocketAddr> {
+    let found = check_claimed(&cluster.view()?, node, claimed, &cluster.hosts());
+    found.ok_or(Errno(libc::EHOSTUNREACH))
 }
 
 #[cfg(test)]
@@ -196,20 +235,24 @@ mod tests {
         }
     }
 
+    fn hosts(addresses: &[(&str, &str)]) -> Vec<Host> {
+        let host = |(ip, gid): &(&str, &str)| Host {
+            gid: gid.parse().unwrap(),
+            ip: ip.parse().ok(),
+            name: None,
+        };
+        addresses.iter().map(host).collect()
+    }
+
     #[test]
     fn member_is_found_by_gid_or_published_host_address() {
         let view = view(&["fe80::1", "fe80::2", "::ffff:10.0.0.3"]);
-        let hosts = [
+        let hosts = hosts(&[
             ("10.0.0.1", "fe80::1"),
             ("10.0.0.2", "fe80::2"),
             ("fd00::2", "fe80::2"),
             ("10.0.0.9", "fe80::9"),
-        ];
-        let hosts = hosts.map(|(ip, gid)| Host {
-            gid: gid.parse().unwrap(),
-            ip: ip.parse().ok(),
-            name: None,
-        });
+        ]);
         for (ip, node) in [
             ("10.0.0.2", Some(2)),
             ("fd00::2", Some(2)),
@@ -220,6 +263,39 @@ mod tests {
         ] {
             let found = find_member(&view, ip.parse().unwrap(), &hosts);
             assert_eq!(found.map(|member| member.node), node, "{ip}");
+        }
+    }
+
+    #[test]
+    fn claimed_address_of_another_node_is_replaced() {
+        let view = view(&[
+            "2001:db8::1",
+            "2001:db8::2",
+            "::ffff:192.0.2.3",
+            "2001:db8::4",
+        ]);
+        let hosts = hosts(&[
+            ("192.0.2.12", "2001:db8::2"),
+            ("192.0.2.13", "::ffff:192.0.2.3"),
+        ]);
+        for (node, claimed, expected) in [
+            (2, "192.0.2.12:7", Some("192.0.2.12:7")),
+            (2, "[2001:db8::2]:7", Some("[2001:db8::2]:7")),
+            (3, "192.0.2.3:7", Some("192.0.2.3:7")),
+            (1, "127.0.0.1:7", Some("127.0.0.1:7")),
+            // Addresses of another node, of this node, of no node, and none.
+            (2, "192.0.2.3:7", Some("192.0.2.12:7")),
+            (2, "127.0.0.1:7", Some("192.0.2.12:7")),
+            (3, "192.0.2.99:7", Some("192.0.2.13:7")),
+            (2, "[::]:7", Some("192.0.2.12:7")),
+            // Nodes without a published address.
+            (4, "192.0.2.12:7", Some("[2001:db8::4]:7")),
+            (1, "0.0.0.0:7", Some("[2001:db8::1]:7")),
+            (9, "192.0.2.12:7", None),
+        ] {
+            let found = check_claimed(&view, node, claimed.parse().unwrap(), &hosts);
+            let expected = expected.map(|address| address.parse().unwrap());
+            assert_eq!(found, expected, "{claimed} of node {node}");
         }
     }
 
