@@ -2,6 +2,8 @@
 /* Input of bindgen for src/bindings.rs. src/bindings.parameters selects the declarations. */
 #include <rdma/ib_verbs.h>
 #include <rdma/ib_cache.h>
+#include <crypto/sha2.h>
+#include <crypto/utils.h>
 #include <linux/cgroup.h>
 #include <linux/completion.h>
 #include <linux/cpumask.h>

@@ -45,7 +45,7 @@ use kernel::{
 use kite_core::wire::setup::SetupDatagram;
 
 /// Queue key of all setup QPs ("kite" in ASCII). The key prevents accidental deliveries only. Peers are
-/// authenticated by the secret in each datagram.
+/// authenticated by the code in each datagram.
 const SETUP_QKEY: u32 = 0x6b69_7465;
 
 /// Maximum time in ms that a datagram waits for a slot.
@@ -122,13 +122,13 @@ impl SetupQp {
     /// - Any error of acquiring a slot or of posting.
     pub(super) fn send_setup(&self, peer: &Peer, setup: &SetupDatagram) -> Result {
         let route = peer.route().ok_or_else(errno::hostunreach)?;
-        let mut bytes = [0; 128];
-        let len = setup.encode(&mut bytes).ok_or(EINVAL)?;
+        let bytes = peer.identity.seal(setup).ok_or(EINVAL)?;
+        let len = bytes.len();
         let slot = self.endpoint.send_engine().acquire_slot(
             SlotClass::Control,
             Some(Deadline::after_ms(DATAGRAM_TIMEOUT_MS)),
         )?;
-        slot.buffer().write(0, &bytes[..len])?;
+        slot.buffer().write(0, &bytes)?;
         slot.buffer().sync_for_device(len);
         let sges = [slot
             .buffer()

@@ -11,6 +11,7 @@ pub(crate) mod buffer;
 pub(crate) mod bytes;
 pub(crate) mod compat;
 pub(crate) mod completion;
+pub(crate) mod crypto;
 pub(crate) mod deadline;
 pub(crate) mod event_counter;
 pub(crate) mod memcg;

@@ -5,10 +5,16 @@
 //! Each node has one UD QP, with its address in the view. Two nodes use the UD QPs to set up the RC QPs that
 //! all their processes share (LITE, section 4: a few for each pair of nodes). Datagrams can be lost,
 //! duplicated or forged. So each datagram carries the incarnations of both nodes, the connection generation
-//! and the cluster secret.
+//! and an authentication code, which is keyed with the cluster secret.
 //!
 //! The format has a fixed size: version, kind, `conn_index`, `conns_per_peer`, and the other fields of
-//! [`SetupDatagram`]. The secret and the epoch are last.
+//! [`SetupDatagram`]. The authentication code and the epoch are last.
+//!
+//! # Operation
+//!
+//! The kernel computes the code, since this crate has no cryptography. [`SetupDatagram::encode`] passes it
+//! the [`CoveredBytes`]. A receiver splits the bytes ([`UnverifiedSetup::new`]), finds the peer by
+//! [`UnverifiedSetup::claimed_sender`], and gets the fields by [`UnverifiedSetup::verify`].
 
 use super::{
     codec::{Field, Reader, Writer},
@@ -19,6 +25,18 @@ use core::fmt;
 
 /// Length of an encoded [`SetupDatagram`], in bytes.
 pub const SETUP_SIZE: usize = 80;
+
+/// Length of the authentication code of a datagram, in bytes.
+pub const AUTH_CODE_BYTES: usize = 16;
+
+/// Authentication code of a datagram.
+pub type AuthCode = [u8; AUTH_CODE_BYTES];
+
+/// Bytes of a datagram that the authentication code covers: all bytes before and after the code.
+pub type CoveredBytes = [u8; SETUP_SIZE - AUTH_CODE_BYTES];
+
+/// Offset of the authentication code in a datagram, in bytes.
+const AUTH_CODE_OFFSET: usize = 56;
 
 /// Type of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +65,6 @@ pub enum SetupKind {
 pub struct SetupDatagram {
     /// Type of the datagram.
     pub kind: SetupKind,
-    /// Cluster secret, which authenticates the sender.
-    pub secret: [u8; 16],
     /// Node ID of the sender, 1 … 65535.
     pub from_node: u32,
     /// Node ID of the receiver, 1 … 65535.
@@ -82,15 +98,87 @@ pub struct SetupDatagram {
     pub epoch: u64,
 }
 
-impl SetupDatagram {
-    /// Encodes the datagram into `out` and returns its length, [`SETUP_SIZE`].
+/// Received datagram whose authentication code was not checked. The fields are accessible after
+/// [`Self::verify`] only.
+pub struct UnverifiedSetup {
+    covered: CoveredBytes,
+    code: AuthCode,
+}
+
+impl UnverifiedSetup {
+    /// Splits the bytes of a datagram into the authentication code and the bytes that the code covers.
     ///
-    /// Returns `None` if `out` is too short, or if [`SetupDatagram::decode`] would reject the datagram.
-    pub fn encode(&self, out: &mut [u8]) -> Option<usize> {
+    /// # Errors
+    ///
+    /// - [`Malformed`]: the length of `bytes` is not [`SETUP_SIZE`].
+    pub fn new(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        let head: [u8; AUTH_CODE_OFFSET] = reader.array()?;
+        let code = reader.array()?;
+        let mut covered = [0; SETUP_SIZE - AUTH_CODE_BYTES];
+        let mut writer = Writer::new(&mut covered, SETUP_SIZE);
+        writer.bytes(&head);
+        writer.bytes(reader.take_remaining());
+        if writer.len() == Some(SETUP_SIZE - AUTH_CODE_BYTES) {
+            Ok(Self { covered, code })
+        } else {
+            Err(Malformed)
+        }
+    }
+
+    /// Returns the node ID that the datagram states for its sender. The ID is not authenticated: use it only
+    /// to find the secret for [`Self::verify`].
+    pub fn claimed_sender(&self) -> u32 {
+        let [_, _, _, _, a, b, c, d, ..] = self.covered;
+        u32::from_le_bytes([a, b, c, d])
+    }
+
+    /// Decodes the datagram if `is_authentic` returns `true` for the covered bytes and the code.
+    ///
+    /// # Errors
+    ///
+    /// - [`Malformed`]: the code does not match, or the bytes differ from the output of
+    ///   [`SetupDatagram::encode`].
+    pub fn verify(
+        &self,
+        is_authentic: impl FnOnce(&CoveredBytes, &AuthCode) -> bool,
+    ) -> Result<SetupDatagram, Malformed> {
+        if !is_authentic(&self.covered, &self.code) {
+            return Err(Malformed);
+        }
+        let setup = SetupDatagram::parse(&mut Reader::new(&self.covered))?;
+        if setup.is_valid() {
+            Ok(setup)
+        } else {
+            Err(Malformed)
+        }
+    }
+}
+
+impl SetupDatagram {
+    /// Encodes the datagram. `compute_code` computes the authentication code of the covered bytes.
+    ///
+    /// Returns `None` if [`UnverifiedSetup::verify`] would reject the fields.
+    pub fn encode(
+        &self,
+        compute_code: impl FnOnce(&CoveredBytes) -> AuthCode,
+    ) -> Option<[u8; SETUP_SIZE]> {
         if !self.is_valid() {
             return None;
         }
-        let mut writer = Writer::new(out, SETUP_SIZE);
+        let covered = self.covered_bytes();
+        let (head, tail) = covered.split_at_checked(AUTH_CODE_OFFSET)?;
+        let mut out = [0; SETUP_SIZE];
+        let mut writer = Writer::new(&mut out, SETUP_SIZE);
+        writer.bytes(head);
+        writer.bytes(&compute_code(&covered));
+        writer.bytes(tail);
+        Some(out)
+    }
+
+    fn covered_bytes(&self) -> CoveredBytes {
+        let mut out = [0; SETUP_SIZE - AUTH_CODE_BYTES];
+        let mut writer = Writer::new(&mut out, SETUP_SIZE);
         writer.bytes(&[
             VERSION,
             self.kind.code(),
@@ -101,27 +189,12 @@ impl SetupDatagram {
         (self.from_incarnation, self.to_incarnation).put(&mut writer);
         self.admission.put(&mut writer);
         ((self.qpn, self.psn), self.rkey).put(&mut writer);
-        ((self.mtu, u16::from(self.rd_atomic)), self.secret).put(&mut writer);
+        (self.mtu, u16::from(self.rd_atomic)).put(&mut writer);
         self.epoch.put(&mut writer);
-        writer.len()
+        out
     }
 
-    /// Decodes a datagram. The caller must verify the secret.
-    ///
-    /// # Errors
-    ///
-    /// - [`Malformed`]: `bytes` differ from the output of [`SetupDatagram::encode`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader::new(bytes);
-        let setup = Self::parse(&mut reader)?;
-        reader.expect_end()?;
-        if setup.is_valid() {
-            Ok(setup)
-        } else {
-            Err(Malformed)
-        }
-    }
-
+    /// Decodes the fields from the covered bytes of a datagram.
     fn parse(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
         let [version, kind, index, pairs] = reader.array()?;
         if version != VERSION {
@@ -132,12 +205,11 @@ impl SetupDatagram {
         let (from_incarnation, to_incarnation) = Field::get(reader)?;
         let admission = Field::get(reader)?;
         let ((qpn, psn), rkey) = Field::get(reader)?;
-        let ((mtu, rd_atomic), secret): ((u16, u16), [u8; 16]) = Field::get(reader)?;
-        let epoch = Field::get(reader)?;
+        let ((mtu, rd_atomic), epoch): ((u16, u16), u64) = Field::get(reader)?;
         let rd_atomic = u8::try_from(rd_atomic).map_err(|_| Malformed)?;
         #[rustfmt::skip]
         let setup = Self {
-            kind, secret, from_node: from, to_node: to, from_incarnation, to_incarnation, admission, conn_index: index, conns_per_peer: pairs,
+            kind, from_node: from, to_node: to, from_incarnation, to_incarnation, admission, conn_index: index, conns_per_peer: pairs,
             generation, qpn, psn, rkey, mtu, rd_atomic, epoch,
         };
         Ok(setup)
@@ -156,7 +228,7 @@ impl SetupDatagram {
 }
 
 impl fmt::Debug for SetupDatagram {
-    /// Omits the secret and the remote key, since the key also grants access.
+    /// Omits the remote key, which grants access to the memory of the sender.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Setup")
             .field("kind", &self.kind)

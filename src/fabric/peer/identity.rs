@@ -5,27 +5,32 @@
 //! # Operation
 //!
 //! All peers that join in one view share a [`LocalIdentity`]. A datagram names both nodes with their
-//! incarnations and their admission, and carries the secret of the cluster. [`PeerIdentity::accepts`] rejects
-//! datagrams of other incarnations, which may arrive after a node was restarted, and of other admissions,
-//! which may arrive after a node was fenced.
+//! incarnations and their admission. Its authentication code is an HMAC-SHA256 value keyed with the secret of
+//! the cluster ([`PeerIdentity::seal`]). [`PeerIdentity::open`] rejects datagrams of other nodes, of other
+//! incarnations, which may arrive after a node was restarted, and of other admissions, which may arrive
+//! after a node was fenced.
 
 use super::suspicion::SuspectListener;
 use crate::{
     bindings,
     fabric::{recv::wake::ThreadWaker, Fabric},
     stats::Stats,
+    sys::crypto,
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     view::NodeInstance,
-    wire::setup::{SetupDatagram, SetupKind},
+    wire::setup::{
+        AuthCode, CoveredBytes, SetupDatagram, SetupKind, UnverifiedSetup, AUTH_CODE_BYTES,
+        SETUP_SIZE,
+    },
 };
 
 /// Identity of the local node, and what all its peers use of it.
 pub(crate) struct LocalIdentity {
     pub(crate) instance: NodeInstance,
-    /// Secret of the cluster, which authenticates the datagrams between its kernels.
-    pub(crate) secret: [u8; 16],
+    /// Secret of the cluster: key of the authentication codes of datagrams. Never sent by the kernel.
+    secret: [u8; 16],
     /// Key to local memory. Only the kernels of peers receive datagrams.
     pub(crate) rkey: u32,
     /// MTU of the local port, in bytes.
@@ -72,6 +77,13 @@ impl LocalIdentity {
             stats: fabric.stats.clone(),
         };
         Ok(Arc::new(identity, GFP_KERNEL)?)
+    }
+
+    /// Returns the authentication code of the bytes of a datagram: the first bytes of the HMAC-SHA256 value.
+    fn auth_code(&self, covered: &CoveredBytes) -> AuthCode {
+        let mut code = [0; AUTH_CODE_BYTES];
+        code.copy_from_slice(&crypto::hmac_sha256(&self.secret, covered)[..AUTH_CODE_BYTES]);
+        code
     }
 }
 
@@ -122,7 +134,6 @@ impl PeerIdentity {
         let local = &*self.local;
         SetupDatagram {
             kind,
-            secret: local.secret,
             from_node: local.instance.node,
             to_node: self.peer.node,
             from_incarnation: local.instance.incarnation,
@@ -140,9 +151,26 @@ impl PeerIdentity {
         }
     }
 
-    /// Returns `true` if a datagram has the secret, comes from the peer in its current incarnation, is for the
-    /// local node in its current incarnation, and was sent since both were admitted.
-    pub(crate) fn accepts(&self, setup: &SetupDatagram) -> bool {
+    /// Encodes a datagram to the peer with its authentication code. Returns `None` if a field is out of range.
+    pub(in crate::fabric) fn seal(&self, setup: &SetupDatagram) -> Option<[u8; SETUP_SIZE]> {
+        setup.encode(|covered| self.local.auth_code(covered))
+    }
+
+    /// Checks the authentication code of a datagram and decodes the datagram.
+    ///
+    /// Returns `None` if the code does not match, if the datagram is malformed, or if it is not between the
+    /// peer and the local node in their current incarnations and admission.
+    pub(in crate::fabric) fn open(&self, received: &UnverifiedSetup) -> Option<SetupDatagram> {
+        let is_authentic = |covered: &CoveredBytes, code: &AuthCode| {
+            crypto::is_equal_in_constant_time(&self.local.auth_code(covered), code)
+        };
+        let setup = received.verify(is_authentic).ok()?;
+        self.accepts(&setup).then_some(setup)
+    }
+
+    /// Returns `true` if a datagram comes from the peer in its current incarnation, is for the local node in
+    /// its current incarnation, and was sent since both were admitted.
+    fn accepts(&self, setup: &SetupDatagram) -> bool {
         let from = NodeInstance {
             node: setup.from_node,
             incarnation: setup.from_incarnation,
@@ -152,6 +180,6 @@ impl PeerIdentity {
             incarnation: setup.to_incarnation,
         };
         let is_same_pair = from == self.peer && to == self.local.instance;
-        is_same_pair && setup.admission == self.admission && setup.secret == self.local.secret
+        is_same_pair && setup.admission == self.admission
     }
 }

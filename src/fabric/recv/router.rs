@@ -30,7 +30,7 @@ use kite_core::{
     wire::{
         self,
         packet::is_vqp_packet,
-        setup::{SetupDatagram, SetupKind},
+        setup::{SetupKind, UnverifiedSetup},
         ControlBody, ControlHeader, ControlRequest,
     },
     wrid::WrId,
@@ -100,17 +100,17 @@ impl CompletionRouter<'_> {
     /// Processes a datagram of connection setup or of a view announcement. Returns `false` if the datagram is
     /// malformed or rejected.
     ///
-    /// Datagrams without the shared secret, or for another incarnation of either node, are rejected.
+    /// Datagrams with a wrong authentication code, or for another incarnation of either node, are rejected.
     fn on_datagram(&self, bytes: &[u8]) -> bool {
-        let Ok(setup) = SetupDatagram::decode(bytes) else {
+        let Ok(received) = UnverifiedSetup::new(bytes) else {
             return false;
         };
-        let Ok(peer) = self.fabric.peer(setup.from_node) else {
+        let Ok(peer) = self.fabric.peer(received.claimed_sender()) else {
             return false;
         };
-        if !peer.identity.accepts(&setup) {
+        let Some(setup) = peer.identity.open(&received) else {
             return false;
-        }
+        };
         match setup.kind {
             SetupKind::ViewAnnounce => self.handler.on_view(&peer, setup.epoch),
             SetupKind::ViewAck => peer.on_view_ack(setup.epoch),

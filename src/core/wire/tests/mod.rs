@@ -59,11 +59,11 @@ fn encoding_of_known_messages_never_changes() {
         uid,
         rights,
     });
-    let expected = b"\x02\x01\x07\0\x38\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
+    let expected = b"\x03\x01\x07\0\x38\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
         \x05\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\xe8\x03\0\0\x01\0\0\0";
     assert_eq!(map, expected);
     let failed = reply(&ControlReply::Failed { errno: 13 });
-    let expected = b"\x02\x02\x02\0\x24\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
+    let expected = b"\x03\x02\x02\0\x24\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
         \x05\0\0\0\0\0\0\0\x0d\0\0\0";
     assert_eq!(failed, expected);
 }
