@@ -44,9 +44,11 @@ use kernel::{
 };
 use kite_core::wire::setup::SetupDatagram;
 
-/// Queue key of all setup QPs ("kite" in ASCII). The key prevents accidental deliveries only. Peers are
-/// authenticated by the code in each datagram.
-const SETUP_QKEY: u32 = 0x6b69_7465;
+/// Q_Key of all setup QPs: "kite" in ASCII with the most significant bit, which marks a privileged Q_Key.
+/// uverbs refuses a privileged Q_Key without `CAP_NET_RAW`. If the Q_Key of a work request has the bit, an
+/// RNIC sends the Q_Key of the sending QP instead, so all setup QPs need the same Q_Key. Soft-RoCE sends the
+/// Q_Key of the work request in any case. Only the authentication code of a datagram proves its sender.
+const SETUP_QKEY: u32 = 0xeb69_7465;
 
 /// Maximum time in ms that a datagram waits for a slot.
 const DATAGRAM_TIMEOUT_MS: u32 = 1000;
