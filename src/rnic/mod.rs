@@ -120,9 +120,11 @@ impl Rnic {
         let fabric = Fabric::new(device, FabricConfig::from_parameters(), stats.clone())?;
         let services = RnicServices::new(MemoryService::new(fabric.clone(), lend_limits())?)?;
         let name = device.name();
-        Self::start(device, name, fabric.clone(), services, stats)
-            // The receive handler and the fabric reference each other.
-            .inspect_err(|_| fabric.recv_engine.clear_handler())
+        let rnic = Self::start(device, name, fabric, services.clone(), stats);
+        if rnic.is_err() {
+            Self::dismantle(device, services);
+        }
+        rnic
     }
 
     fn start(
@@ -263,13 +265,16 @@ impl Rnic {
         services.leave();
         services.flush();
         drop(self.threads.lock().take());
+        Self::dismantle(self.device, services);
+    }
+
+    /// Drops the receive handler, flushes the work that the threads have deferred, and drops the services.
+    /// The threads must have ended. Until then the receive handler and the fabric reference each other.
+    fn dismantle(device: IbDevice, services: Arc<RnicServices>) {
         services.fabric().recv_engine.clear_handler();
         services.flush();
         if !services.close() {
-            rnic_err!(
-                self.device,
-                "services still referenced at removal of the RNIC\n"
-            );
+            rnic_err!(device, "services still referenced at removal of the RNIC\n");
         }
     }
 }
