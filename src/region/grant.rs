@@ -167,15 +167,16 @@ impl RevokedMappings {
 
     /// Requests once that the node invalidate each mapping.
     fn invalidate(&self, service: &Arc<MemoryService>, instance: NodeInstance) {
-        let mut next = 0;
-        while let Some(mapping) = self.region.next_revoked_of(self.node, next) {
+        // The mapper chooses the IDs: an ID may be the largest number.
+        let mut first = Some(0);
+        while let Some(mapping) = first.and_then(|id| self.region.next_revoked_of(self.node, id)) {
             let reason = InvalidateReason::Revoked;
             let invalidated = request_invalidate(service, instance, mapping, reason);
             // The view change removes the mappings of a fenced node.
             if invalidated && service.cluster.is_reachable(instance) {
                 self.region.unmap(self.node, mapping);
             }
-            next = mapping + 1;
+            first = mapping.checked_add(1);
         }
     }
 }

@@ -109,6 +109,13 @@ impl<'a> Writer<'a> {
     }
 }
 
+/// Returns `true` if the end of the `len` bytes at `addr` is an address. Receivers then compute addresses in
+/// this range without overflow.
+#[inline]
+pub(super) const fn is_valid_range(addr: u64, len: u64) -> bool {
+    addr.checked_add(len).is_some()
+}
+
 /// Field of a message.
 pub trait Field<'a>: Sized {
     /// Decodes the field and validates the value by itself, without other fields.

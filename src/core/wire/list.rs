@@ -6,11 +6,11 @@
 //! them one by one, so neither side allocates memory besides the message buffer.
 
 use super::{
-    codec::{Field, Reader, Writer},
+    codec::{is_valid_range, Field, Reader, Writer},
     finish_message, write_header, ControlHeader, ControlKind, ControlReply, ControlRequest,
     Malformed, CONTROL_HEADER_SIZE, MAX_CONTROL_BYTES,
 };
-use crate::{name::Name, rights::Rights, view::NodeInstance};
+use crate::{layout::MAX_CHUNK_SHIFT, name::Name, rights::Rights, view::NodeInstance};
 use core::{fmt, iter::FusedIterator, marker::PhantomData};
 
 /// Item of a list. All items of one type have the same encoded size.
@@ -25,6 +25,12 @@ impl ListItem for u64 {
 
 impl ListItem for u32 {
     const SIZE: usize = 4;
+}
+
+/// Returns `true` if `addr` can be the address of a chunk, or of a byte in a chunk.
+#[inline]
+pub(super) const fn is_valid_chunk_addr(addr: u64) -> bool {
+    is_valid_range(addr, 1 << MAX_CHUNK_SHIFT)
 }
 
 /// Location of a chunk.
@@ -53,11 +59,10 @@ impl Field<'_> for NodeInstance {
 
 impl Field<'_> for ChunkLocation {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let (life, addr) = Field::get(from)?;
-        Ok(Self {
-            instance: life,
-            addr,
-        })
+        let (instance, addr) = Field::get(from)?;
+        is_valid_chunk_addr(addr)
+            .then_some(Self { instance, addr })
+            .ok_or(Malformed)
     }
 
     fn put(&self, to: &mut Writer<'_>) {

@@ -11,7 +11,7 @@
 //! Deregistration clears the entry. The memory is unpinned after all leases have expired.
 
 use super::{
-    codec::{Field, Reader, Writer},
+    codec::{is_valid_range, Field, Reader, Writer},
     Malformed,
 };
 use crate::{name::fmix64, rights::Rights};
@@ -27,6 +27,9 @@ const KEY_INDEX_BITS: u32 = 11;
 
 /// Number of entries of a table.
 pub const MR_TABLE_ENTRIES: u32 = 1 << KEY_INDEX_BITS;
+
+/// Length of an MR table, in bytes.
+pub(super) const MR_TABLE_BYTES: u64 = MR_TABLE_ENTRIES as u64 * MR_ENTRY_SIZE as u64;
 
 /// Returns the key for the entry at `index`. `random` makes keys unpredictable and differs for each
 /// registration.
@@ -93,7 +96,9 @@ impl MrEntry {
     #[must_use]
     pub fn decode(bytes: &[u8; MR_ENTRY_SIZE], key: u32) -> Option<Self> {
         let (record, checksum) = Self::parse(bytes).ok()?;
-        let is_whole = record.len != 0 && checksum == record.checksum();
+        let is_whole = record.len != 0
+            && checksum == record.checksum()
+            && is_valid_range(record.addr, record.len);
         (is_whole && record.key == key).then_some(record)
     }
 
@@ -188,6 +193,22 @@ mod tests {
             None,
             "of a former key"
         );
+    }
+
+    #[test]
+    fn entry_beyond_the_address_space_is_none() {
+        for (len, is_valid) in [(4096, true), (4097, false), (u64::MAX, false)] {
+            let addr = u64::MAX - 4096;
+            let entry = MrEntry {
+                addr,
+                len,
+                ..sample_entry(Rights::READ)
+            };
+            assert_eq!(
+                MrEntry::decode(&entry.encode(), entry.key).is_some(),
+                is_valid
+            );
+        }
     }
 
     proptest! {

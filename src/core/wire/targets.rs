@@ -17,7 +17,8 @@
 //! unlikely.
 
 use super::{
-    codec::{Field, Reader, Writer},
+    codec::{is_valid_range, Field, Reader, Writer},
+    memory::MR_TABLE_BYTES,
     Malformed,
 };
 use crate::{
@@ -110,9 +111,8 @@ impl Field<'_> for DirectoryEntry {
             rkey,
             mr_table_addr: regions,
         };
-        is_valid_node_id(life.node)
-            .then_some(target)
-            .ok_or(Malformed)
+        let is_valid = is_valid_node_id(life.node) && is_valid_range(regions, MR_TABLE_BYTES);
+        is_valid.then_some(target).ok_or(Malformed)
     }
 
     fn put(&self, to: &mut Writer<'_>) {
@@ -271,6 +271,21 @@ mod tests {
         table.remove_stale(|life| life != second.instance);
         assert_eq!(table.find(second.instance, 0), DirectoryLookup::Absent);
         assert!(table.0.iter().flatten().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn entry_with_mr_table_beyond_the_address_space_is_not_found() {
+        let mut table = TestDirectory::new(BUCKETS);
+        let last_addr = u64::MAX - MR_TABLE_BYTES;
+        for (mr_table_addr, is_valid) in [(last_addr, true), (last_addr + 1, false)] {
+            let entry = DirectoryEntry {
+                mr_table_addr,
+                ..sample_entry(9, 1, 5)
+            };
+            assert!(table.publish(&entry));
+            let found = table.find(entry.instance, 0);
+            assert_eq!(found == DirectoryLookup::Found(entry), is_valid);
+        }
     }
 
     #[test]

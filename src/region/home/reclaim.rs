@@ -154,12 +154,14 @@ impl TeardownGuard {
     fn invalidate_mappings_deferred(self, node: u32) {
         let service = self.teardown.service.clone();
         service.defer(node, self.teardown.priority, move |service, instance| {
-            let (region, mut next) = (&self.teardown.region, 0);
-            while let Some(mapping) = region.next_mapping_of(instance.node, next) {
+            // The mapper chooses the IDs: an ID may be the largest number.
+            let (region, mut first) = (&self.teardown.region, Some(0));
+            while let Some(mapping) = first.and_then(|id| region.next_mapping_of(instance.node, id))
+            {
                 if request_invalidate(service, instance, mapping, InvalidateReason::Freed) {
                     region.unmap(instance.node, mapping);
                 }
-                next = mapping + 1;
+                first = mapping.checked_add(1);
             }
             if region.next_mapping_of(instance.node, 0).is_some() {
                 fsleep(Delta::from_millis(RETRY_MS));

@@ -9,7 +9,9 @@ use crate::{
     layout::{Layout, StripeShare},
     sync::ticket::AcquireKind,
     wire::{
-        codec::{Field, Reader, Writer},
+        codec::{is_valid_range, Field, Reader, Writer},
+        list::is_valid_chunk_addr,
+        targets::BUCKET_SIZE,
         Malformed,
     },
 };
@@ -82,10 +84,11 @@ impl ControlReply<'_> {
         match *self {
             Self::Failed { errno } => (1..=4095).contains(&errno),
             Self::Mapped { len, shift } => Layout::new(len, shift).is_some(),
-            Self::DirectoryAddr {
-                bucket_count: buckets,
-                ..
-            } => buckets.is_power_of_two(),
+            Self::Addresses(ref addresses) => addresses.clone().all(is_valid_chunk_addr),
+            Self::DirectoryAddr { addr, bucket_count } => {
+                let len = u64::from(bucket_count) * BUCKET_SIZE as u64;
+                bucket_count.is_power_of_two() && is_valid_range(addr, len)
+            }
             _ => true,
         }
     }

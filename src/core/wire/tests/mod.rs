@@ -5,6 +5,7 @@
 use super::*;
 use crate::{
     atomic::AtomicOp,
+    layout::MAX_CHUNK_SHIFT,
     name::Name,
     rights::Rights,
     sync::ticket::{AcquireKind, AcquireReply},
@@ -109,6 +110,36 @@ fn encode_with_header_of_another_kind_fails() {
         ),
         None
     );
+}
+
+/// The last chunk ends at the last address.
+#[test]
+fn chunk_beyond_the_address_space_is_malformed() {
+    let last_addr = u64::MAX - (1 << MAX_CHUNK_SHIFT);
+    for (addr, is_valid) in [(last_addr, true), (last_addr + 1, false), (u64::MAX, false)] {
+        let mut out = [0; MAX_CONTROL_BYTES];
+        let len = strategies::write_list(ListWriter::addresses(&mut out, 1, 2), vec![4096, addr]);
+        assert_eq!(decode_control(&out[..len]).is_ok(), is_valid, "{addr:#x}");
+        let location = ChunkLocation {
+            addr,
+            ..ChunkLocation::default()
+        };
+        let len =
+            strategies::write_list(ListWriter::chunk_locations(&mut out, 1, 2), vec![location]);
+        assert_eq!(decode_control(&out[..len]).is_ok(), is_valid, "{addr:#x}");
+    }
+}
+
+#[test]
+fn directory_beyond_the_address_space_is_not_encoded() {
+    for (addr, is_valid) in [(u64::MAX - 1024, true), (u64::MAX - 1023, false)] {
+        let directory = ControlReply::DirectoryAddr {
+            addr,
+            bucket_count: 4,
+        };
+        let encoded = encode_reply(&REPLY, &directory, &mut [0; 100]);
+        assert_eq!(encoded.is_some(), is_valid, "{addr:#x}");
+    }
 }
 
 #[test]

@@ -6,7 +6,8 @@
 
 use super::{
     strategies::{
-        chunk_locations, messages, named_regions, region_infos, replies, requests, write_list,
+        chunk_addrs, chunk_locations, messages, named_regions, region_infos, replies, requests,
+        write_list,
     },
     *,
 };
@@ -48,7 +49,7 @@ proptest! {
     }
 
     #[test]
-    fn addresses_round_trip(items in prop::collection::vec(any::<u64>(), 0..124), request_id: u64, epoch: u64) {
+    fn addresses_round_trip(items in prop::collection::vec(chunk_addrs(), 0..124), request_id: u64, epoch: u64) {
         let mut out = [0xaa; MAX_CONTROL_BYTES];
         let len = write_list(ListWriter::addresses(&mut out, request_id, epoch), items.clone());
         let (header, body) = decode_control(&out[..len]).unwrap();

@@ -5,7 +5,7 @@
 use super::*;
 use crate::{
     atomic::AtomicOp,
-    layout::Layout,
+    layout::{Layout, MAX_CHUNK_SHIFT},
     sync::{
         lock::ReleaseReason,
         ticket::{AcquireKind, AcquireReply},
@@ -225,14 +225,14 @@ pub(super) fn requests() -> impl Strategy<Value = ControlRequest<'static>> {
 
 fn directory_entries() -> impl Strategy<Value = DirectoryEntry> {
     let numbers = any::<(u32, u32)>();
-    (1u32..=65535, any::<[u64; 4]>(), numbers).prop_map(
-        |(node, [incarnation, epoch, key, regions], (number, rkey))| DirectoryEntry {
+    (1u32..=65535, any::<[u64; 3]>(), 0u64..1 << 63, numbers).prop_map(
+        |(node, [incarnation, epoch, dc_key], mr_table_addr, (dctn, rkey))| DirectoryEntry {
             instance: NodeInstance { node, incarnation },
             epoch,
-            dctn: number,
-            dc_key: key,
+            dctn,
+            dc_key,
             rkey,
-            mr_table_addr: regions,
+            mr_table_addr,
         },
     )
 }
@@ -246,7 +246,7 @@ pub(super) fn replies() -> impl Strategy<Value = ControlReply<'static>> {
             ring_region,
             ring_id
         }),
-        (any::<u64>(), 0u32..32).prop_map(|(addr, log)| ControlReply::DirectoryAddr {
+        (0u64..1 << 63, 0u32..32).prop_map(|(addr, log)| ControlReply::DirectoryAddr {
             addr,
             bucket_count: 1 << log
         }),
@@ -259,8 +259,13 @@ pub(super) fn replies() -> impl Strategy<Value = ControlReply<'static>> {
     ]
 }
 
+/// Generates addresses of chunks, of which all bytes have an address.
+pub(super) fn chunk_addrs() -> impl Strategy<Value = u64> {
+    0..=u64::MAX - (1 << MAX_CHUNK_SHIFT)
+}
+
 pub(super) fn chunk_locations() -> impl Strategy<Value = ChunkLocation> {
-    any::<(u32, u64, u64)>().prop_map(|(node, incarnation, addr)| ChunkLocation {
+    (any::<(u32, u64)>(), chunk_addrs()).prop_map(|((node, incarnation), addr)| ChunkLocation {
         instance: NodeInstance { node, incarnation },
         addr,
     })
@@ -293,7 +298,7 @@ fn lists() -> impl Strategy<Value = Vec<u8>> {
         out
     }
     let call = any::<(u64, u64)>();
-    let addresses = prop::collection::vec(any::<u64>(), 0..20);
+    let addresses = prop::collection::vec(chunk_addrs(), 0..20);
     let located = prop::collection::vec(chunk_locations(), 0..20);
     let moved = prop::collection::vec((any::<u32>(), chunk_locations()), 0..=MAX_MOVED_CHUNKS);
     let nodes = prop::collection::vec(any::<u32>(), 1..=64);
