@@ -17,6 +17,7 @@
 #include <linux/sched/signal.h>
 #include <linux/sched/user.h>
 #include <linux/uio.h>
+#include <linux/user_namespace.h>
 #include <linux/vmalloc.h>
 
 #include <kite.h>

@@ -13,6 +13,9 @@
  *  - Pointers are __u64. A pointer that cannot be read or written: EFAULT.
  *  - A request of unknown number or size: ENOTTY.
  *  - Integers are in native byte order.
+ *  - UIDs are those of the caller's user namespace. A UID in a request that the namespace does not
+ *    map: EINVAL. Users that the namespace does not map are returned as the overflow UID, which is
+ *    65534 by default.
  *  - Results are written only on success. A prefix of an array may be written before an EFAULT.
  *  - Any request of a bound session may return ENODEV (the RNIC was removed) and ENOMEM.
  *

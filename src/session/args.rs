@@ -114,9 +114,12 @@ pub(super) fn check_node_count(count: u32) -> Result<usize> {
 }
 
 /// Parses a change of rights.
-pub(super) fn parse_grant(grant: &bindings::kite_grant) -> Result<GrantRequest> {
+pub(super) fn parse_grant(
+    caller: Requester<'_>,
+    grant: &bindings::kite_grant,
+) -> Result<GrantRequest> {
     Ok(GrantRequest {
-        grantee: uapi::parse_grantee(grant.uid, grant.flags)?,
+        grantee: uapi::parse_grantee(caller, grant.uid, grant.flags)?,
         rights: parse_rights(grant.rights)?,
         deadline: deadline(grant.timeout_ms),
     })

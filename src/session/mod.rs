@@ -51,6 +51,7 @@ mod rendezvous;
 mod serve;
 mod source;
 mod uapi;
+mod user_ns;
 mod vqp;
 
 use self::{

@@ -2,7 +2,12 @@
 
 //! System calls for priorities and rate limits.
 
-use super::{args::check_reserved, source::check_net_admin, uapi::UserArray, Session};
+use super::{
+    args::check_reserved,
+    source::{check_net_admin, Requester},
+    uapi::UserArray,
+    Session,
+};
 use crate::{
     bindings,
     fabric::qos::{
@@ -67,7 +72,8 @@ pub(super) fn set_limit(session: &Session, args: &bindings::kite_limit) -> Resul
     }
     let subject = match args.subject {
         bindings::KITE_LIMIT_USER => {
-            LimitSubject::User(u32::try_from(args.id).map_err(|_| EINVAL)?)
+            let uid = u32::try_from(args.id).map_err(|_| EINVAL)?;
+            LimitSubject::User(Requester::CurrentProcess.to_initial_uid(uid)?)
         }
         bindings::KITE_LIMIT_CGROUP => LimitSubject::Cgroup(args.id),
         _ => return Err(EINVAL),
@@ -101,7 +107,10 @@ pub(super) fn list_limits(
 fn limit_to_abi(limit: &TenantLimit) -> bindings::kite_limit {
     let (rates, used) = limit.describe();
     let (subject, id) = match limit.subject {
-        LimitSubject::User(user) => (bindings::KITE_LIMIT_USER, user.into()),
+        LimitSubject::User(uid) => {
+            let uid = Requester::CurrentProcess.to_local_uid(uid);
+            (bindings::KITE_LIMIT_USER, uid.into())
+        }
         LimitSubject::Cgroup(id) => (bindings::KITE_LIMIT_CGROUP, id),
     };
     bindings::kite_limit {

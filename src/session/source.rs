@@ -4,11 +4,16 @@
 //!
 //! A request comes from the current process, or from an I/O queue of a process or of a kernel module.
 
+use super::user_ns::UserNamespace;
 use crate::{
     bindings,
     sys::{buffer::Buffer, pin::PinnedPages},
 };
-use kernel::{prelude::*, sync::Arc, task::Kuid};
+use kernel::{
+    prelude::*,
+    sync::{aref::ARef, Arc},
+    task::Kuid,
+};
 
 /// Returns the effective UID of the current process, in the initial user namespace.
 pub(super) fn current_euid() -> u32 {
@@ -36,13 +41,32 @@ pub(super) struct QueueMemory {
     pub(super) pinned: Arc<PinnedPages>,
 }
 
+/// Process that created an I/O queue.
+pub(super) struct QueueProcess {
+    pub(super) uid: u32,
+    /// Namespace in which the process names users.
+    user_ns: ARef<UserNamespace>,
+    pub(super) memory: QueueMemory,
+}
+
+impl QueueProcess {
+    /// Returns the current process, whose requests use `memory`.
+    pub(super) fn current(memory: QueueMemory) -> Self {
+        Self {
+            uid: current_euid(),
+            user_ns: UserNamespace::with_current(|ns| ns.into()),
+            memory,
+        }
+    }
+}
+
 /// Origin of a request.
 #[derive(Clone, Copy)]
 pub(super) enum Requester<'a> {
     /// Current process.
     CurrentProcess,
-    /// Owner of an I/O queue, which need not be the current process: its UID and its pinned memory.
-    QueueOwner { uid: u32, memory: &'a QueueMemory },
+    /// Owner of an I/O queue, which need not be the current process.
+    QueueOwner(&'a QueueProcess),
     /// Another kernel module.
     KernelModule,
 }
@@ -52,8 +76,31 @@ impl Requester<'_> {
     pub(super) fn uid(&self) -> u32 {
         match self {
             Self::CurrentProcess => current_euid(),
-            Self::QueueOwner { uid, .. } => *uid,
+            Self::QueueOwner(process) => process.uid,
             Self::KernelModule => ROOT_UID,
+        }
+    }
+
+    /// Returns the UID in the initial namespace of the user that the requester names `uid`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: the user namespace of the requester has no such user.
+    pub(super) fn to_initial_uid(&self, uid: u32) -> Result<u32> {
+        match self {
+            Self::CurrentProcess => UserNamespace::with_current(|ns| ns.to_initial_uid(uid)),
+            Self::QueueOwner(process) => process.user_ns.to_initial_uid(uid),
+            Self::KernelModule => Ok(uid),
+        }
+    }
+
+    /// Returns the UID by which the requester names the user with `initial_uid` in the initial namespace. See
+    /// [`UserNamespace::to_local_uid`].
+    pub(super) fn to_local_uid(&self, initial_uid: u32) -> u32 {
+        match self {
+            Self::CurrentProcess => UserNamespace::with_current(|ns| ns.to_local_uid(initial_uid)),
+            Self::QueueOwner(process) => process.user_ns.to_local_uid(initial_uid),
+            Self::KernelModule => initial_uid,
         }
     }
 
@@ -69,7 +116,7 @@ impl Requester<'_> {
             Self::CurrentProcess => Buffer::User(addr),
             // An address below the base wraps around to an offset far beyond the end, which every access
             // rejects.
-            Self::QueueOwner { memory, .. } => {
+            Self::QueueOwner(QueueProcess { memory, .. }) => {
                 Buffer::Pinned(memory.pinned.clone(), addr.wrapping_sub(memory.user_addr))
             }
             Self::KernelModule => {

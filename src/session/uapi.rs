@@ -8,6 +8,7 @@
 //! each structure is checked at compile time. [`UserArray`] reads and writes arrays in user space, and
 //! [`write_extensible`] a structure that later versions extend.
 
+use super::source::Requester;
 use crate::{bindings, region::home::Grantee};
 use kernel::{
     prelude::*,
@@ -169,10 +170,11 @@ pub(super) fn parse_atomic(operation: u32, operand: u64, expected: u64) -> Resul
 ///
 /// # Errors
 ///
-/// - `EINVAL`: unknown flags, or a UID together with `KITE_GRANT_OTHERS`.
-pub(super) fn parse_grantee(uid: u32, flags: u32) -> Result<Grantee> {
+/// - `EINVAL`: unknown flags, a UID that is not in the user namespace of the caller, or a UID together with
+///   `KITE_GRANT_OTHERS`.
+pub(super) fn parse_grantee(caller: Requester<'_>, uid: u32, flags: u32) -> Result<Grantee> {
     match (flags, uid) {
-        (0, uid) => Ok(Grantee::User(uid)),
+        (0, uid) => Ok(Grantee::User(caller.to_initial_uid(uid)?)),
         (bindings::KITE_GRANT_OTHERS, 0) => Ok(Grantee::Others),
         _ => Err(EINVAL),
     }

@@ -23,7 +23,7 @@ use super::{
         parse_map_rights, parse_rights,
     },
     qos,
-    source::ROOT_UID,
+    source::{Requester, ROOT_UID},
     Session,
 };
 use crate::{
@@ -298,12 +298,13 @@ unsafe extern "C" fn kite_grant(
     // SAFETY: By the safety requirements the session is open.
     let session = unsafe { borrow_session(session) };
     status(session, || {
-        let request = parse_grant(&bindings::kite_grant {
+        let grant = bindings::kite_grant {
             uid,
             rights,
             flags,
             ..Default::default()
-        })?;
+        };
+        let request = parse_grant(Requester::KernelModule, &grant)?;
         session.grant(handle, &request).map(|()| 0)
     })
 }

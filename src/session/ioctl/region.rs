@@ -96,7 +96,8 @@ pub(super) fn read_or_write_vectored(
 }
 
 pub(super) fn grant(session: &Session, grant: &bindings::kite_grant) -> Result {
-    session.grant(grant.handle, &parse_grant(grant)?)
+    let request = parse_grant(Requester::CurrentProcess, grant)?;
+    session.grant(grant.handle, &request)
 }
 
 pub(super) fn move_region(session: &Session, args: &bindings::kite_migrate) -> Result {
@@ -137,7 +138,7 @@ pub(super) fn list_regions(
         let entry = bindings::kite_region_entry {
             name: *entry.name.as_field(),
             len: entry.len,
-            owner: entry.owner_uid,
+            owner: Requester::CurrentProcess.to_local_uid(entry.owner_uid),
             other_rights: entry.other_rights.bits(),
             open_handles: entry.mapping_count,
             home,

@@ -35,6 +35,7 @@ pub(super) fn receive(
     let memory = Requester::CurrentProcess.buffer_at(r.addr, r.len)?;
     let incoming = session.receive(r.handle, &memory, r.len, wait_until)?;
     incoming.store_in(&mut r);
+    r.uid = Requester::CurrentProcess.to_local_uid(r.uid);
     Ok(r)
 }
 

@@ -9,7 +9,7 @@ use crate::{
             check_pop_count, check_push_count, check_reserved, deadline, parse_pop_message,
             parse_rights, wait_until,
         },
-        source,
+        source::{self, Requester},
         uapi::{self, UserArray},
         Session,
     },
@@ -52,6 +52,7 @@ pub(super) fn accept_vqp(
     session.rnic()?;
     let wait_until = wait_until(accept.flags, accept.timeout_ms)?.map(Deadline::interruptible);
     (accept.vqp, accept.node, accept.uid) = session.accept(accept.listener, wait_until)?;
+    accept.uid = Requester::CurrentProcess.to_local_uid(accept.uid);
     Ok(accept)
 }
 
@@ -102,7 +103,8 @@ pub(super) fn list_vqps(
     let vqp_infos = session.list_vqps()?;
     let user_array = UserArray::new(out.vqps);
     for (i, vqp_info) in vqp_infos.iter().take(out.count as usize).enumerate() {
-        user_array.write(i, *vqp_info)?;
+        let uid = Requester::CurrentProcess.to_local_uid(vqp_info.uid);
+        user_array.write(i, bindings::kite_vqp_info { uid, ..*vqp_info })?;
     }
     out.count = vqp_infos.len() as u32;
     Ok(out)

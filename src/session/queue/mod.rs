@@ -56,7 +56,7 @@ use self::{
     task::{IoTask, TaskBatches, TaskRound, TaskSlot},
 };
 use super::{
-    source::{QueueMemory, Requester},
+    source::{QueueProcess, Requester},
     uapi, Session,
 };
 use crate::{
@@ -113,8 +113,7 @@ struct IoQueueState {
 
 /// Owner of an I/O queue.
 enum IoQueueOwner {
-    /// Process with this UID, whose requests use this memory.
-    Process { uid: u32, memory: QueueMemory },
+    Process(QueueProcess),
     /// Another kernel module.
     Module,
 }
@@ -185,7 +184,7 @@ impl IoQueue {
 
     fn requester(&self) -> Requester<'_> {
         match &self.owner {
-            IoQueueOwner::Process { uid, memory } => Requester::QueueOwner { uid: *uid, memory },
+            IoQueueOwner::Process(process) => Requester::QueueOwner(process),
             IoQueueOwner::Module => Requester::KernelModule,
         }
     }
@@ -365,7 +364,7 @@ impl IoQueue {
         // A process detects that the queue is closed. A module gets a completion for every submission made so
         // far.
         let remaining = match self.owner {
-            IoQueueOwner::Process { .. } => 0,
+            IoQueueOwner::Process(_) => 0,
             IoQueueOwner::Module => self.pending_sqes(&state),
         };
         for _ in 0..remaining {

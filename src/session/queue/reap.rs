@@ -23,7 +23,10 @@ use super::{
     worker::MAX_OFFLOADED,
     IoQueue, IoQueueOwner, IoQueueState,
 };
-use crate::verbs::{device::IbDevice, dma::LongTermDmaMap};
+use crate::{
+    session::source::QueueProcess,
+    verbs::{device::IbDevice, dma::LongTermDmaMap},
+};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
     new_spinlock,
@@ -52,7 +55,7 @@ impl IoQueue {
     /// Maps the memory of the queue for DMA. The caller prevents RNIC removal. On failure short accesses use
     /// bounce buffers.
     pub(super) fn map_memory(&self, device: IbDevice) {
-        let IoQueueOwner::Process { memory, .. } = &self.owner else {
+        let IoQueueOwner::Process(QueueProcess { memory, .. }) = &self.owner else {
             return;
         };
         let dma_map = LongTermDmaMap::new(device, memory.pinned.clone()).ok();

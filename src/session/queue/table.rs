@@ -22,7 +22,7 @@ use crate::{
     bindings, errno,
     rpc::Rpc,
     session::{
-        source::{self, QueueMemory},
+        source::{QueueMemory, QueueProcess},
         Session,
     },
     sys::{deadline::Deadline, ring_memory},
@@ -84,8 +84,8 @@ impl Session {
     ) -> Result<CreatedQueue> {
         self.rnic()?;
         let owner = || {
-            let uid = source::current_euid();
-            pin_queue_memory(self, addr, len).map(|memory| IoQueueOwner::Process { uid, memory })
+            let memory = pin_queue_memory(self, addr, len)?;
+            Ok(IoQueueOwner::Process(QueueProcess::current(memory)))
         };
         // Pin user memory with neither a service guard nor `io_queues` held. A page fault must delay neither
         // RNIC removal nor the mapping of a queue.

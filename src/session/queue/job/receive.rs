@@ -107,7 +107,7 @@ impl ReceiveJob {
         match self.try_receive(queue, accept_rendezvous)? {
             TryReceiveResult::Empty | TryReceiveResult::Busy => Ok(None),
             TryReceiveResult::Received(incoming) => {
-                Ok(Some(JobPoll::Ready(self.write_header(&incoming))))
+                Ok(Some(JobPoll::Ready(self.write_header(queue, &incoming))))
             }
             TryReceiveResult::Rendezvous(call) => {
                 self.rendezvous_call = Some(call);
@@ -161,17 +161,17 @@ impl ReceiveJob {
             let _ = session.abort_call(incoming.call_id);
             return Err(errno::canceled().into());
         }
-        Ok(self.write_header(&incoming)?)
+        Ok(self.write_header(queue, &incoming)?)
     }
 
     /// Writes the header in front of the data. Returns the length of the data.
-    fn write_header(&self, incoming: &IncomingCall) -> Result<u64> {
+    fn write_header(&self, queue: &IoQueue, incoming: &IncomingCall) -> Result<u64> {
         let header = bindings::kite_recv_header {
             call: incoming.call_id,
             len: incoming.len,
             function: incoming.function,
             node: incoming.node,
-            uid: incoming.uid,
+            uid: queue.requester().to_local_uid(incoming.uid),
             reserved: 0,
         };
         // The memory exists: the parser zeroed the header.

@@ -221,6 +221,41 @@ fn revoked_right_ends_the_mappings_that_used_it() -> Result<()> {
     Ok(())
 }
 
+/// In the namespace of bob, the number of alice names bob. No other user has a number.
+#[test]
+fn uids_are_those_of_the_user_namespace() -> Result<()> {
+    let pair = pair()?;
+    let node = pair.node(1);
+    let [alice, bob] = ["alice", "bob"].map(|user| node.sh(&format!("id -u {user}")));
+    let (alice, bob) = (alice?, bob?);
+    let in_namespace = |line: &str| {
+        let kite = format!("/kite/target/release/kite {line}");
+        let line = format!("unshare --user --map-user={alice} {kite}");
+        node.command(line).user("bob").sh()
+    };
+    let owner_row = |listing: &str, name: &str, owner: &str| {
+        let row = listing.lines().find(|row| row.starts_with(name));
+        let row = row.unwrap_or_else(|| panic!("not listed: {listing}"));
+        assert!(row.split_whitespace().any(|cell| cell == owner), "{row}");
+    };
+    assert_eq!(node.attempt("alice", "alloc 5000 --name outer")?, "OK");
+    in_namespace("alloc inner 5000")?;
+    let listing = in_namespace("regions --numeric")?;
+    owner_row(&listing, "inner", &alice);
+    owner_row(&listing, "outer", "65534");
+    owner_row(&node.kite("regions --numeric")?, "inner", &bob);
+    // The first is the owner, to which no right can be granted. The others are not mapped.
+    for uid in [&*alice, &*bob, "0", "4242"] {
+        let granted = in_namespace(&format!("grant inner r --user {uid}"));
+        assert!(granted.is_err(), "user {uid}");
+    }
+    assert_eq!(node.attempt("alice", "map inner r")?, "EACCES");
+    for (user, name) in [("alice", "outer"), ("bob", "inner")] {
+        assert_eq!(node.attempt(user, &format!("free {name}"))?, "OK");
+    }
+    Ok(())
+}
+
 #[test]
 fn user_outside_the_group_cannot_open_the_device() -> Result<()> {
     let pair = pair()?;

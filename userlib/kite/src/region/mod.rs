@@ -137,7 +137,8 @@ impl Region {
     ///
     /// # Errors
     /// - [`Error::Denied`]: the handle lacks [`Rights::MASTER`].
-    /// - [`Error::Invalid`]: the user is root or the owner. They always have all rights.
+    /// - [`Error::Invalid`]: the user is root or the owner, which always have all rights, or the user namespace of this
+    ///   process does not map the user.
     /// - [`Error::OutOfMemory`]: no memory, or the region has grants for [`GRANTS_MAX`](crate::GRANTS_MAX) users.
     /// - [`Error::HostDown`], [`Error::Io`], [`Error::NoRnic`], [`Error::NotJoined`], [`Error::Stale`],
     ///   [`Error::TimedOut`], [`Error::BadHandle`]: see [`read_at`](Self::read_at).
