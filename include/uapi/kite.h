@@ -13,6 +13,8 @@
  *  - Pointers are __u64. A pointer that cannot be read or written: EFAULT.
  *  - A request of unknown number or size: ENOTTY.
  *  - Integers are in native byte order.
+ *  - A request has the rights of the effective user of the caller. Root without CAP_SYS_ADMIN in the
+ *    initial user namespace has those of user 65534.
  *  - UIDs are those of the caller's user namespace. A UID in a request that the namespace does not
  *    map: EINVAL. Users that the namespace does not map are returned as the overflow UID, which is
  *    65534 by default.

@@ -70,6 +70,24 @@ impl BitAnd for Rights {
     }
 }
 
+/// UID of root.
+const ROOT_UID: u32 = 0;
+
+/// UID of root processes without the capabilities of root: the default overflow UID of Linux.
+pub const SQUASHED_ROOT_UID: u32 = 65_534;
+
+/// Returns the UID by whose rights a process with the effective UID `euid` acts.
+///
+/// Root of a container without capabilities must not have the rights of root on all nodes.
+#[inline]
+pub fn acting_uid(euid: u32, has_sys_admin: impl FnOnce() -> bool) -> u32 {
+    if euid == ROOT_UID && !has_sys_admin() {
+        SQUASHED_ROOT_UID
+    } else {
+        euid
+    }
+}
+
 /// Returns the rights of user `uid` to a region of user `owner_uid`.
 ///
 /// `user_rights` are the rights granted to `uid` specifically, if any. They replace `other_rights`, which all
@@ -84,7 +102,7 @@ pub const fn effective_rights(
     uid: u32,
 ) -> Rights {
     match user_rights {
-        _ if uid == owner_uid || uid == 0 => Rights::ALL,
+        _ if uid == owner_uid || uid == ROOT_UID => Rights::ALL,
         Some(own) => own,
         None => other_rights,
     }
@@ -106,6 +124,18 @@ mod tests {
             Rights::READ
         );
         assert_eq!(effective_rights(0, None, Rights::NONE, 1), Rights::NONE);
+    }
+
+    #[test]
+    fn root_without_capabilities_acts_as_another_user() {
+        assert_eq!(acting_uid(ROOT_UID, || true), ROOT_UID);
+        assert_eq!(acting_uid(ROOT_UID, || false), SQUASHED_ROOT_UID);
+        for has_sys_admin in [false, true] {
+            assert_eq!(acting_uid(1000, || has_sys_admin), 1000);
+        }
+        let squashed = acting_uid(ROOT_UID, || false);
+        let rights = effective_rights(1000, None, Rights::NONE, squashed);
+        assert_eq!(rights, Rights::NONE);
     }
 
     #[test]

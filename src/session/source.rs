@@ -14,10 +14,25 @@ use kernel::{
     sync::{aref::ARef, Arc},
     task::Kuid,
 };
+use kite_core::rights::acting_uid;
 
 /// Returns the effective UID of the current process, in the initial user namespace.
 pub(super) fn current_euid() -> u32 {
     Kuid::current_euid().into_raw().val
+}
+
+/// Returns the UID by whose rights the current process acts, in the initial user namespace. Without
+/// `CAP_SYS_ADMIN` in that namespace, root acts as [`kite_core::rights::SQUASHED_ROOT_UID`].
+pub(super) fn current_uid() -> u32 {
+    acting_uid(current_euid(), has_sys_admin)
+}
+
+/// Returns `true` if the current process has `CAP_SYS_ADMIN` in the initial user namespace. A missing
+/// capability is no failed request, so the check is not audited.
+fn has_sys_admin() -> bool {
+    let initial_ns = &raw mut bindings::init_user_ns;
+    // SAFETY: The initial user namespace always exists.
+    unsafe { bindings::ns_capable_noaudit(initial_ns, bindings::CAP_SYS_ADMIN as c_int) }
 }
 
 /// Checks that the current process has `CAP_NET_ADMIN`, and so may manage the RNICs of this host.
@@ -53,7 +68,7 @@ impl QueueProcess {
     /// Returns the current process, whose requests use `memory`.
     pub(super) fn current(memory: QueueMemory) -> Self {
         Self {
-            uid: current_euid(),
+            uid: current_uid(),
             user_ns: UserNamespace::with_current(|ns| ns.into()),
             memory,
         }
@@ -75,7 +90,7 @@ impl Requester<'_> {
     /// Returns the UID.
     pub(super) fn uid(&self) -> u32 {
         match self {
-            Self::CurrentProcess => current_euid(),
+            Self::CurrentProcess => current_uid(),
             Self::QueueOwner(process) => process.uid,
             Self::KernelModule => ROOT_UID,
         }

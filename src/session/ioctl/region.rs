@@ -37,7 +37,7 @@ pub(super) fn alloc(
         len,
         nodes: &nodes,
         name: parse_name(&alloc.name)?,
-        owner: source::current_euid(),
+        owner: source::current_uid(),
         other_rights: parse_rights(alloc.other_rights)?,
     };
     alloc.handle = session.alloc(&request)?;
@@ -53,7 +53,7 @@ pub(super) fn register(
         len: memory.len,
         nodes: &[],
         name: parse_name(&memory.name)?,
-        owner: source::current_euid(),
+        owner: source::current_uid(),
         other_rights: parse_rights(memory.other_rights)?,
     };
     let base = usize::try_from(memory.addr).map_err(|_| EFAULT)?;
@@ -72,7 +72,7 @@ pub(super) fn map(session: &Session, mut map: bindings::kite_map) -> Result<bind
     check_reserved(map.reserved)?;
     let rights = parse_map_rights(map.rights)?;
     let name = parse_name(&map.name)?.ok_or(EINVAL)?;
-    (map.handle, map.len) = session.map(name, source::current_euid(), rights)?;
+    (map.handle, map.len) = session.map(name, source::current_uid(), rights)?;
     Ok(map)
 }
 

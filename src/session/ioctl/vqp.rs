@@ -32,7 +32,7 @@ pub(super) fn connect(
 ) -> Result<bindings::kite_connect> {
     check_reserved(connect.reserved)?;
     let deadline = deadline(connect.timeout_ms).interruptible();
-    connect.vqp = session.connect(connect.node, connect.port, source::current_euid(), deadline)?;
+    connect.vqp = session.connect(connect.node, connect.port, source::current_uid(), deadline)?;
     Ok(connect)
 }
 
@@ -41,7 +41,7 @@ pub(super) fn listen(
     mut listen: bindings::kite_listen,
 ) -> Result<bindings::kite_listen> {
     check_reserved(listen.reserved)?;
-    listen.listener = session.listen(listen.port, source::current_euid())?;
+    listen.listener = session.listen(listen.port, source::current_uid())?;
     Ok(listen)
 }
 
@@ -75,7 +75,7 @@ pub(super) fn push(session: &Session, push: &bindings::kite_push) -> Result {
         push.vqp,
         count,
         |i| wrs.read(i),
-        source::current_euid(),
+        source::current_uid(),
         deadline,
     )
 }

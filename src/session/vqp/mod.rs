@@ -375,7 +375,7 @@ impl Session {
     /// - `ENOMEM`: out of memory.
     /// - `ENOTCONN`: the session is not bound.
     pub(in crate::session) fn list_vqps(&self) -> Result<KVec<bindings::kite_vqp_info>> {
-        let uid = source::current_euid();
+        let uid = source::current_uid();
         let owner_uid = (uid != source::ROOT_UID).then_some(uid);
         self.enter_vqp_table()?.list_vqps(owner_uid)
     }

@@ -46,7 +46,7 @@ impl Session {
         len: u64,
         others: Rights,
     ) -> Result<u32> {
-        let uid = source::current_euid();
+        let uid = source::current_uid();
         let vqp_table = self.enter_vqp_table()?;
         vqp_table.memory_service.cluster.local_node()?;
         let byte_count = check_mr_len(len)?;
@@ -98,7 +98,7 @@ impl Session {
             return Ok(false);
         };
         let mr_table = &vqp_table.fabric().mr_table;
-        mr_table.wait_deregistered(source::current_euid(), released_before)
+        mr_table.wait_deregistered(source::current_uid(), released_before)
     }
 
     /// Registers pinned memory as an MR. `range` is the address and length by which requests of the user name

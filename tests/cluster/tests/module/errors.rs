@@ -221,6 +221,30 @@ fn revoked_right_ends_the_mappings_that_used_it() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn root_without_capabilities_has_the_rights_of_nobody() -> Result<()> {
+    let pair = pair()?;
+    let node = pair.node(1);
+    let run = |how: &str, line: &str| node.sh(&format!("{how} /kite/target/release/{line}"));
+    assert_eq!(node.attempt("alice", "alloc 5000 --name hers")?, "OK");
+    let no_capability = "setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin";
+    for (how, name) in [
+        (no_capability, "capless"),
+        ("unshare --user --map-root-user", "boxed"),
+    ] {
+        let attempt = |what: &str| run(how, &format!("kite-workload attempt {what}"));
+        assert_eq!(attempt("map hers r")?, "EACCES", "{how}");
+        assert_eq!(attempt(&format!("alloc 5000 --name {name}"))?, "OK");
+        let listing = node.kite("regions --numeric")?;
+        let row = listing.lines().find(|row| row.starts_with(name));
+        let row = row.unwrap_or_else(|| panic!("not listed: {listing}"));
+        assert!(row.split_whitespace().any(|cell| cell == "65534"), "{row}");
+        assert_eq!(attempt(&format!("free {name}"))?, "OK");
+    }
+    assert_eq!(node.attempt("root", "free hers")?, "OK");
+    Ok(())
+}
+
 /// In the namespace of bob, the number of alice names bob. No other user has a number.
 #[test]
 fn uids_are_those_of_the_user_namespace() -> Result<()> {
