@@ -76,7 +76,7 @@ const ROOT_UID: u32 = 0;
 /// UID of root processes without the capabilities of root: the default overflow UID of Linux.
 pub const SQUASHED_ROOT_UID: u32 = 65_534;
 
-/// Returns the UID by whose rights a process with the effective UID `euid` acts.
+/// Returns the UID that determines the rights of a process with the effective UID `euid`.
 ///
 /// Root of a container without capabilities must not have the rights of root on all nodes.
 #[inline]

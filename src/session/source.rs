@@ -21,7 +21,7 @@ pub(super) fn current_euid() -> u32 {
     Kuid::current_euid().into_raw().val
 }
 
-/// Returns the UID by whose rights the current process acts, in the initial user namespace. Without
+/// Returns the UID that determines the rights of the current process, in the initial user namespace. Without
 /// `CAP_SYS_ADMIN` in that namespace, root acts as [`kite_core::rights::SQUASHED_ROOT_UID`].
 pub(super) fn current_uid() -> u32 {
     acting_uid(current_euid(), has_sys_admin)
@@ -65,7 +65,7 @@ pub(super) struct QueueProcess {
 }
 
 impl QueueProcess {
-    /// Returns the current process, whose requests use `memory`.
+    /// Returns the current process, with `memory` for its requests.
     pub(super) fn current(memory: QueueMemory) -> Self {
         Self {
             uid: current_uid(),

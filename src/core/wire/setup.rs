@@ -98,7 +98,7 @@ pub struct SetupDatagram {
     pub epoch: u64,
 }
 
-/// Received datagram whose authentication code was not checked. The fields are accessible after
+/// Received datagram with an unchecked authentication code. The fields are accessible after
 /// [`Self::verify`] only.
 pub struct UnverifiedSetup {
     covered: CoveredBytes,

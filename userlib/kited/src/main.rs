@@ -2,7 +2,7 @@
 //! The daemon `kited`: reads the command line, runs a node on `/dev/kite`, and exits on a signal.
 
 mod args;
-mod pressure;
+mod system;
 
 use std::future::Future;
 use std::io::{IsTerminal, Write};
@@ -78,8 +78,9 @@ async fn run_daemon(args: Args) -> Result<()> {
         forget_after,
         control_directory: Some(HOSTS_DIR.into()),
     };
-    pressure::lock_memory();
-    pressure::serve_watchdog();
+    system::uverbs::warn_of_open_devices();
+    system::pressure::lock_memory();
+    system::pressure::serve_watchdog();
     let result = run(config, device, notify_ready, shutdown_signal()?).await;
     // Without systemd the notification has no effect.
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);

@@ -145,7 +145,8 @@ impl Node {
             connectx.lose(self.plan.number, percent / 100.0)?;
         }
         let line = match percent > 0.0 {
-            true => format!("tc qdisc replace dev eth0 root netem loss {percent}%"),
+            // `guest/start-kite` ends the loss if the file exists.
+            true => format!("touch /run/kite/lossy; tc qdisc replace dev eth0 root netem loss {percent}%"),
             false => "tc qdisc del dev eth0 root 2>&1 || true".into(),
         };
         self.sh(&line)?;

@@ -204,7 +204,7 @@ fn repeated_load_and_unload_leaks_nothing() -> Result<()> {
 fn repeated_open_and_close_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);
-    leaks_nothing(&[node], 5 * cycles()?, |cycles| {
+    leaks_nothing(&[node], 2 * cycles()?, |cycles| {
         let line = format!("churn open {cycles}");
         node.workload(&line).limit(LONG).sh().map(drop)
     })
@@ -230,7 +230,7 @@ fn repeated_map_and_unmap_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     two.kite("alloc mapped 100000 --node 1 --node 2")?;
-    leaks_nothing(&[one, two], 3 * cycles()?, |cycles| {
+    leaks_nothing(&[one, two], 2 * cycles()?, |cycles| {
         let line = format!("churn map {cycles} mapped");
         one.workload(&line).limit(LONG).sh().map(drop)
     })?;
@@ -244,7 +244,7 @@ fn repeated_map_and_unmap_leaks_nothing() -> Result<()> {
 fn repeated_vqp_connect_and_close_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
-    leaks_nothing(&[one, two], 10 * cycles()?, |cycles| {
+    leaks_nothing(&[one, two], 4 * cycles()?, |cycles| {
         let line = format!("vqp connect 2 --times {cycles}");
         one.workload(&line).limit(LONG).sh().map(drop)
     })?;

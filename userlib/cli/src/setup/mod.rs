@@ -177,7 +177,7 @@ fn seed_address(listen: &str) -> Result<String> {
     })
 }
 
-/// Asks on the terminal whether to do what `effect` says.
+/// Requests a confirmation of an effect on the terminal.
 fn confirm(effect: &str) -> Result<()> {
     ensure!(
         io::stdin().is_terminal(),

@@ -31,11 +31,13 @@ fn uc_pingpong_transfers_its_data() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn ud_pingpong_transfers_its_data() -> Result<()> {
     pingpong("ud")
 }
 
 #[test]
+#[ignore = "long"]
 fn srq_pingpong_transfers_its_data() -> Result<()> {
     pingpong("srq")
 }
@@ -70,11 +72,13 @@ macro_rules! perftests {
 perftests! {
     #[ignore = "long"]
     write_lat_over_rc_completes: "ib_write_lat",
+    #[ignore = "long"]
     write_bw_over_rc_completes: "ib_write_bw",
     #[ignore = "long"]
     read_lat_over_rc_completes: "ib_read_lat",
     #[ignore = "long"]
     read_bw_over_rc_completes: "ib_read_bw",
+    #[ignore = "long"]
     send_lat_over_rc_completes: "ib_send_lat",
     #[ignore = "long"]
     send_bw_over_rc_completes: "ib_send_bw",
@@ -87,10 +91,13 @@ perftests! {
     write_bw_over_uc_completes: "ib_write_bw -c UC",
     #[ignore = "long"]
     send_lat_over_uc_completes: "ib_send_lat -c UC",
+    #[ignore = "long"]
     send_bw_over_uc_completes: "ib_send_bw -c UC",
     #[ignore = "long"]
     send_lat_over_ud_completes: "ib_send_lat -c UD",
+    #[ignore = "long"]
     send_bw_over_ud_completes: "ib_send_bw -c UD",
+    #[ignore = "long"]
     write_lat_over_dc_completes: "ib_write_lat -c DC",
     #[ignore = "long"]
     write_bw_over_dc_completes: "ib_write_bw -c DC",
@@ -105,6 +112,7 @@ perftests! {
     atomic_lat_over_dc_completes: "ib_atomic_lat -c DC",
     #[ignore = "long"]
     atomic_bw_over_dc_completes: "ib_atomic_bw -c DC",
+    #[ignore = "long"]
     write_bw_over_xrc_completes: "ib_write_bw -c XRC",
     #[ignore = "long"]
     send_bw_over_xrc_completes: "ib_send_bw -c XRC",
