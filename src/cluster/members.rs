@@ -173,6 +173,12 @@ impl Cluster {
         self.member_instance_of(instance.node) == Ok(instance)
     }
 
+    /// Returns `true` if a member of the view is unreachable.
+    pub(crate) fn has_unreachable_member(&self) -> bool {
+        let state = self.state.lock();
+        state.reachable().count() < state.members.len()
+    }
+
     /// Returns `true` if this instance of a node is a reachable member.
     pub(crate) fn is_reachable(&self, instance: NodeInstance) -> bool {
         self.instance_of(instance.node) == Ok(instance)

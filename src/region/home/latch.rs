@@ -47,9 +47,15 @@ impl Latch {
         LatchGuard(self.0.clone())
     }
 
-    /// Waits for all operations. The acquire load pairs with the decrement of [`LatchGuard`].
+    /// Waits for all operations.
     pub(in crate::region) fn wait(&self) {
-        while self.0.count.load(Acquire) != 0 {
+        self.wait_while(|| true);
+    }
+
+    /// Waits for all operations, while `keep_waiting` returns `true`. The acquire load pairs with the decrement of
+    /// [`LatchGuard`].
+    pub(in crate::region) fn wait_while(&self, keep_waiting: impl Fn() -> bool) {
+        while self.0.count.load(Acquire) != 0 && keep_waiting() {
             self.0.ended.wait_timeout_ms(WAIT_SLICE_MS);
         }
     }

@@ -160,6 +160,8 @@ struct Migration<'a> {
     push_latch: Latch,
     /// Counts the background operations that must complete before the next step.
     step_latch: Latch,
+    /// Counts the returns of memory to lenders.
+    return_latch: Latch,
 }
 
 impl<'a> Migration<'a> {
@@ -174,6 +176,7 @@ impl<'a> Migration<'a> {
             deadline,
             push_latch: Latch::new()?,
             step_latch: Latch::new()?,
+            return_latch: Latch::new()?,
         })
     }
 
@@ -281,11 +284,19 @@ impl<'a> Migration<'a> {
         self.push_latch.wait();
         self.return_chunks(remaining.iter().map(|target| target.source));
         while let Some(unused_loan) = self.region.with_placement(Placement::remove_unused_loan) {
-            let latch_guard = self.step_latch.add();
+            let latch_guard = self.return_latch.add();
             BorrowedLoan::new(self.service, unused_loan)
                 .release_deferred(WorkPriority::Foreground, latch_guard);
         }
-        self.step_latch.wait();
+        self.await_returns();
+    }
+
+    /// Waits until lenders have their memory back. Returns to unreachable lenders, and those queued behind them,
+    /// continue in the background.
+    fn await_returns(&self) {
+        let cluster = &self.service.cluster;
+        self.return_latch
+            .wait_while(|| !cluster.has_unreachable_member());
     }
 
     /// Returns chunks that do not belong to the region any longer, if other chunks of their loan still do.
@@ -305,7 +316,7 @@ impl<'a> Migration<'a> {
                 Ok(chunks)
             });
             if !chunks.is_empty() {
-                BorrowedLoan::new(self.service, key).shrink_deferred(chunks, self.step_latch.add());
+                BorrowedLoan::new(self.service, key).shrink_deferred(chunks, self.return_latch.add());
             }
         }
     }

@@ -103,7 +103,7 @@ impl Migration<'_> {
         quiesce.resume(&share_locations(&moved_chunks), &self.step_latch);
         self.step_latch.wait();
         self.return_chunks(old_sources.iter().copied());
-        self.step_latch.wait();
+        self.await_returns();
         copied
     }
 
