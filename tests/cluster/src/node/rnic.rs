@@ -146,7 +146,9 @@ impl Node {
         }
         let line = match percent > 0.0 {
             // `guest/start-kite` ends the loss if the file exists.
-            true => format!("touch /run/kite/lossy; tc qdisc replace dev eth0 root netem loss {percent}%"),
+            true => format!(
+                "touch /run/kite/lossy; tc qdisc replace dev eth0 root netem loss {percent}%"
+            ),
             false => "tc qdisc del dev eth0 root 2>&1 || true".into(),
         };
         self.sh(&line)?;

@@ -202,7 +202,8 @@ fn node_with_another_wire_version_is_rejected_and_changes_no_view() {
     let mut newcomer = member(3, 1);
     newcomer.address.wire_version += 1;
     test.hello(9, newcomer, None);
-    let is_named = |m: &Message| matches!(m, Message::Rejected(reason) if reason.contains("wire version 3"));
+    let is_named =
+        |m: &Message| matches!(m, Message::Rejected(reason) if reason.contains("wire version 3"));
     assert!(test.has_sent(9, is_named));
     assert_eq!(test.seed.view(), before);
 }
