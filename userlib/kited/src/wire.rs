@@ -291,7 +291,8 @@ mod tests {
             lid: u16::MAX,
             link_layer: 255,
             wire_version: 255,
-            mtu: u32::MAX,
+            // The largest MTU of RDMA.
+            mtu: 4096,
         };
         let member = |node| Member {
             node,
