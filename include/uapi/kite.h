@@ -977,7 +977,7 @@ struct kite_list_regions {
  * @qpn: QP number.
  * @lid: LID, or 0 on Ethernet.
  * @link_layer: 1 InfiniBand, 2 Ethernet.
- * @wire_version: version of the messages between kernels. All members of a view have the same.
+ * @reserved: zero.
  * @mtu: maximum path MTU in bytes.
  * @reserved2: zero.
  */
@@ -986,7 +986,7 @@ struct kite_address {
 	__u32 qpn;
 	__u16 lid;
 	__u8 link_layer;
-	__u8 wire_version;
+	__u8 reserved;
 	__u32 mtu;
 	__u32 reserved2;
 };
@@ -1038,7 +1038,7 @@ struct kite_get_view {
  * @address: out: address of this node through the RNIC. The QP number is constant while the RNIC is
  *	present.
  * @has_dc: out: 1 if the RNIC has the DC transport.
- * @reserved: out: zero.
+ * @wire_version: out: version of the messages between kernels, the same for all members of a view.
  *
  * ENODEV if the RNIC is being removed.
  */
@@ -1048,7 +1048,7 @@ struct kite_query_rnic {
 	char name[KITE_RNIC_NAME_SIZE];
 	struct kite_address address;
 	__u32 has_dc;
-	__u32 reserved;
+	__u32 wire_version;
 };
 
 /**

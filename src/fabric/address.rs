@@ -29,7 +29,6 @@ use kernel::{
     prelude::*,
     sync::{Arc, SpinLock},
 };
-use kite_core::wire;
 
 /// Address of the local node: the port, its GID, and the setup QP.
 #[pin_data]
@@ -173,7 +172,6 @@ impl LocalAddress {
             } else {
                 2
             },
-            wire_version: wire::VERSION,
             mtu: state.mtu,
             ..Default::default()
         };

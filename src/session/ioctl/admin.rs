@@ -15,7 +15,7 @@ use crate::{
     sys::deadline::Deadline,
 };
 use kernel::prelude::*;
-use kite_core::view::NodeInstance;
+use kite_core::{view::NodeInstance, wire};
 
 pub(super) fn bind(
     session: &Session,
@@ -91,6 +91,7 @@ pub(super) fn query_rnic(mut out: bindings::kite_query_rnic) -> Result<bindings:
         .dc()
         .is_some()
         .into();
+    out.wire_version = wire::VERSION.into();
     Ok(out)
 }
 
@@ -120,7 +121,7 @@ pub(super) fn set_view(session: &Session, view: bindings::kite_set_view) -> Resu
         UserArray::new(view.members).read_all(view.count as usize)?;
     for member in &members {
         let address = &member.address;
-        check_reserved(member.reserved | address.reserved2)?;
+        check_reserved(member.reserved | u32::from(address.reserved) | address.reserved2)?;
     }
     let result = session
         .enter_memory_service()?

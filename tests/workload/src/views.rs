@@ -78,14 +78,13 @@ fn format_address(node: u32, address: &FabricAddress) -> String {
         qpn,
         lid,
         link_layer,
-        wire_version,
         mtu,
     } = address;
-    format!("address {node} {gid} {qpn} {lid} {link_layer} {wire_version} {mtu}")
+    format!("address {node} {gid} {qpn} {lid} {link_layer} {mtu}")
 }
 
 fn parse_address(words: &[&str]) -> Result<(u32, FabricAddress)> {
-    let [_, node, gid, qpn, lid, link_layer, wire_version, mtu] = words else {
+    let [_, node, gid, qpn, lid, link_layer, mtu] = words else {
         anyhow::bail!("malformed address {words:?}");
     };
     let address = FabricAddress {
@@ -93,7 +92,6 @@ fn parse_address(words: &[&str]) -> Result<(u32, FabricAddress)> {
         qpn: qpn.parse()?,
         lid: lid.parse()?,
         link_layer: link_layer.parse()?,
-        wire_version: wire_version.parse()?,
         mtu: mtu.parse()?,
     };
     Ok((node.parse()?, address))

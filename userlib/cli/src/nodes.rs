@@ -233,6 +233,25 @@ fn is_host_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic())
 }
 
+/// Returns an arbitrary member.
+#[cfg(test)]
+pub(crate) fn example_member(node: u32, unreachable_since: u64) -> Member {
+    let address = kite::FabricAddress {
+        gid: u128::from(node).into(),
+        qpn: 1,
+        lid: 0,
+        link_layer: 2,
+        mtu: 4096,
+    };
+    Member {
+        node,
+        incarnation: 1,
+        address,
+        admitted_epoch: 1,
+        unreachable_since,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -250,23 +269,11 @@ mod tests {
 
     #[test]
     fn state_of_an_unreachable_member_has_its_epoch() {
-        let address = kite::FabricAddress {
-            gid: 1u128.into(),
-            qpn: 1,
-            lid: 0,
-            link_layer: 2,
-            wire_version: 2,
-            mtu: 4096,
-        };
-        let member = |unreachable_since| Member {
-            node: 1,
-            incarnation: 1,
-            address,
-            admitted_epoch: 5,
-            unreachable_since,
-        };
-        assert_eq!(member_state(&member(0)), "reachable");
-        assert_eq!(member_state(&member(9)), "unreachable since epoch 9");
+        assert_eq!(member_state(&example_member(1, 0)), "reachable");
+        assert_eq!(
+            member_state(&example_member(1, 9)),
+            "unreachable since epoch 9"
+        );
     }
 
     #[test]

@@ -108,6 +108,7 @@ pub(crate) fn print_status(rnic: &str, numeric: bool, json: bool) -> Result<()> 
         active,
         address,
         has_dc: dynamic,
+        ..
     } in &status.rnics
     {
         let state = if *active { "active" } else { "down" };

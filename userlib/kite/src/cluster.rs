@@ -221,6 +221,7 @@ fn list_rnics(fd: BorrowedFd<'_>) -> Result<Vec<Rnic>> {
                 active: raw.active != 0,
                 address: raw.address.into(),
                 has_dc: raw.has_dc != 0,
+                wire_version: raw.wire_version,
             }),
             Err(Error::NotFound) => return Ok(rnics),
             Err(error) => return Err(error),

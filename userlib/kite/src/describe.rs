@@ -27,8 +27,6 @@ pub struct FabricAddress {
     pub lid: u16,
     /// 1: InfiniBand, 2: Ethernet.
     pub link_layer: u8,
-    /// Version of the messages between kernels, the same for all members of a cluster.
-    pub wire_version: u8,
     /// Maximum path MTU in bytes.
     pub mtu: u32,
 }
@@ -47,7 +45,6 @@ impl From<sys::kite_address> for FabricAddress {
             qpn: raw.qpn,
             lid: raw.lid,
             link_layer: raw.link_layer,
-            wire_version: raw.wire_version,
             mtu: raw.mtu,
         }
     }
@@ -60,7 +57,6 @@ impl From<FabricAddress> for sys::kite_address {
             qpn: address.qpn,
             lid: address.lid,
             link_layer: address.link_layer,
-            wire_version: address.wire_version,
             mtu: address.mtu,
             ..Default::default()
         }
@@ -163,6 +159,8 @@ pub struct Rnic {
     pub address: FabricAddress,
     /// `true` if virtual queue pairs use dynamically connected transport (DC).
     pub has_dc: bool,
+    /// Version of the messages between kernels, the same for all members of a cluster.
+    pub wire_version: u32,
 }
 
 /// Attributes of an open region.

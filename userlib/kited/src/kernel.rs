@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use kite::daemon::DaemonSession;
-use kite::{Cluster, Event, FabricAddress};
+use kite::{Cluster, Event};
 use tokio::io::unix::AsyncFd;
 use tokio::io::Interest;
 use tokio::runtime::Handle;
@@ -19,18 +19,18 @@ use tokio::task::JoinHandle;
 use crate::fd_store::{FdStore, StoredFds};
 use crate::hosts_file::HostsFile;
 use crate::membership::{Identity, ProbeResult};
-use crate::protocol::{Hosts, Instance, View};
+use crate::protocol::{Hosts, Instance, KernelInfo, View};
 
 /// Time between two checks for probes that have not ended.
 const PROBE_END_POLL: Duration = Duration::from_millis(10);
 
 /// RNIC that can join a cluster. Methods block.
 pub trait Kernel: Send + 'static {
-    /// Returns the address of the setup QP of this node.
+    /// Returns address and version of this kernel.
     ///
     /// # Errors
     /// If there is no such RNIC.
-    fn address(&self) -> Result<FabricAddress>;
+    fn info(&self) -> Result<KernelInfo>;
 
     /// Returns the name of the RNIC. It is empty before the first use.
     fn rnic_name(&self) -> String;
@@ -189,13 +189,17 @@ impl Kernel for Device {
         Ok(resumed)
     }
 
-    fn address(&self) -> Result<FabricAddress> {
+    fn info(&self) -> Result<KernelInfo> {
         let cluster = self.open()?;
         let rnics = cluster.rnics().context("cannot list the RNICs")?;
         let rnic = rnics
             .into_iter()
             .find(|rnic| rnic.name == cluster.rnic_name());
-        Ok(rnic.context("RNIC removed")?.address)
+        let rnic = rnic.context("RNIC removed")?;
+        Ok(KernelInfo {
+            address: rnic.address,
+            wire_version: rnic.wire_version,
+        })
     }
 
     fn rnic_name(&self) -> String {

@@ -37,6 +37,15 @@ pub(crate) fn last_derived_epoch(epoch: u64) -> u64 {
     epoch / EPOCH_STRIDE * EPOCH_STRIDE + EPOCH_STRIDE - 1
 }
 
+/// Kernel of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelInfo {
+    /// Address of the kernel. The GID identifies the node across incarnations.
+    pub address: FabricAddress,
+    /// Version of the messages between kernels.
+    pub wire_version: u32,
+}
+
 /// One membership of a node, between join and removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Instance {
@@ -197,8 +206,8 @@ pub enum Message {
     Hello {
         /// Incarnation of the member.
         incarnation: u64,
-        /// Address of the member's kernel. The GID identifies the node across incarnations.
-        address: FabricAddress,
+        /// The member's kernel.
+        kernel: KernelInfo,
         /// Prior membership, if this incarnation joined before.
         prior: Option<PriorMembership>,
     },
@@ -241,25 +250,46 @@ pub enum Message {
     Hosts(Hosts),
 }
 
+/// Arbitrary nodes for tests.
+#[cfg(test)]
+pub(crate) mod example {
+    use super::*;
+
+    /// Returns the kernel of a node. The GID is the number of the node.
+    pub(crate) fn kernel(node: u32) -> KernelInfo {
+        KernelInfo {
+            address: FabricAddress {
+                gid: u128::from(node).into(),
+                qpn: 1,
+                lid: 0,
+                link_layer: 2,
+                mtu: 4096,
+            },
+            wire_version: 2,
+        }
+    }
+
+    /// Returns a reachable member that was admitted before all epochs.
+    pub(crate) fn member(node: u32, incarnation: u64) -> Member {
+        Member {
+            node,
+            incarnation,
+            address: kernel(node).address,
+            admitted_epoch: 0,
+            unreachable_since: 0,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn member(node: u32, admitted_epoch: u64, unreachable_since: u64) -> Member {
-        let address = FabricAddress {
-            gid: u128::from(node).into(),
-            qpn: 1,
-            lid: 0,
-            link_layer: 2,
-            wire_version: 2,
-            mtu: 4096,
-        };
         Member {
-            node,
-            incarnation: 7,
-            address,
             admitted_epoch,
             unreachable_since,
+            ..example::member(node, 7)
         }
     }
 

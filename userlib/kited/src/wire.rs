@@ -260,7 +260,7 @@ async fn read_frame(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>
 mod tests {
     use super::*;
     use crate::host::HOST_NAME_MAX;
-    use crate::protocol::{PriorMembership, View};
+    use crate::protocol::{KernelInfo, PriorMembership, View};
     use kite::{FabricAddress, Member};
     use tokio::net::TcpListener;
 
@@ -290,9 +290,7 @@ mod tests {
             qpn: u32::MAX,
             lid: u16::MAX,
             link_layer: 255,
-            wire_version: 255,
-            // The largest MTU of RDMA.
-            mtu: 4096,
+            mtu: u32::MAX,
         };
         let member = |node| Member {
             node,
@@ -367,7 +365,10 @@ mod tests {
         };
         let hello = Message::Hello {
             incarnation: u64::MAX,
-            address: prior.view.members[0].address,
+            kernel: KernelInfo {
+                address: prior.view.members[0].address,
+                wire_version: u32::MAX,
+            },
             prior: Some(prior),
         };
         for message in [largest_view_message(), hosts, hello] {

@@ -16,8 +16,8 @@ use crate::machine::guarded::Guarded;
 use crate::machine::kernel::patience;
 use crate::node::ssh::{quote, Ssh};
 
-/// Maximum time of a signal or a probe, also on a node whose processors are busy and emulated.
-const ROUND_TRIP: Duration = Duration::from_secs(60);
+/// Timeout of a trivial command.
+const ROUND_TRIP: Duration = Duration::from_secs(10);
 
 /// Exit status and output of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]

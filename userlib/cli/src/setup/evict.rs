@@ -65,24 +65,7 @@ fn request(rnic: &str, member: &Member) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn member(node: u32, unreachable_since: u64) -> Member {
-        let address = kite::FabricAddress {
-            gid: u128::from(node).into(),
-            qpn: 1,
-            lid: 0,
-            link_layer: 2,
-            wire_version: 2,
-            mtu: 4096,
-        };
-        Member {
-            node,
-            incarnation: 1,
-            address,
-            admitted_epoch: 1,
-            unreachable_since,
-        }
-    }
+    use crate::nodes::example_member as member;
 
     #[test]
     fn seed_evicts_other_members_only() {

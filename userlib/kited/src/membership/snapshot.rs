@@ -7,6 +7,8 @@ use std::net::Ipv6Addr;
 use kite::Member;
 use serde::{Deserialize, Serialize};
 
+#[cfg(test)]
+use crate::protocol::example;
 use crate::protocol::{PriorMembership, Secret, SEED_NODE};
 
 /// State of a machine in a cluster, without timers and connections.
@@ -98,26 +100,12 @@ impl FollowerSnapshot {
 impl SeedSnapshot {
     /// Returns an arbitrary snapshot of this epoch.
     pub(crate) fn example(epoch: u64) -> Self {
-        let address = kite::FabricAddress {
-            gid: 1u128.into(),
-            qpn: 1,
-            lid: 0,
-            link_layer: 2,
-            wire_version: 2,
-            mtu: 4096,
-        };
         Self {
-            self_member: Member {
-                node: SEED_NODE,
-                incarnation: 3,
-                address,
-                admitted_epoch: 1,
-                unreachable_since: 0,
-            },
+            self_member: example::member(SEED_NODE, 3),
             secret: [7; 16],
             epoch,
             peers: Vec::new(),
-            node_numbers: HashMap::from([(address.gid, 2)]),
+            node_numbers: HashMap::from([(Ipv6Addr::from(2), 2)]),
             ended_incarnations: HashMap::new(),
             inherited_epoch: 0,
         }

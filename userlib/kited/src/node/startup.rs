@@ -7,6 +7,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::{Config, Role};
 use crate::kernel::{Kernel, KernelEvent};
 use crate::membership::{Follower, MembershipMachine, Seed, SeedSnapshot, Snapshot};
+use crate::protocol::KernelInfo;
 use crate::state_file::{StateFile, StateLocation};
 use crate::worker::Membership;
 
@@ -14,7 +15,7 @@ use crate::worker::Membership;
 pub(super) struct OpenedKernel<K> {
     pub(super) kernel: K,
     pub(super) events: UnboundedSender<KernelEvent>,
-    address: kite::FabricAddress,
+    info: KernelInfo,
     /// State of the previous process, whose session the kernel still has.
     prior: Option<(Snapshot, Membership)>,
     /// State of a seed, from an incarnation that has ended.
@@ -47,7 +48,7 @@ pub(super) fn open_kernel<K: Kernel>(
     events: UnboundedSender<KernelEvent>,
 ) -> Result<OpenedKernel<K>> {
     let prior = resume_session(&mut kernel, saved.as_ref(), events.clone())?;
-    let address = kernel.address()?;
+    let info = kernel.info()?;
     let state_file = location.map(|location| StateFile::new(location, &kernel.rnic_name()));
     let restored = match &prior {
         // The checkpoint has the same state, or a newer one.
@@ -57,7 +58,7 @@ pub(super) fn open_kernel<K: Kernel>(
     Ok(OpenedKernel {
         kernel,
         events,
-        address,
+        info,
         prior,
         restored,
         state_file,
@@ -109,23 +110,23 @@ pub(super) fn new_machine<K>(
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).context("cannot read random bytes")?;
     let incarnation = getrandom::u64().context("cannot read random bytes")?.max(1);
-    let (timing, address) = (config.timing, opened.address);
+    let (timing, kernel) = (config.timing, opened.info);
     let (snapshot, membership) = opened.prior.take().unzip();
     let machine: Box<dyn MembershipMachine> = match (&config.role, snapshot) {
         (_, Some(Snapshot::Seed(seed))) => {
-            Box::new(Seed::resume(timing, seed).with_expiry(config.forget_after))
+            Box::new(Seed::resume(timing, kernel, seed).with_expiry(config.forget_after))
         }
         (_, Some(Snapshot::Follower(follower))) => {
-            Box::new(Follower::resume(timing, address, follower))
+            Box::new(Follower::resume(timing, kernel, follower))
         }
-        (Role::Follower(_), None) => Box::new(Follower::new(timing, address, incarnation)),
+        (Role::Follower(_), None) => Box::new(Follower::new(timing, kernel, incarnation)),
         (Role::Seed(_), None) => {
             let seed = match opened.restored.take() {
                 Some(state) => {
                     tracing::info!(epoch = state.epoch(), "state of the cluster loaded");
-                    Seed::restore(timing, address, incarnation, state)
+                    Seed::restore(timing, kernel, incarnation, state)
                 }
-                None => Seed::new(timing, address, incarnation, secret),
+                None => Seed::new(timing, kernel, incarnation, secret),
             };
             Box::new(seed.with_expiry(config.forget_after))
         }

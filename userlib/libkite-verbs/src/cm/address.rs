@@ -222,7 +222,6 @@ mod tests {
                 qpn: 0,
                 lid: 0,
                 link_layer: 1,
-                wire_version: 2,
                 mtu: 4096,
             },
             admitted_epoch: 1,

@@ -16,7 +16,7 @@ fn migrate_in_loop(node: &Node, name: &str) -> Result<Process> {
     ];
     let moves = goals.map(|goal| format!("$move {goal} && echo moved"));
     let line = format!(
-        "move='/kite/target/release/kite migrate --timeout 200 {name}'; while {}; do :; done",
+        "move='/kite/target/release/kite migrate {name}'; while {}; do :; done",
         moves.join(" && ")
     );
     node.command(line).limit(LONG).spawn()

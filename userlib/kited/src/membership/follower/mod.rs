@@ -19,7 +19,7 @@ mod tests;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
-use kite::{FabricAddress, Member};
+use kite::Member;
 
 use seed_check::SeedCheck;
 
@@ -29,13 +29,13 @@ use super::{
     SUSPICION_GAP,
 };
 use crate::host::Host;
-use crate::protocol::{Instance, Message, PriorMembership, View, SEED_NODE};
+use crate::protocol::{Instance, KernelInfo, Message, PriorMembership, View, SEED_NODE};
 
 /// State machine of a member other than the seed.
 #[derive(Debug)]
 pub struct Follower {
     timing: Timing,
-    address: FabricAddress,
+    kernel: KernelInfo,
     incarnation: u64,
     connection: Option<Connection>,
     /// Set by the first welcome of this incarnation.
@@ -68,11 +68,11 @@ struct Connection {
 }
 
 impl Follower {
-    /// Creates a follower whose kernel has this address. `incarnation` is not 0.
-    pub fn new(timing: Timing, address: FabricAddress, incarnation: u64) -> Self {
+    /// Creates a follower with this kernel. `incarnation` is not 0.
+    pub fn new(timing: Timing, kernel: KernelInfo, incarnation: u64) -> Self {
         Self {
             timing,
-            address,
+            kernel,
             incarnation,
             connection: None,
             prior: None,
@@ -88,12 +88,12 @@ impl Follower {
         }
     }
 
-    /// Creates a follower from a snapshot. Its next incarnations have this address.
-    pub fn resume(timing: Timing, address: FabricAddress, snapshot: FollowerSnapshot) -> Self {
+    /// Creates a follower from a snapshot.
+    pub fn resume(timing: Timing, kernel: KernelInfo, snapshot: FollowerSnapshot) -> Self {
         Self {
             prior: Some(snapshot.prior),
             removed_incarnations: snapshot.removed_incarnations,
-            ..Self::new(timing, address, snapshot.incarnation)
+            ..Self::new(timing, kernel, snapshot.incarnation)
         }
     }
 
@@ -118,7 +118,7 @@ impl Follower {
         }
         let hello = Message::Hello {
             incarnation: self.incarnation,
-            address: self.address,
+            kernel: self.kernel,
             prior: self.prior.clone(),
         };
         actions.push(Action::Send(link, hello));

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::membership::ProbeResult;
+use crate::protocol::example;
 
 const TIMING: Timing = Timing {
     heartbeat_interval: Duration::from_millis(500),
@@ -12,20 +13,10 @@ const TIMING: Timing = Timing {
 };
 
 fn member(node: u32, admitted_epoch: u64, unreachable_since: u64) -> Member {
-    let address = FabricAddress {
-        gid: u128::from(node).into(),
-        qpn: 1,
-        lid: 0,
-        link_layer: 2,
-        wire_version: 2,
-        mtu: 4096,
-    };
     Member {
-        node,
-        incarnation: 8,
-        address,
         admitted_epoch,
         unreachable_since,
+        ..example::member(node, 8)
     }
 }
 
@@ -53,7 +44,7 @@ impl Test {
     fn joined() -> Self {
         let now = Instant::now();
         let mut test = Self {
-            follower: Follower::new(TIMING, member(2, 0, 0).address, 7),
+            follower: Follower::new(TIMING, example::kernel(2), 7),
             start: now,
             now,
             actions: Vec::new(),

@@ -16,7 +16,7 @@ use kite::{FabricAddress, Member, MEMBERS_MAX, NODE_ID_MAX};
 
 use super::{send_and_close, Peer, Seed};
 use crate::membership::{Action, LinkId};
-use crate::protocol::{Message, SEED_NODE};
+use crate::protocol::{KernelInfo, Message, SEED_NODE};
 
 /// Connection that belongs to no member yet.
 #[derive(Debug)]
@@ -74,15 +74,23 @@ impl Seed {
     ) {
         let Message::Hello {
             incarnation: incarnation @ 1..,
-            address,
+            kernel,
             prior,
         } = message
         else {
             return actions.push(Action::Close(link));
         };
+        if let Some(reason) = self.wire_mismatch(kernel) {
+            // A member sends its hello again several times per second.
+            if prior.is_none_or(|prior| self.rejected.insert(prior.node)) {
+                tracing::warn!(address = %kernel.address, "join rejected: {reason}");
+            }
+            return send_and_close(link, Message::Rejected(reason), actions);
+        }
         if let Some(prior) = prior {
             return self.on_return(now, link, incarnation, &prior, actions);
         }
+        let address = kernel.address;
         let joined = self
             .check_join(now, &address, actions)
             .and_then(|()| self.join_node(now, (incarnation, address), actions));
@@ -99,7 +107,7 @@ impl Seed {
                 tracing::info!(%address, "join deferred by {:?}", until - now);
                 let hello = Message::Hello {
                     incarnation,
-                    address,
+                    kernel,
                     prior: None,
                 };
                 let deferred = Some(Deferred {
@@ -124,9 +132,6 @@ impl Seed {
             let reason = "RNIC has the same GID as the RNIC of the seed";
             return Err(JoinObstacle::Rejected(reason.into()));
         }
-        if let Some(reason) = self.wire_mismatch(address) {
-            return Err(JoinObstacle::Rejected(reason));
-        }
         let former = self.node_numbers.get(&address.gid).copied();
         let quarantined = former.and_then(|node| self.quarantined_until(now, node));
         let survivors = self.survivors_until.filter(|&until| now < until);
@@ -140,9 +145,9 @@ impl Seed {
         former.map_or(Ok(()), |node| self.check_duplicate(now, node, actions))
     }
 
-    /// Returns the reason for which the kernel with this address cannot exchange messages with that of the seed.
-    pub(super) fn wire_mismatch(&self, address: &FabricAddress) -> Option<String> {
-        let (own, other) = (self.self_member.address.wire_version, address.wire_version);
+    /// Returns the reason for which a kernel cannot exchange messages with that of the seed.
+    fn wire_mismatch(&self, kernel: KernelInfo) -> Option<String> {
+        let (own, other) = (self.wire_version, kernel.wire_version);
         (own != other).then(|| {
             format!(
                 "module kite of the node has wire version {other}, that of the seed has {own}: install the same \

@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
 
-use kite::{FabricAddress, Member};
+use kite::Member;
 
 use admission::PendingConn;
 use quarantine::{Quarantine, Suspicions};
@@ -34,7 +34,7 @@ use reachability::{Lag, ProberCheck};
 
 use super::{Action, Identity, Input, LinkId, MembershipMachine, Snapshot, Timing};
 use crate::host::Host;
-use crate::protocol::{next_seed_epoch, Hosts, Message, Secret, View, SEED_NODE};
+use crate::protocol::{next_seed_epoch, Hosts, KernelInfo, Message, Secret, View, SEED_NODE};
 
 /// Time for which a seed without saved state waits for members of a former seed, before a new node may join.
 const SURVIVOR_WAIT: Duration = Duration::from_secs(2);
@@ -47,6 +47,8 @@ pub struct Seed {
     forget_after: Option<Duration>,
     origin: Origin,
     self_member: Member,
+    /// Version of the messages of the seed's kernel.
+    wire_version: u32,
     secret: Secret,
     epoch: u64,
     applied_epoch: u64,
@@ -128,8 +130,8 @@ impl Peer {
 }
 
 impl Seed {
-    /// Creates a seed whose kernel has this address. `incarnation` is not 0.
-    pub fn new(timing: Timing, address: FabricAddress, incarnation: u64, secret: Secret) -> Self {
+    /// Creates a seed with this kernel. `incarnation` is not 0.
+    pub fn new(timing: Timing, kernel: KernelInfo, incarnation: u64, secret: Secret) -> Self {
         Self {
             timing,
             forget_after: None,
@@ -137,10 +139,11 @@ impl Seed {
             self_member: Member {
                 node: SEED_NODE,
                 incarnation,
-                address,
+                address: kernel.address,
                 admitted_epoch: 0,
                 unreachable_since: 0,
             },
+            wire_version: kernel.wire_version,
             secret,
             epoch: 0,
             applied_epoch: 0,

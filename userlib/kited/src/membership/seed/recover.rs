@@ -80,12 +80,6 @@ impl Seed {
                           continue the former cluster, or leave the former cluster on this node: kite leave";
             return Err(Message::Rejected(reason.into()));
         }
-        if let Some(reason) = self.wire_mismatch(&own.address) {
-            if self.rejected.insert(node) {
-                tracing::error!(node, "node rejected: {reason}");
-            }
-            return Err(Message::Rejected(reason));
-        }
         let current = self.peers.get(&node).map(|peer| peer.member.incarnation);
         if current == Some(own.incarnation) {
             return Ok(());

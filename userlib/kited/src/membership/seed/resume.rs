@@ -7,18 +7,16 @@
 
 use std::time::Instant;
 
-use kite::FabricAddress;
-
 use super::{Origin, Peer, Seed};
 use crate::membership::snapshot::SeedSnapshot;
 use crate::membership::Timing;
-use crate::protocol::last_derived_epoch;
+use crate::protocol::{last_derived_epoch, KernelInfo};
 
 impl Seed {
     /// Creates a seed that continues the incarnation of a snapshot.
-    pub fn resume(timing: Timing, snapshot: SeedSnapshot) -> Self {
+    pub fn resume(timing: Timing, kernel: KernelInfo, snapshot: SeedSnapshot) -> Self {
         let own = snapshot.self_member;
-        let mut seed = Self::restore(timing, own.address, own.incarnation, snapshot);
+        let mut seed = Self::restore(timing, kernel, own.incarnation, snapshot);
         seed.origin = Origin::Resumed;
         seed.self_member = own;
         seed
@@ -27,7 +25,7 @@ impl Seed {
     /// Creates a seed that continues the cluster of a snapshot with another incarnation of its node.
     pub fn restore(
         timing: Timing,
-        address: FabricAddress,
+        kernel: KernelInfo,
         incarnation: u64,
         snapshot: SeedSnapshot,
     ) -> Self {
@@ -43,7 +41,7 @@ impl Seed {
             node_numbers: snapshot.node_numbers,
             ended_incarnations: snapshot.ended_incarnations,
             inherited_epoch: inherited,
-            ..Self::new(timing, address, incarnation, snapshot.secret)
+            ..Self::new(timing, kernel, incarnation, snapshot.secret)
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use kite::MEMBERS_MAX;
 
 use super::*;
+use crate::protocol::example::{kernel, member};
 use crate::protocol::{Instance, PriorMembership};
 
 const TIMING: Timing = Timing {
@@ -13,24 +14,6 @@ const TIMING: Timing = Timing {
     dead_after: Duration::from_millis(3000),
 };
 const SECRET: Secret = [1; 16];
-
-fn member(node: u32, incarnation: u64) -> Member {
-    let address = FabricAddress {
-        gid: Ipv6Addr::from(u128::from(node)),
-        qpn: 1,
-        lid: 0,
-        link_layer: 2,
-        wire_version: 2,
-        mtu: 4096,
-    };
-    Member {
-        node,
-        incarnation,
-        address,
-        admitted_epoch: 0,
-        unreachable_since: 0,
-    }
-}
 
 /// Seed with a clock, and connected members.
 struct Test {
@@ -66,9 +49,23 @@ impl Test {
     }
 
     fn hello(&mut self, link: LinkId, member: Member, prior: Option<PriorMembership>) {
-        let hello = Message::Hello {
-            incarnation: member.incarnation,
+        let kernel = KernelInfo {
             address: member.address,
+            ..kernel(member.node)
+        };
+        self.hello_of(link, kernel, member.incarnation, prior);
+    }
+
+    fn hello_of(
+        &mut self,
+        link: LinkId,
+        kernel: KernelInfo,
+        incarnation: u64,
+        prior: Option<PriorMembership>,
+    ) {
+        let hello = Message::Hello {
+            incarnation,
+            kernel,
             prior,
         };
         let host = Host {
@@ -106,7 +103,7 @@ impl Test {
 }
 
 fn new_seed() -> Seed {
-    Seed::new(TIMING, member(SEED_NODE, 1).address, 1, SECRET)
+    Seed::new(TIMING, kernel(SEED_NODE), 1, SECRET)
 }
 
 /// Returns a cluster at 3 s after its start: nodes 2 … `count`, with links of the same numbers.
@@ -198,14 +195,22 @@ fn node_joins_a_seed_without_state_after_the_wait_for_survivors() {
 #[test]
 fn node_with_another_wire_version_is_rejected_and_changes_no_view() {
     let mut test = cluster(2);
-    let before = test.seed.view();
-    let mut newcomer = member(3, 1);
-    newcomer.address.wire_version += 1;
-    test.hello(9, newcomer, None);
-    let is_named =
-        |m: &Message| matches!(m, Message::Rejected(reason) if reason.contains("wire version 3"));
-    assert!(test.has_sent(9, is_named));
-    assert_eq!(test.seed.view(), before);
+    let view = test.seed.view();
+    let prior = PriorMembership {
+        node: 2,
+        secret: SECRET,
+        seed_incarnation: 1,
+        view: view.clone(),
+    };
+    for (node, prior) in [(3, None), (2, Some(prior))] {
+        let mut kernel = kernel(node);
+        kernel.wire_version += 1;
+        test.hello_of(9, kernel, 1, prior);
+        let reason = format!("wire version {}", kernel.wire_version);
+        let is_named = |m: &Message| matches!(m, Message::Rejected(r) if r.contains(&reason));
+        assert!(test.has_sent(9, is_named), "node {node}");
+        assert_eq!(test.seed.view(), view);
+    }
 }
 
 #[test]
@@ -419,8 +424,8 @@ fn kernel_that_applies_no_view_is_unreachable_until_it_does() {
 #[test]
 fn restored_seed_continues_secret_epochs_and_numbers() {
     let state = cluster(3).seed.to_snapshot();
-    let (epoch, address) = (state.epoch, member(SEED_NODE, 1).address);
-    let mut test = Test::new(Seed::restore(TIMING, address, 8, state.clone()));
+    let epoch = state.epoch;
+    let mut test = Test::new(Seed::restore(TIMING, kernel(SEED_NODE), 8, state.clone()));
     assert_eq!(test.seed.secret, SECRET);
     assert!(test.seed.epoch > epoch);
     test.hello(9, member(9, 1), None);

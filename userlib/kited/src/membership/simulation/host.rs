@@ -2,16 +2,13 @@
 //! Model of a host: its kernel, its daemon, and what outlives the daemon.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
-
-use kite::FabricAddress;
 
 use super::kernel::SimKernel;
 use crate::membership::{
     Follower, Input, MachineClock, MembershipMachine, Outbox, Seed, SeedSnapshot, Snapshot, Timing,
 };
-use crate::protocol::{Instance, View};
+use crate::protocol::{example, Instance, View};
 
 pub(super) const TIMING: Timing = Timing {
     heartbeat_interval: Duration::from_millis(1000),
@@ -69,17 +66,17 @@ impl SimHost {
 
     /// Creates the machine of the next process, as the daemon does. `unique` is used for incarnation and secret.
     pub(super) fn new_machine(&self, host: usize, unique: u64) -> Box<dyn MembershipMachine> {
-        let address = address(host);
+        let kernel = example::kernel(host as u32 + 1);
         let incarnation = unique << 32;
         let secret = [unique.to_be_bytes()[7]; 16];
         match (host, self.resumable_snapshot()) {
-            (_, Some(Snapshot::Seed(seed))) => Box::new(Seed::resume(TIMING, seed)),
-            (_, Some(Snapshot::Follower(f))) => Box::new(Follower::resume(TIMING, address, f)),
+            (_, Some(Snapshot::Seed(seed))) => Box::new(Seed::resume(TIMING, kernel, seed)),
+            (_, Some(Snapshot::Follower(f))) => Box::new(Follower::resume(TIMING, kernel, f)),
             (0, None) => match self.state.clone() {
-                Some(state) => Box::new(Seed::restore(TIMING, address, incarnation, state)),
-                None => Box::new(Seed::new(TIMING, address, incarnation, secret)),
+                Some(state) => Box::new(Seed::restore(TIMING, kernel, incarnation, state)),
+                None => Box::new(Seed::new(TIMING, kernel, incarnation, secret)),
             },
-            (_, None) => Box::new(Follower::new(TIMING, address, incarnation)),
+            (_, None) => Box::new(Follower::new(TIMING, kernel, incarnation)),
         }
     }
 
@@ -105,16 +102,5 @@ impl SimHost {
         }
         self.checkpoint = snapshot;
         true
-    }
-}
-
-pub(super) fn address(host: usize) -> FabricAddress {
-    FabricAddress {
-        gid: Ipv6Addr::from(host as u128 + 1),
-        qpn: 1,
-        lid: 0,
-        link_layer: 2,
-        wire_version: 2,
-        mtu: 4096,
     }
 }

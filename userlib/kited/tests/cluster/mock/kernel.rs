@@ -12,7 +12,7 @@ use kite::FabricAddress;
 use kited::checkpoint::Checkpoint;
 use kited::kernel::{self, ResumedSession};
 use kited::membership::{Identity, ProbeResult};
-use kited::protocol::{Hosts, Instance, View};
+use kited::protocol::{Hosts, Instance, KernelInfo, View};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// Kernel that records the requests of the daemon, and checks them.
@@ -170,14 +170,17 @@ impl MockKernel {
 }
 
 impl kernel::Kernel for MockKernel {
-    fn address(&self) -> Result<FabricAddress> {
-        Ok(FabricAddress {
+    fn info(&self) -> Result<KernelInfo> {
+        let address = FabricAddress {
             gid: [self.gid; 16].into(),
             qpn: 1,
             lid: 0,
             link_layer: 2,
-            wire_version: 2,
             mtu: 4096,
+        };
+        Ok(KernelInfo {
+            address,
+            wire_version: 1,
         })
     }
 
