@@ -92,8 +92,10 @@ fn template(plan: &Plan, dir: &Path) -> Plan {
 fn key(plan: &Plan) -> Result<String> {
     let mut hasher = DefaultHasher::new();
     (SOURCES, plan.kernel.release()?).hash(&mut hasher);
-    for path in ROOT_STATE {
-        let metadata = fs::metadata(path).context(|| format!("reading {path}"))?;
+    // The debug kernel is no package, and may be built again.
+    let files = ROOT_STATE.map(PathBuf::from).into_iter();
+    for path in files.chain([plan.kernel.image()?]) {
+        let metadata = fs::metadata(&path).context(|| format!("reading {}", path.display()))?;
         metadata.modified().ok().hash(&mut hasher);
     }
     Ok(format!("{:016x}", hasher.finish()))

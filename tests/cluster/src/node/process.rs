@@ -171,7 +171,7 @@ impl Process {
         // A new command may not have written its session yet.
         let line = format!(
             "for try in 1 2 3 4 5 6 7 8 9; do [ -s {session} ] && break; sleep 0.1; done; \
-             pkill -{name} --session \"$(cat {session})\" || [ $? = 1 ]"
+             read -r leader <{session} && kill -s {name} -- -$leader || ! kill -s 0 -- -$leader"
         );
         let mut client = self.ssh.program("ssh");
         client.args([self.ssh.node(), &line]);

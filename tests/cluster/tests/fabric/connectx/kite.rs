@@ -57,8 +57,7 @@ fn put_and_get(pair: &Cluster) -> Result<()> {
 /// memory that they are for must not be freed before they arrive.
 #[test]
 fn memory_is_freed_only_after_packets_of_a_failed_qp_arrived() -> Result<()> {
-    // Longer than all commands before the packets arrive, also on a busy host.
-    const LATE: Duration = Duration::from_secs(45);
+    const LATE: Duration = Duration::from_secs(30);
     let trio = Cluster::builder().name("late").nodes(3).cpus(1);
     let trio = trio.fabric(Fabric::Connectx).boot()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
