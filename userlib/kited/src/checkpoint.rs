@@ -26,7 +26,7 @@ use crate::membership::Snapshot;
 const STORE_NAME: &str = "checkpoint";
 
 /// Version of the format: a [`Snapshot`] as postcard encodes it. The state file has the same version.
-pub(crate) const FORMAT_VERSION: u32 = 2;
+pub(crate) const FORMAT_VERSION: u32 = 3;
 
 /// Size of a slot in bytes. A snapshot with all node numbers has up to 2 MiB.
 const SLOT_BYTES: u64 = 4 << 20;

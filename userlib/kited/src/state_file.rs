@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{bail, Context, Result};
 
 use crate::checkpoint::{decode_slot, encode_slot, FORMAT_VERSION};
-use crate::membership::SeedSnapshot;
+use crate::membership::ClusterState;
 
 /// Location of the state file of a seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl StateFile {
     ///
     /// # Errors
     /// If the file cannot be read, is damaged, or has another version of the format.
-    pub fn load(&self) -> Result<Option<SeedSnapshot>> {
+    pub fn load(&self) -> Result<Option<ClusterState>> {
         let shown = self.path.display();
         let bytes = match fs::read(&self.path) {
             Ok(bytes) => bytes,
@@ -77,7 +77,7 @@ impl StateFile {
     ///
     /// # Errors
     /// If the file cannot be written. The old state remains, or the new one.
-    pub fn save(&self, state: &SeedSnapshot) -> Result<()> {
+    pub fn save(&self, state: &ClusterState) -> Result<()> {
         let bytes = encode_slot(0, &postcard::to_stdvec(state)?);
         let written = self.replace(&bytes);
         written.with_context(|| format!("cannot write state file {}", self.path.display()))
@@ -102,7 +102,7 @@ impl StateFile {
     }
 }
 
-fn decode(bytes: &[u8]) -> Result<SeedSnapshot> {
+fn decode(bytes: &[u8]) -> Result<ClusterState> {
     let slot = decode_slot(bytes).context("file is damaged")?;
     let version = slot.version;
     if version != FORMAT_VERSION {
@@ -129,8 +129,8 @@ mod tests {
         let file = StateFile::new(StateLocation::Directory(directory.clone()), "rxe0");
         assert_eq!(file.load().unwrap(), None);
         for epoch in [5, 9] {
-            file.save(&SeedSnapshot::example(epoch)).unwrap();
-            assert_eq!(file.load().unwrap(), Some(SeedSnapshot::example(epoch)));
+            file.save(&ClusterState::example(epoch)).unwrap();
+            assert_eq!(file.load().unwrap(), Some(ClusterState::example(epoch)));
         }
         let path = directory.join("kited-rxe0.state");
         assert_eq!(
@@ -145,7 +145,7 @@ mod tests {
         let directory = directory("damaged");
         let path = directory.join("state");
         let file = StateFile::new(StateLocation::File(path.clone()), "rxe0");
-        file.save(&SeedSnapshot::example(5)).unwrap();
+        file.save(&ClusterState::example(5)).unwrap();
         let intact = fs::read(&path).unwrap();
         let mut changed = intact.clone();
         changed[60] ^= 1;
@@ -170,12 +170,12 @@ mod tests {
         let directory = directory("full");
         let path = directory.join("state");
         let file = StateFile::new(StateLocation::File(path.clone()), "rxe0");
-        file.save(&SeedSnapshot::example(5)).unwrap();
+        file.save(&ClusterState::example(5)).unwrap();
         // Writing to this device fails with ENOSPC.
         std::os::unix::fs::symlink("/dev/full", directory.join("state.new")).unwrap();
-        let error = file.save(&SeedSnapshot::example(9)).unwrap_err();
+        let error = file.save(&ClusterState::example(9)).unwrap_err();
         assert!(format!("{error:#}").contains("No space"), "{error:#}");
-        assert_eq!(file.load().unwrap(), Some(SeedSnapshot::example(5)));
+        assert_eq!(file.load().unwrap(), Some(ClusterState::example(5)));
         fs::remove_dir_all(directory).unwrap();
     }
 }

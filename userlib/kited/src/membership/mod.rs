@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Membership of a cluster: pure state machines, one for the [`Seed`] and one for each other member, a [`Follower`].
+//! Membership of a cluster: pure state machines, one [`Coordinator`], and a [`Follower`] for each other member.
 //!
 //! A machine does no I/O and reads no clock. It receives events with their time ([`Input`]) and returns effects
 //! ([`Action`]), so that tests can expose a whole cluster to any sequence of faults.
@@ -7,13 +7,16 @@
 //! # Operation
 //!
 //! An incarnation ends only when its node leaves, a later incarnation of the node joins, an operator evicts the node, or
-//! the node is unreachable for longer than the operator permits. A member that does not
-//! respond is *unreachable*: the kernels fence the member, and it remains in the view. Evidence is from both networks: a
-//! member that is silent on TCP becomes unreachable only if its kernel does not reply to requests over RDMA either.
+//! the node is unreachable for longer than the operator permits. A member that does not respond is *unreachable*: the
+//! kernels fence the member, and it remains in the view. Evidence is from both networks: a member that is silent on TCP
+//! becomes unreachable only if its kernel does not reply to requests over RDMA either.
+//!
+//! The coordinator is the seed of the cluster, or a daemon that a store has elected. The state of the latter is in the
+//! store.
 //!
 //! # Limits
 //!
-//! The seed is a single coordinator: no other node changes the membership. While the seed is unreachable, no node
+//! A seed is a single coordinator: no other node changes the membership. While the seed is unreachable, no node
 //! joins, and no other member becomes unreachable or is admitted again. The survivors of the seed continue with each
 //! other. Each survivor derives the view without the seed from the last view that it received. If the seed failed while
 //! it sent that view, two views with different epochs exist until the seed returns. A cluster that cannot accept these
@@ -21,9 +24,9 @@
 
 mod check;
 mod clock;
+mod coordinator;
 mod follower;
 mod outbox;
-mod seed;
 #[cfg(test)]
 mod simulation;
 mod snapshot;
@@ -34,10 +37,10 @@ use crate::host::Host;
 use crate::protocol::{Hosts, Instance, Message, Secret, View};
 
 pub use clock::MachineClock;
+pub use coordinator::Coordinator;
 pub use follower::Follower;
 pub use outbox::Outbox;
-pub use seed::Seed;
-pub use snapshot::{FollowerSnapshot, SeedSnapshot, Snapshot};
+pub use snapshot::{ClusterState, FollowerSnapshot, Snapshot};
 
 /// Maximum gap between two reports of the same suspicion. A kernel repeats its report every 1 to 2 s while the node
 /// does not respond. A report after a longer gap belongs to a new suspicion.

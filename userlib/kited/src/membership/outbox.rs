@@ -34,7 +34,7 @@ impl Outbox {
         is_tick: bool,
         save: impl FnOnce() -> bool,
     ) -> Vec<Action> {
-        let has_change = actions.iter().any(is_change);
+        let has_change = actions.iter().any(relies_on_state);
         if !has_change && !self.is_holding() {
             return actions;
         }
@@ -56,26 +56,16 @@ impl Outbox {
     }
 }
 
-/// Returns `true` if the action is the effect of a change of the state.
-fn is_change(action: &Action) -> bool {
+/// Returns `true` if the state must be saved before the action is performed.
+pub(crate) fn relies_on_state(action: &Action) -> bool {
+    use Message::{Evicted, Goodbye, View, Welcome};
     matches!(
         action,
         Action::Join(_)
             | Action::Leave
             | Action::ApplyView(_)
-            | Action::Send(_, Message::Goodbye | Message::Evicted)
+            | Action::Send(_, Welcome { .. } | View(_) | Goodbye | Evicted)
     )
-}
-
-/// Returns `true` if the state must be saved before the action is performed.
-fn relies_on_state(action: &Action) -> bool {
-    let is_view = |action: &Action| {
-        matches!(
-            action,
-            Action::Send(_, Message::Welcome { .. } | Message::View(_))
-        )
-    };
-    is_change(action) || is_view(action)
 }
 
 fn replaces(action: &Action, earlier: &Action) -> bool {

@@ -14,16 +14,19 @@ use crate::protocol::{PriorMembership, Secret, SEED_NODE};
 /// State of a machine in a cluster, without timers and connections.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Snapshot {
-    /// State of a [`Seed`](super::Seed).
-    Seed(SeedSnapshot),
+    /// State of a seed.
+    Seed(ClusterState),
     /// State of a [`Follower`](super::Follower).
     Follower(FollowerSnapshot),
 }
 
-/// State of a seed.
+/// State of a [`Coordinator`](super::Coordinator).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SeedSnapshot {
-    pub(super) self_member: Member,
+pub struct ClusterState {
+    /// Member of the coordinator's host: of a seed. The coordinator of a store has none.
+    pub(super) own: Option<Member>,
+    /// Version of the messages between the kernels.
+    pub(super) wire_version: u32,
     pub(super) secret: Secret,
     pub(super) epoch: u64,
     /// Other members.
@@ -41,7 +44,7 @@ pub struct FollowerSnapshot {
     pub(super) removed_incarnations: HashMap<u32, u64>,
 }
 
-impl SeedSnapshot {
+impl ClusterState {
     /// Returns the epoch of the newest view.
     pub fn epoch(&self) -> u64 {
         self.epoch
@@ -60,7 +63,7 @@ impl Snapshot {
     /// Returns the incarnation of the node.
     pub fn incarnation(&self) -> u64 {
         match self {
-            Self::Seed(seed) => seed.self_member.incarnation,
+            Self::Seed(seed) => seed.own.map_or(0, |own| own.incarnation),
             Self::Follower(follower) => follower.incarnation,
         }
     }
@@ -97,11 +100,12 @@ impl FollowerSnapshot {
 }
 
 #[cfg(test)]
-impl SeedSnapshot {
+impl ClusterState {
     /// Returns an arbitrary snapshot of this epoch.
     pub(crate) fn example(epoch: u64) -> Self {
         Self {
-            self_member: example::member(SEED_NODE, 3),
+            own: Some(example::member(SEED_NODE, 3)),
+            wire_version: 2,
             secret: [7; 16],
             epoch,
             peers: Vec::new(),

@@ -6,7 +6,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::{Config, Role};
 use crate::kernel::{Kernel, KernelEvent};
-use crate::membership::{Follower, MembershipMachine, Seed, SeedSnapshot, Snapshot};
+use crate::membership::{ClusterState, Coordinator, Follower, MembershipMachine, Snapshot};
 use crate::protocol::KernelInfo;
 use crate::state_file::{StateFile, StateLocation};
 use crate::worker::Membership;
@@ -19,7 +19,7 @@ pub(super) struct OpenedKernel<K> {
     /// State of the previous process, whose session the kernel still has.
     prior: Option<(Snapshot, Membership)>,
     /// State of a seed, from an incarnation that has ended.
-    restored: Option<SeedSnapshot>,
+    restored: Option<ClusterState>,
     /// File for the state of a seed.
     pub(super) state_file: Option<StateFile>,
 }
@@ -89,7 +89,7 @@ fn resume_session(
 fn load_state(
     saved: Option<Snapshot>,
     state_file: Option<&StateFile>,
-) -> Result<Option<SeedSnapshot>> {
+) -> Result<Option<ClusterState>> {
     let from_file = match state_file {
         Some(file) => file.load()?,
         None => None,
@@ -99,7 +99,7 @@ fn load_state(
         Snapshot::Follower(_) => None,
     });
     let states = from_file.into_iter().chain(from_checkpoint);
-    Ok(states.max_by_key(SeedSnapshot::epoch))
+    Ok(states.max_by_key(ClusterState::epoch))
 }
 
 /// Creates the state machine. Returns with it the membership of the kernel, if it continues.
@@ -114,7 +114,7 @@ pub(super) fn new_machine<K>(
     let (snapshot, membership) = opened.prior.take().unzip();
     let machine: Box<dyn MembershipMachine> = match (&config.role, snapshot) {
         (_, Some(Snapshot::Seed(seed))) => {
-            Box::new(Seed::resume(timing, kernel, seed).with_expiry(config.forget_after))
+            Box::new(Coordinator::resume(timing, kernel, seed).with_expiry(config.forget_after))
         }
         (_, Some(Snapshot::Follower(follower))) => {
             Box::new(Follower::resume(timing, kernel, follower))
@@ -124,9 +124,9 @@ pub(super) fn new_machine<K>(
             let seed = match opened.restored.take() {
                 Some(state) => {
                     tracing::info!(epoch = state.epoch(), "state of the cluster loaded");
-                    Seed::restore(timing, kernel, incarnation, state)
+                    Coordinator::restore(timing, kernel, incarnation, state)
                 }
-                None => Seed::new(timing, kernel, incarnation, secret),
+                None => Coordinator::new(timing, kernel, incarnation, secret),
             };
             Box::new(seed.with_expiry(config.forget_after))
         }

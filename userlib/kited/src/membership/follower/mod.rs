@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! State machine of a follower: joins the seed, applies its views, and continues without it.
+//! State machine of a follower: joins the cluster of a coordinator, applies its views, and continues without it.
 //!
 //! # Operation
 //!
@@ -9,8 +9,8 @@
 //! # Recovery
 //!
 //! A follower that loses the seed on TCP keeps its view while the seed's kernel replies over RDMA ([`seed_check`]). A
-//! view that would connect a fenced pair without a later admission is refused: the follower connects again. Only
-//! [`Message::Evicted`] ends the incarnation.
+//! follower that loses the coordinator of a store keeps its view. A view that would connect a fenced pair without a later
+//! admission is refused: the follower connects again. Only [`Message::Evicted`] ends the incarnation.
 
 mod seed_check;
 #[cfg(test)]
@@ -37,6 +37,8 @@ pub struct Follower {
     timing: Timing,
     kernel: KernelInfo,
     incarnation: u64,
+    /// Number of the seed. `None` if the coordinator is that of a store.
+    seed: Option<u32>,
     connection: Option<Connection>,
     /// Set by the first welcome of this incarnation.
     prior: Option<PriorMembership>,
@@ -61,19 +63,20 @@ pub struct Follower {
 #[derive(Debug)]
 struct Connection {
     link: LinkId,
-    seed: Host,
+    coordinator: Host,
     is_welcomed: bool,
     /// Time at which the connection is closed, unless a message arrives before.
     deadline: Instant,
 }
 
 impl Follower {
-    /// Creates a follower with this kernel. `incarnation` is not 0.
+    /// Creates a follower of a seed with this kernel. `incarnation` is not 0.
     pub fn new(timing: Timing, kernel: KernelInfo, incarnation: u64) -> Self {
         Self {
             timing,
             kernel,
             incarnation,
+            seed: Some(SEED_NODE),
             connection: None,
             prior: None,
             removed_incarnations: HashMap::new(),
@@ -97,6 +100,13 @@ impl Follower {
         }
     }
 
+    /// Makes this a follower of a store.
+    #[must_use]
+    pub fn of_store(mut self) -> Self {
+        self.seed = None;
+        self
+    }
+
     /// Starts with the view of the previous process, which the kernel may not have applied yet.
     fn on_start(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.schedule_check(now);
@@ -104,11 +114,16 @@ impl Follower {
         actions.extend(view.map(Action::ApplyView));
     }
 
-    fn on_opened(&mut self, now: Instant, (link, seed): (LinkId, Host), actions: &mut Vec<Action>) {
+    fn on_opened(
+        &mut self,
+        now: Instant,
+        (link, coordinator): (LinkId, Host),
+        actions: &mut Vec<Action>,
+    ) {
         self.close_connection(actions);
         self.connection = Some(Connection {
             link,
-            seed,
+            coordinator,
             is_welcomed: false,
             deadline: now + self.timing.dead_after,
         });
@@ -162,13 +177,13 @@ impl Follower {
             Message::Rejected(reason) if self.prior.is_none() => actions.push(Action::Fail(reason)),
             Message::Rejected(reason) => {
                 if self.last_rejection != reason {
-                    tracing::error!("seed rejects this node: {reason} (retrying)");
+                    tracing::error!("coordinator rejects this node: {reason} (retrying)");
                 }
                 self.last_rejection = reason;
                 self.close_connection(actions);
             }
             Message::Evicted => {
-                tracing::error!("incarnation has ended: the log of the seed has the reason");
+                tracing::error!("incarnation has ended: the log of the coordinator has the reason");
                 self.start_new_incarnation(actions);
             }
             _ => self.close_connection(actions),
@@ -180,8 +195,8 @@ impl Follower {
         match message {
             Message::View(view) => self.adopt_view(now, view, actions),
             Message::Hosts(mut hosts) => {
-                let seed = self.connection.as_ref().map(|c| c.seed.clone());
-                hosts.extend(seed.map(|seed| (SEED_NODE, seed)));
+                let seed = self.connection.as_ref().map(|c| c.coordinator.clone());
+                hosts.extend(self.seed.zip(seed));
                 actions.push(Action::PublishHosts(hosts));
             }
             Message::Heartbeat { probe: true, .. } => self.send_heartbeat(false, actions),
@@ -192,7 +207,7 @@ impl Follower {
                 }
             }
             Message::Evicted => {
-                tracing::error!("incarnation has ended: the log of the seed has the reason");
+                tracing::error!("incarnation has ended: the log of the coordinator has the reason");
                 self.start_new_incarnation(actions);
             }
             Message::Goodbye => self.on_seed_left(now, actions),
@@ -243,9 +258,10 @@ impl Follower {
         if !self.can_adopt(node, &view) {
             return self.refuse_view(view.epoch, actions);
         }
-        let seed = view.find_member(SEED_NODE).map_or(0, |s| s.incarnation);
+        let seed = self.seed.and_then(|seed| view.find_member(seed));
+        let seed_incarnation = seed.map_or(0, |seed| seed.incarnation);
         if let Some(prior) = &mut self.prior {
-            prior.seed_incarnation = seed;
+            prior.seed_incarnation = seed_incarnation;
             if view.epoch > prior.view.epoch {
                 self.apply_view(now, view, actions);
             }
@@ -261,8 +277,10 @@ impl Follower {
         };
         let is_removed =
             |m: &Member| self.removed_incarnations.get(&m.node) == Some(&m.incarnation);
-        let has_seed = view.find_member(SEED_NODE).is_some();
-        if !view.is_valid() || !has_seed || view.members.iter().any(is_removed) {
+        let lacks_seed = self
+            .seed
+            .is_some_and(|seed| view.find_member(seed).is_none());
+        if !view.is_valid() || lacks_seed || view.members.iter().any(is_removed) {
             return false;
         }
         let Some(prior) = self.prior.as_ref().map(|prior| &prior.view) else {
@@ -272,7 +290,7 @@ impl Follower {
     }
 
     fn refuse_view(&mut self, epoch: u64, actions: &mut Vec<Action>) {
-        tracing::error!(epoch, "view of the seed refused (connecting again)");
+        tracing::error!(epoch, "view of the coordinator refused (connecting again)");
         self.close_connection(actions);
     }
 
@@ -308,7 +326,7 @@ impl Follower {
         let Some(link) = self.welcomed_link() else {
             return;
         };
-        if node == SEED_NODE
+        if self.seed == Some(node)
             && self
                 .seed_suspected_at
                 .replace(now)

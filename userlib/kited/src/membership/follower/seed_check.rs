@@ -27,11 +27,11 @@ impl Follower {
     /// Schedules the check of the seed's kernel, and ends the current one: the seed has sent a message.
     pub(super) fn schedule_check(&mut self, now: Instant) {
         self.check = None;
-        self.check_at = self
-            .prior
-            .as_ref()
-            .and_then(|prior| prior.view.find_reachable(SEED_NODE))
-            .map(|_| now + self.timing.dead_after);
+        let view = self.prior.as_ref().map(|prior| &prior.view);
+        let seed = view
+            .zip(self.seed)
+            .and_then(|(view, seed)| view.find_reachable(seed));
+        self.check_at = seed.map(|_| now + self.timing.dead_after);
     }
 
     pub(super) fn start_check(&mut self, now: Instant, actions: &mut Vec<Action>) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Simulated cluster: all hosts in one thread, and the networks between them. Host 0 is the seed.
+//! Simulated cluster: all hosts in one thread, and the networks between them. Host 0 is the seed, or the coordinator of a
+//! store. The latter has no kernel, and its state outlives it.
 //!
 //! # Invariants
 //!
@@ -29,6 +30,8 @@ pub(super) struct SimCluster {
     pub(super) now: Instant,
     ticks: u32,
     pub(super) hosts: Vec<SimHost>,
+    /// `true` if host 0 is the coordinator of a store.
+    has_store: bool,
     pub(super) network: Network,
     last_unique: u64,
     /// `true` if kernels report peers that do not respond.
@@ -45,6 +48,7 @@ impl SimCluster {
             now: Instant::now(),
             ticks: 0,
             hosts: (0..count).map(|_| SimHost::default()).collect(),
+            has_store: false,
             network: Network::default(),
             last_unique: 0,
             has_reports: true,
@@ -53,13 +57,36 @@ impl SimCluster {
         }
     }
 
+    /// Creates a cluster with a store.
+    pub(super) fn with_store(members: usize) -> Self {
+        Self {
+            has_store: true,
+            ..Self::new(members + 1)
+        }
+    }
+
+    /// Returns `true` if the host is the coordinator of a store.
+    pub(super) fn is_store(&self, host: usize) -> bool {
+        self.has_store && host == 0
+    }
+
+    /// Returns the index of the first host with a kernel.
+    pub(super) fn first_member(&self) -> usize {
+        usize::from(self.has_store)
+    }
+
     /// Starts the daemon of a host, unless it runs.
     pub(super) fn start(&mut self, host: usize) {
         if self.hosts[host].process.is_some() {
             return;
         }
         self.last_unique += 1;
-        let machine = self.hosts[host].new_machine(host, self.last_unique);
+        let (entry, unique) = (&self.hosts[host], self.last_unique);
+        let machine = match (self.has_store, host) {
+            (true, 0) => entry.new_coordinator(unique),
+            (true, _) => entry.new_store_follower(host, unique),
+            (false, _) => entry.new_machine(host, unique),
+        };
         if self.hosts[host].resumable_snapshot().is_none() {
             // The service manager closes a session without a checkpoint.
             self.hosts[host].kernel = None;
@@ -119,7 +146,12 @@ impl SimCluster {
         process.machine.step(now, input, &mut actions);
         let save = || entry.save(process.machine.snapshot());
         let ready = process.outbox.submit(actions, is_tick, save);
+        let has_failed = process.outbox.is_holding();
         entry.process = Some(process);
+        if has_failed && self.is_store(host) {
+            // A coordinator whose transaction fails is no longer the coordinator.
+            return self.kill(host);
+        }
         for action in ready {
             let Some(process) = &mut self.hosts[host].process else {
                 return;
@@ -366,12 +398,13 @@ impl SimCluster {
 
     /// Returns `true` if all kernels have the same view, in which each host is reachable in its current incarnation.
     pub(super) fn is_whole(&self) -> bool {
-        let first = self.hosts[0].kernel.as_ref().map(|kernel| &kernel.view);
+        let hosts = &self.hosts[self.first_member()..];
+        let first = hosts[0].kernel.as_ref().map(|kernel| &kernel.view);
         let is_of_all = |view: &View| {
-            view.members.len() == self.hosts.len() && view.members.iter().all(|m| m.is_reachable())
+            view.members.len() == hosts.len() && view.members.iter().all(|m| m.is_reachable())
         };
         first.is_some_and(is_of_all)
-            && self.hosts.iter().all(|host| {
+            && hosts.iter().all(|host| {
                 let kernel = host.kernel.as_ref();
                 kernel.is_some_and(|kernel| {
                     let Instance { node, incarnation } = kernel.instance();

@@ -39,6 +39,12 @@ impl SimCluster {
     /// Injects a fault.
     pub(super) fn inject(&mut self, fault: Fault) {
         match fault {
+            // Another daemon becomes the coordinator.
+            Fault::Pause(host) | Fault::Reset(host, _) | Fault::Leave(host)
+                if self.is_store(host) =>
+            {
+                self.kill(host);
+            }
             Fault::Run(ticks) => (0..ticks).for_each(|_| {
                 self.tick();
                 self.deliver_all();

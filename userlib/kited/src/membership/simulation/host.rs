@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::kernel::SimKernel;
 use crate::membership::{
-    Follower, Input, MachineClock, MembershipMachine, Outbox, Seed, SeedSnapshot, Snapshot, Timing,
+    ClusterState, Coordinator, Follower, Input, MachineClock, MembershipMachine, Outbox, Snapshot,
+    Timing,
 };
 use crate::protocol::{example, Instance, View};
 
@@ -21,8 +22,8 @@ pub(super) struct SimHost {
     pub(super) process: Option<SimProcess>,
     /// Checkpoint of the process, which ends with the kernel.
     pub(super) checkpoint: Option<Snapshot>,
-    /// State file of the seed.
-    pub(super) state: Option<SeedSnapshot>,
+    /// State file of the seed, or the store.
+    pub(super) state: Option<ClusterState>,
     /// `true` if saving fails.
     pub(super) is_disk_full: bool,
     /// `true` while the kernel applies no view.
@@ -64,17 +65,41 @@ impl SimHost {
         self.process.as_ref().is_some_and(|p| !p.is_paused)
     }
 
+    /// Creates the next coordinator of a store, as a daemon does. `unique` is used for the secret, too.
+    pub(super) fn new_coordinator(&self, unique: u64) -> Box<dyn MembershipMachine> {
+        let version = example::kernel(1).wire_version;
+        let secret = [unique.to_be_bytes()[7]; 16];
+        Box::new(match self.state.clone() {
+            Some(state) => Coordinator::of_cluster(TIMING, version, unique, state),
+            None => Coordinator::of_new_cluster(TIMING, version, unique, secret),
+        })
+    }
+
+    /// Creates the machine of the next process of a follower of a store.
+    pub(super) fn new_store_follower(
+        &self,
+        host: usize,
+        unique: u64,
+    ) -> Box<dyn MembershipMachine> {
+        let kernel = example::kernel(host as u32 + 1);
+        let follower = match self.resumable_snapshot() {
+            Some(Snapshot::Follower(f)) => Follower::resume(TIMING, kernel, f),
+            _ => Follower::new(TIMING, kernel, first_incarnation(unique)),
+        };
+        Box::new(follower.of_store())
+    }
+
     /// Creates the machine of the next process, as the daemon does. `unique` is used for incarnation and secret.
     pub(super) fn new_machine(&self, host: usize, unique: u64) -> Box<dyn MembershipMachine> {
         let kernel = example::kernel(host as u32 + 1);
-        let incarnation = unique << 32;
+        let incarnation = first_incarnation(unique);
         let secret = [unique.to_be_bytes()[7]; 16];
         match (host, self.resumable_snapshot()) {
-            (_, Some(Snapshot::Seed(seed))) => Box::new(Seed::resume(TIMING, kernel, seed)),
+            (_, Some(Snapshot::Seed(seed))) => Box::new(Coordinator::resume(TIMING, kernel, seed)),
             (_, Some(Snapshot::Follower(f))) => Box::new(Follower::resume(TIMING, kernel, f)),
             (0, None) => match self.state.clone() {
-                Some(state) => Box::new(Seed::restore(TIMING, kernel, incarnation, state)),
-                None => Box::new(Seed::new(TIMING, kernel, incarnation, secret)),
+                Some(state) => Box::new(Coordinator::restore(TIMING, kernel, incarnation, state)),
+                None => Box::new(Coordinator::new(TIMING, kernel, incarnation, secret)),
             },
             (_, None) => Box::new(Follower::new(TIMING, kernel, incarnation)),
         }
@@ -103,4 +128,9 @@ impl SimHost {
         self.checkpoint = snapshot;
         true
     }
+}
+
+/// Returns the first incarnation of a process. The following ones differ from those of all other processes, too.
+fn first_incarnation(unique: u64) -> u64 {
+    (unique << 32) + unique
 }

@@ -37,15 +37,16 @@ impl Random {
 #[derive(Clone, Debug)]
 pub(super) struct Schedule {
     hosts: usize,
+    has_store: bool,
     has_reports: bool,
     faults: Vec<Fault>,
 }
 
 impl Schedule {
-    /// Creates the schedule with this number.
-    pub(super) fn new(number: u64) -> Self {
+    /// Creates the schedule with this number, for a cluster with a seed or a store.
+    pub(super) fn new(number: u64, has_store: bool) -> Self {
         let mut random = Random(number);
-        let hosts = 3 + random.below(7);
+        let hosts = 3 + random.below(7) + usize::from(has_store);
         let has_reports = random.below(3) != 0;
         // Hosts start in any order, and some only later. The seed has its state file before the faults begin.
         let mut faults = vec![Fault::Start(0), Fault::Run(1)];
@@ -67,6 +68,7 @@ impl Schedule {
         }
         Self {
             hosts,
+            has_store,
             has_reports,
             faults,
         }
@@ -74,7 +76,10 @@ impl Schedule {
 
     /// Runs the schedule. Panics if an invariant is violated, or if the cluster is not whole afterwards.
     pub(super) fn run(&self) {
-        let mut cluster = SimCluster::new(self.hosts);
+        let mut cluster = match self.has_store {
+            true => SimCluster::with_store(self.hosts - 1),
+            false => SimCluster::new(self.hosts),
+        };
         cluster.has_reports = self.has_reports;
         for &fault in &self.faults {
             cluster.inject(fault);
@@ -84,10 +89,11 @@ impl Schedule {
         cluster.run(Duration::from_secs(10));
         // The longest quarantine lasts 100 dead timeouts.
         cluster.run_until_whole(Duration::from_secs(400));
-        let (view, incarnations) = (cluster.view(0).clone(), cluster.incarnations());
+        let first = cluster.first_member();
+        let (view, incarnations) = (cluster.view(first).clone(), cluster.incarnations());
         cluster.run(Duration::from_secs(5));
         assert_eq!(
-            cluster.view(0),
+            cluster.view(first),
             &view,
             "the view of a whole cluster changes"
         );

@@ -8,7 +8,8 @@
 //! receives none in time. If a kernel receives a reply, the check is repeated after the dead timeout.
 //!
 //! If more than half of the members are silent, the seed itself may be isolated. Evidence of other members then does not
-//! suffice: the probe of the seed's kernel must have failed, too.
+//! suffice: the probe of the seed's kernel must have failed, too. The coordinator of a store is not isolated, since the
+//! store accepts its views.
 //!
 //! A member whose kernel does not apply a view blocks the synchronization of names of all others. It becomes unreachable
 //! after [`Timing::apply_timeout`](crate::membership::Timing).
@@ -22,10 +23,10 @@ use std::time::Instant;
 
 use kite::Member;
 
-use super::{Peer, Seed};
+use super::{Coordinator, Peer};
 use crate::membership::check::{RdmaCheck, Verdict};
 use crate::membership::{Action, MAX_PROBERS};
-use crate::protocol::{Instance, Message, SEED_NODE};
+use crate::protocol::{Instance, Message};
 
 /// Check of a member over RDMA. The nodes that probe it identify the probes.
 pub(super) type ProberCheck = RdmaCheck<u32>;
@@ -43,18 +44,18 @@ impl Lag {
     }
 }
 
-impl Seed {
+impl Coordinator {
     /// Returns the member with this number, the seed included.
     pub(super) fn member(&self, node: u32) -> Option<&Member> {
-        match node {
-            SEED_NODE => Some(&self.self_member),
+        match &self.own {
+            Some(own) if own.node == node => Some(own),
             _ => self.peers.get(&node).map(|peer| &peer.member),
         }
     }
 
     fn member_mut(&mut self, node: u32) -> Option<&mut Member> {
-        match node {
-            SEED_NODE => Some(&mut self.self_member),
+        match &mut self.own {
+            Some(own) if own.node == node => Some(own),
             _ => self.peers.get_mut(&node).map(|peer| &mut peer.member),
         }
     }
@@ -75,6 +76,11 @@ impl Seed {
         if let Some(peer) = self.peers.get_mut(&node) {
             (peer.lag, peer.check) = (None, None);
         }
+    }
+
+    /// Admits the seed itself in the next view.
+    pub(super) fn admit_own(&mut self) {
+        self.own.into_iter().for_each(|own| self.admit(own.node));
     }
 
     /// Marks a member as unreachable in the next view.
@@ -151,14 +157,15 @@ impl Seed {
         let probers = self.select_probers(now, instance.node);
         let peers = probers.iter().filter_map(|node| self.peers.get(node));
         let links = peers.filter_map(|peer| peer.link);
-        actions.push(Action::Probe(instance));
+        actions.extend(self.own.map(|_| Action::Probe(instance)));
         actions.extend(links.map(|link| Action::Send(link, Message::Probe(instance))));
         if let Some(peer) = self.peers.get_mut(&instance.node) {
             if !peer.is_known_silent {
                 let node = instance.node;
                 tracing::warn!(node, "silent on TCP, checking its kernel over RDMA");
             }
-            let probers = probers.into_iter().chain([SEED_NODE]);
+            let own = self.own.map(|own| own.node);
+            let probers = probers.into_iter().chain(own);
             peer.check = Some(ProberCheck::new(deadline, probers));
         }
     }
@@ -197,8 +204,8 @@ impl Seed {
 
     /// Ends the checks whose result is known.
     pub(super) fn conclude_checks(&mut self, now: Instant) {
-        let is_isolated = self.is_perhaps_isolated(now);
-        let can_trust = |prober| !is_isolated || prober == SEED_NODE;
+        let isolated = self.own.filter(|_| self.is_perhaps_isolated(now));
+        let can_trust = |prober| isolated.is_none_or(|own| prober == own.node);
         let mut silent = Vec::new();
         for (&node, peer) in &mut self.peers {
             let Some(check) = &peer.check else {
@@ -234,7 +241,7 @@ impl Seed {
         let is_silent = |peer: &Peer| peer.check.is_some() || peer.deadline <= now;
         let reachable = self.peers.values().filter(|p| p.member.is_reachable());
         let (silent, responding): (Vec<_>, Vec<_>) = reachable.partition(|peer| is_silent(peer));
-        silent.len() > responding.len() && self.self_member.is_reachable()
+        silent.len() > responding.len() && self.own.is_some_and(|own| own.is_reachable())
     }
 
     /// Admits unreachable members that respond again.
@@ -249,10 +256,9 @@ impl Seed {
         };
         let peers = self.peers.iter().filter(|(_, peer)| responds(peer));
         let mut recovered: Vec<u32> = peers.map(|(&node, _)| node).collect();
-        let own = &self.self_member;
-        if !own.is_reachable() && self.applied_epoch >= own.unreachable_since {
-            recovered.push(SEED_NODE);
-        }
+        let own = self.own.filter(|own| !own.is_reachable());
+        let own = own.filter(|own| self.applied_epoch >= own.unreachable_since);
+        recovered.extend(own.map(|own| own.node));
         recovered.retain(|&node| self.quarantined_until(now, node).is_none());
         for node in recovered {
             tracing::info!(node, "node admitted again");

@@ -17,14 +17,14 @@ const SECRET: Secret = [1; 16];
 
 /// Seed with a clock, and connected members.
 struct Test {
-    seed: Seed,
+    seed: Coordinator,
     start: Instant,
     now: Instant,
     actions: Vec<Action>,
 }
 
 impl Test {
-    fn new(seed: Seed) -> Self {
+    fn new(seed: Coordinator) -> Self {
         let now = Instant::now();
         let (start, actions) = (now, Vec::new());
         let mut test = Self {
@@ -102,8 +102,8 @@ impl Test {
     }
 }
 
-fn new_seed() -> Seed {
-    Seed::new(TIMING, kernel(SEED_NODE), 1, SECRET)
+fn new_seed() -> Coordinator {
+    Coordinator::new(TIMING, kernel(SEED_NODE), 1, SECRET)
 }
 
 /// Returns a cluster at 3 s after its start: nodes 2 … `count`, with links of the same numbers.
@@ -425,7 +425,12 @@ fn kernel_that_applies_no_view_is_unreachable_until_it_does() {
 fn restored_seed_continues_secret_epochs_and_numbers() {
     let state = cluster(3).seed.to_snapshot();
     let epoch = state.epoch;
-    let mut test = Test::new(Seed::restore(TIMING, kernel(SEED_NODE), 8, state.clone()));
+    let mut test = Test::new(Coordinator::restore(
+        TIMING,
+        kernel(SEED_NODE),
+        8,
+        state.clone(),
+    ));
     assert_eq!(test.seed.secret, SECRET);
     assert!(test.seed.epoch > epoch);
     test.hello(9, member(9, 1), None);

@@ -7,11 +7,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Peer, Seed};
+use super::{Coordinator, Peer};
 use crate::membership::Action;
 use crate::protocol::{Instance, Message};
 
-impl Seed {
+impl Coordinator {
     /// Evicts members that are unreachable for this time without interruption, as this process observes them. Without
     /// a time, no member is evicted.
     #[must_use]

@@ -10,13 +10,14 @@
 //! hello is rejected.
 
 use std::collections::HashSet;
+use std::net::Ipv6Addr;
 use std::time::Instant;
 
 use kite::{FabricAddress, Member, MEMBERS_MAX, NODE_ID_MAX};
 
-use super::{send_and_close, Peer, Seed};
+use super::{send_and_close, Coordinator, Peer};
 use crate::membership::{Action, LinkId};
-use crate::protocol::{KernelInfo, Message, SEED_NODE};
+use crate::protocol::{KernelInfo, Message};
 
 /// Connection that belongs to no member yet.
 #[derive(Debug)]
@@ -63,7 +64,7 @@ enum JoinObstacle {
     },
 }
 
-impl Seed {
+impl Coordinator {
     /// Processes the first message of a connection.
     pub(super) fn on_first_message(
         &mut self,
@@ -121,6 +122,11 @@ impl Seed {
         }
     }
 
+    /// Returns the GID of the seed.
+    pub(super) fn own_gid(&self) -> Option<Ipv6Addr> {
+        self.own.map(|own| own.address.gid)
+    }
+
     /// Checks whether the node with this address may join now.
     fn check_join(
         &mut self,
@@ -128,7 +134,7 @@ impl Seed {
         address: &FabricAddress,
         actions: &mut Vec<Action>,
     ) -> Result<(), JoinObstacle> {
-        if address.gid == self.self_member.address.gid {
+        if self.own_gid() == Some(address.gid) {
             let reason = "RNIC has the same GID as the RNIC of the seed";
             return Err(JoinObstacle::Rejected(reason.into()));
         }
@@ -145,12 +151,12 @@ impl Seed {
         former.map_or(Ok(()), |node| self.check_duplicate(now, node, actions))
     }
 
-    /// Returns the reason for which a kernel cannot exchange messages with that of the seed.
+    /// Returns the reason for which a kernel cannot exchange messages with those of the members.
     fn wire_mismatch(&self, kernel: KernelInfo) -> Option<String> {
         let (own, other) = (self.wire_version, kernel.wire_version);
         (own != other).then(|| {
             format!(
-                "module kite of the node has wire version {other}, that of the seed has {own}: install the same \
+                "module kite of the node has wire version {other}, that of the cluster has {own}: install the same \
                  version on both"
             )
         })
@@ -245,7 +251,7 @@ impl Seed {
 
     fn unused_number(&self) -> Option<u32> {
         let used: HashSet<u32> = self.node_numbers.values().copied().collect();
-        (SEED_NODE + 1..=NODE_ID_MAX).find(|node| !used.contains(node))
+        (1..=NODE_ID_MAX).find(|&node| !self.is_own(node) && !used.contains(&node))
     }
 
     /// Inserts a member in place of its former incarnation. The caller admits it.

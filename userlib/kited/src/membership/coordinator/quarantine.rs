@@ -17,9 +17,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::Seed;
+use super::Coordinator;
 use crate::membership::{Action, SUSPICION_GAP};
-use crate::protocol::{Instance, Message, SEED_NODE};
+use crate::protocol::{Instance, Message};
 
 /// Maximum length of a quarantine, in dead timeouts.
 const MAX_QUARANTINE_FACTOR: u32 = 100;
@@ -72,7 +72,7 @@ pub(super) struct Quarantine {
     wait: Duration,
 }
 
-impl Seed {
+impl Coordinator {
     /// Processes the report that a node does not respond to a kernel.
     pub(super) fn on_suspect(
         &mut self,
@@ -116,7 +116,7 @@ impl Seed {
         let Some(instance) = self.member(suspect).map(Instance::from) else {
             return;
         };
-        if reporter == SEED_NODE {
+        if self.is_own(reporter) {
             return actions.push(Action::Probe(instance));
         }
         let link = self.peers.get(&reporter).and_then(|peer| peer.link);
@@ -157,9 +157,9 @@ impl Seed {
     /// Returns the epoch of the view that admitted a node last, and the epoch that its kernel has applied.
     fn admitted_and_applied(&self, node: u32) -> Option<(u64, u64)> {
         let admitted = self.member(node)?.admitted_epoch;
-        let applied = match node {
-            SEED_NODE => self.applied_epoch,
-            _ => self.peers.get(&node)?.applied_epoch,
+        let applied = match self.is_own(node) {
+            true => self.applied_epoch,
+            false => self.peers.get(&node)?.applied_epoch,
         };
         Some((admitted, applied))
     }
@@ -193,7 +193,7 @@ impl Seed {
     fn fence_one_of(&mut self, now: Instant, reporter: u32, suspect: u32) {
         let admitted_epoch = |node| self.member(node).map(|member| member.admitted_epoch);
         let blame_rank = |node: u32| {
-            let admitted = admitted_epoch(node).filter(|_| node != SEED_NODE);
+            let admitted = admitted_epoch(node).filter(|_| !self.is_own(node));
             (self.unreachable_count(node), admitted, node)
         };
         let node = if blame_rank(reporter) > blame_rank(suspect) {

@@ -9,30 +9,30 @@
 //!
 //! # Recovery
 //!
-//! A seed that has lost its state does not know which epochs the former seed has used. It skips a number of epochs that
-//! depends on its incarnation, so that no epoch identifies two views ([`epoch_after_loss`]).
+//! A coordinator that has lost its state does not know which epochs the former one has used. It skips a random number of
+//! epochs, so that no epoch identifies two views ([`epoch_after_loss`]).
 
 use std::time::Instant;
 
 use kite::{Member, MEMBERS_MAX};
 
-use super::{send_and_close, Seed};
+use super::{send_and_close, Coordinator};
 use crate::membership::{next_incarnation, Action, LinkId};
-use crate::protocol::{Instance, Message, PriorMembership, SEED_NODE};
+use crate::protocol::{Instance, Message, PriorMembership};
 
-/// Number of epochs of which a seed without saved state skips a multiple. The former seed has published fewer views
+/// Number of epochs of which a coordinator without saved state skips a multiple. The former one has published fewer views
 /// while the member that hands over its view was disconnected.
 const LOST_EPOCHS: u64 = 1 << 20;
 
 /// Bound of the multiple of [`LOST_EPOCHS`].
 const LOST_EPOCHS_FACTOR: u64 = 1 << 16;
 
-/// Returns an epoch above all epochs of a former seed, given the epoch of one of its views.
-fn epoch_after_loss(inherited: u64, incarnation: u64) -> u64 {
-    (inherited / LOST_EPOCHS + 1 + incarnation % LOST_EPOCHS_FACTOR) * LOST_EPOCHS
+/// Returns an epoch above all epochs of a former coordinator, given the epoch of one of its views.
+fn epoch_after_loss(inherited: u64, unique: u64) -> u64 {
+    (inherited / LOST_EPOCHS + 1 + unique % LOST_EPOCHS_FACTOR) * LOST_EPOCHS
 }
 
-impl Seed {
+impl Coordinator {
     /// Accepts a member in the incarnation in which it joined before, unless that incarnation has ended.
     pub(super) fn on_return(
         &mut self,
@@ -44,7 +44,7 @@ impl Seed {
     ) {
         let node = prior.node;
         let own = prior.view.find_reachable(node).copied();
-        let own = own.filter(|own| own.incarnation == incarnation && node != SEED_NODE);
+        let own = own.filter(|own| own.incarnation == incarnation && !self.is_own(node));
         let Some(own) = own.filter(|_| prior.view.is_valid()) else {
             tracing::warn!(node, "malformed hello");
             return actions.push(Action::Close(link));
@@ -63,7 +63,7 @@ impl Seed {
         self.welcome(now, link, node, actions);
     }
 
-    /// Checks that the incarnation is a member, or makes it one if this seed does not know that it has ended.
+    /// Checks that the incarnation is a member, or makes it one if this coordinator does not know that it has ended.
     fn check_return(
         &mut self,
         now: Instant,
@@ -73,12 +73,10 @@ impl Seed {
         let node = own.node;
         if prior.secret != self.secret {
             if self.rejected.insert(node) {
-                let reason = "member of a former cluster of this seed";
+                let reason = "member of a former cluster";
                 tracing::error!(node, "node rejected: {reason}");
             }
-            let reason = "seed has created a new cluster since; stop kited on the seed and restore its state file to \
-                          continue the former cluster, or leave the former cluster on this node: kite leave";
-            return Err(Message::Rejected(reason.into()));
+            return Err(Message::Rejected(self.former_cluster_reason().into()));
         }
         let current = self.peers.get(&node).map(|peer| peer.member.incarnation);
         if current == Some(own.incarnation) {
@@ -103,6 +101,20 @@ impl Seed {
         Ok(())
     }
 
+    /// Returns the reason for which a member of a former cluster is rejected.
+    fn former_cluster_reason(&self) -> &'static str {
+        match self.own {
+            Some(_) => {
+                "seed has created a new cluster since; stop kited on the seed and restore its state file to continue \
+                 the former cluster, or leave the former cluster on this node: kite leave"
+            }
+            None => {
+                "store has a new cluster since; restore the backup of the store to continue the former cluster, or \
+                 leave the former cluster on this node: kite leave"
+            }
+        }
+    }
+
     /// Admits a member again if it is unreachable. Admits again, of each pair that was fenced, the seed or the member.
     fn renew_pairs(&mut self, now: Instant, prior: &PriorMembership) {
         let node = prior.node;
@@ -119,7 +131,7 @@ impl Seed {
             let own = view.find_member(node);
             let stale = own.and_then(|own| view.find_stale_pair(own, &prior.view));
             match stale.map(|member| member.node) {
-                Some(SEED_NODE) => self.admit(SEED_NODE),
+                Some(stale) if self.is_own(stale) => self.admit(stale),
                 Some(_) => self.admit(node),
                 None => return,
             }
@@ -128,9 +140,7 @@ impl Seed {
 
     /// Inherits the view that a member has from a previous seed, if it is the newest.
     fn inherit_view(&mut self, now: Instant, prior: &PriorMembership, actions: &mut Vec<Action>) {
-        if prior.seed_incarnation == self.self_member.incarnation
-            || prior.view.epoch <= self.inherited_epoch
-        {
+        if self.has_published(prior) || prior.view.epoch <= self.inherited_epoch {
             return;
         }
         if prior.secret != self.secret {
@@ -139,20 +149,30 @@ impl Seed {
                 return;
             }
             self.secret = prior.secret;
-            self.self_member.incarnation = next_incarnation(self.self_member.incarnation);
-            actions.push(self.join_action());
+            if let Some(own) = &mut self.own {
+                own.incarnation = next_incarnation(own.incarnation);
+            }
+            actions.extend(self.join_action());
         }
         let (from, epoch) = (prior.node, prior.view.epoch);
         tracing::info!(from, epoch, "view inherited");
         self.inherited_epoch = epoch;
-        let epoch = epoch_after_loss(epoch, self.self_member.incarnation);
-        self.epoch = self.epoch.max(epoch);
-        self.admit(SEED_NODE);
+        self.epoch = self.epoch.max(epoch_after_loss(epoch, self.unique));
+        self.admit_own();
         self.remove_unlisted_peers(prior, actions);
         for &member in &prior.view.members {
             if self.can_inherit(&member) {
                 self.insert_peer(now, member, true);
             }
+        }
+    }
+
+    /// Returns `true` if the view of a member is from this coordinator: of a seed, if the member followed the same
+    /// incarnation; of a store, if the store has a view of that epoch or a later one.
+    fn has_published(&self, prior: &PriorMembership) -> bool {
+        match &self.own {
+            Some(own) => prior.seed_incarnation == own.incarnation,
+            None => prior.view.epoch <= self.epoch,
         }
     }
 
@@ -172,8 +192,8 @@ impl Seed {
 
     fn can_inherit(&self, member: &Member) -> bool {
         let number = self.node_numbers.get(&member.address.gid);
-        member.node != SEED_NODE
-            && member.address.gid != self.self_member.address.gid
+        !self.is_own(member.node)
+            && self.own_gid() != Some(member.address.gid)
             && self.ended_incarnations.get(&member.node) != Some(&member.incarnation)
             && !self.peers.contains_key(&member.node)
             && number.is_none_or(|&node| node == member.node)

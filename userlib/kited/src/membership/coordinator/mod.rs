@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! State machine of the seed: admits nodes, marks members as unreachable, and creates all views.
+//! State machine of the coordinator: admits nodes, marks members as unreachable, and creates all views.
 //!
 //! # Operation
+//!
+//! A *seed* is the coordinator and a member: its kernel is node 1, and its evidence counts. The coordinator of a *store*
+//! has no kernel. All members, the one on its host included, connect to it.
 //!
 //! Each step may change members. At the end of such a step, the seed publishes one view. A reachable member receives
 //! the view itself. An unreachable member receives [`View::isolated`], so that its local users fail at once with
@@ -9,8 +12,8 @@
 //!
 //! # Recovery
 //!
-//! A seed can continue in another process ([`Seed::resume`]), or with another incarnation from its saved state
-//! ([`Seed::restore`]). Without either, the seed recovers the cluster from the members that reconnect. The first one
+//! A seed can continue in another process ([`Coordinator::resume`]), or with another incarnation from its saved state
+//! ([`Coordinator::restore`]). Without either, the seed recovers the cluster from the members that reconnect. The first one
 //! brings a secret and a view. Of two such views, the one with the higher epoch prevails.
 
 mod admission;
@@ -41,14 +44,17 @@ const SURVIVOR_WAIT: Duration = Duration::from_secs(2);
 
 /// State machine of the seed.
 #[derive(Debug)]
-pub struct Seed {
+pub struct Coordinator {
     timing: Timing,
     /// Time after which an unreachable member is evicted.
     forget_after: Option<Duration>,
     origin: Origin,
-    self_member: Member,
-    /// Version of the messages of the seed's kernel.
+    /// Member of this host, if this is a seed.
+    own: Option<Member>,
+    /// Version of the messages between the kernels.
     wire_version: u32,
+    /// Number that no earlier coordinator of the cluster had, with high probability.
+    unique: u64,
     secret: Secret,
     epoch: u64,
     applied_epoch: u64,
@@ -129,21 +135,32 @@ impl Peer {
     }
 }
 
-impl Seed {
+impl Coordinator {
     /// Creates a seed with this kernel. `incarnation` is not 0.
     pub fn new(timing: Timing, kernel: KernelInfo, incarnation: u64, secret: Secret) -> Self {
+        let own = Member {
+            node: SEED_NODE,
+            incarnation,
+            address: kernel.address,
+            admitted_epoch: 0,
+            unreachable_since: 0,
+        };
+        Self {
+            own: Some(own),
+            ..Self::of_new_cluster(timing, kernel.wire_version, incarnation, secret)
+        }
+    }
+
+    /// Creates the coordinator of a store without a cluster, for kernels with messages of this version. `unique` is a
+    /// random number.
+    pub fn of_new_cluster(timing: Timing, wire_version: u32, unique: u64, secret: Secret) -> Self {
         Self {
             timing,
             forget_after: None,
             origin: Origin::New,
-            self_member: Member {
-                node: SEED_NODE,
-                incarnation,
-                address: kernel.address,
-                admitted_epoch: 0,
-                unreachable_since: 0,
-            },
-            wire_version: kernel.wire_version,
+            own: None,
+            wire_version,
+            unique,
             secret,
             epoch: 0,
             applied_epoch: 0,
@@ -165,23 +182,33 @@ impl Seed {
         }
     }
 
-    fn join_action(&self) -> Action {
-        let Member {
-            node, incarnation, ..
-        } = self.self_member;
-        Action::Join(Identity {
-            node,
-            incarnation,
+    /// Returns the action by which the kernel of a seed joins.
+    fn join_action(&self) -> Option<Action> {
+        let own = self.own?;
+        Some(Action::Join(Identity {
+            node: own.node,
+            incarnation: own.incarnation,
             secret: self.secret,
-        })
+        }))
+    }
+
+    /// Returns `true` if the node is the seed itself.
+    fn is_own(&self, node: u32) -> bool {
+        self.own.is_some_and(|own| own.node == node)
     }
 
     fn view(&self) -> View {
         let peers = self.peers.values().map(|peer| peer.member);
         View {
             epoch: self.epoch,
-            members: std::iter::once(self.self_member).chain(peers).collect(),
+            members: self.own.into_iter().chain(peers).collect(),
         }
+    }
+
+    /// Returns the action by which the kernel of a seed applies the current view.
+    fn apply_action(&self) -> Option<Action> {
+        let own = self.own?;
+        Some(Action::ApplyView(self.view().for_node(own.node)))
     }
 
     /// Returns the epoch of the next view.
@@ -194,10 +221,10 @@ impl Seed {
             peer.deadline = now + self.timing.dead_after;
         }
         match self.origin {
-            Origin::Resumed => actions.push(Action::ApplyView(self.view().for_node(SEED_NODE))),
+            Origin::Resumed => actions.extend(self.apply_action()),
             Origin::New | Origin::Restored => {
-                actions.push(self.join_action());
-                self.admit(SEED_NODE);
+                actions.extend(self.join_action());
+                self.admit_own();
             }
         }
         let is_new = self.origin == Origin::New;
@@ -243,7 +270,7 @@ impl Seed {
         let hosts: Hosts = self.links.iter().filter_map(host).collect();
         let links = self.links.keys();
         actions.extend(links.map(|&link| Action::Send(link, Message::Hosts(hosts.clone()))));
-        actions.push(Action::PublishHosts(hosts));
+        actions.extend(self.own.map(|_| Action::PublishHosts(hosts)));
     }
 
     /// Removes a peer whose incarnation has ended, and sends it a final message before its connection is closed.
@@ -329,7 +356,7 @@ impl Seed {
         if std::mem::take(&mut self.is_changed) && !self.has_left {
             self.epoch = self.next_epoch();
             let view = self.view();
-            actions.push(Action::ApplyView(view.for_node(SEED_NODE)));
+            actions.extend(self.apply_action());
             for (&node, peer) in &mut self.peers {
                 peer.lag.get_or_insert(Lag::new(now, view.epoch));
                 let link = peer.link.filter(|&link| !welcomes.contains(&(link, node)));
@@ -347,7 +374,7 @@ impl Seed {
     }
 }
 
-impl MembershipMachine for Seed {
+impl MembershipMachine for Coordinator {
     fn step(&mut self, now: Instant, input: Input, actions: &mut Vec<Action>) {
         match input {
             Input::Start => self.on_start(now, actions),
