@@ -84,7 +84,7 @@ fabric := $(filter connectx,$(FABRIC))
 demo: module userlib $(fabric) ## two nodes share a file by name, and one of them dies
 	@KITE_ENV="FABRIC=$(FABRIC)" $(cargo) run -q -p kite-demo
 
-test: all connectx other-series $(filter image,$(ONLY:packages=image)) ## unit, property and cluster tests; the last line is the totals
+test: all connectx $(filter image,$(ONLY:packages=image)) ## unit, property and cluster tests; the last line is the totals
 	@$(cargo) build --release -p kite-workload -p kite-race
 	@scripts/test $(ONLY)
 
@@ -101,7 +101,7 @@ test-all: ## make test with the long tests, tests of packages, and the cluster t
 test-parts := test-long $(if $(ONLY),,test-packages) test-series
 
 test-long test-packages test-series: export KITE_LONG := 1
-test-long: test
+test-long: other-series test
 
 test-packages: connectx image
 	@scripts/test packages

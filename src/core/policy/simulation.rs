@@ -190,6 +190,7 @@ impl SimulatedClient {
 }
 
 #[test]
+#[ignore = "long"]
 fn ten_thousand_nodes_read_each_address_once_and_promote_the_busiest() {
     let (zipf, mut directory) = (Zipf::new(), SimulatedDirectory::new());
     (1..=NODES).for_each(|node| directory.publish(&directory_entry(node, 1)));

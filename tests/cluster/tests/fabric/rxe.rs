@@ -139,6 +139,7 @@ fn vqps_use_rc_without_dc() -> Result<()> {
 
 /// Verbs programs use RC connections, too. They see the link layer of the node: Ethernet.
 #[test]
+#[ignore = "long"]
 fn verbs_programs_use_rc_without_dc() -> Result<()> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup::patient())?;
@@ -166,6 +167,7 @@ fn verbs_programs_use_rc_without_dc() -> Result<()> {
 /// Requests on a failed connection are sent again once no packet of them can arrive late. So are requests whose
 /// packets were lost.
 #[test]
+#[ignore = "long"]
 fn vqps_keep_order_despite_failed_connections() -> Result<()> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup::patient())?;

@@ -221,6 +221,7 @@ fn network_can_be_cut_and_made_lossy() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn paused_node_responds_only_after_resume() -> Result<()> {
     let pair = PAIR.take()?;
     let node = pair.node(2);
@@ -238,6 +239,7 @@ fn paused_node_responds_only_after_resume() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn reset_node_boots_again_and_killed_node_does_not() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).boot()?;
     let node = cluster.node(1);
@@ -352,6 +354,7 @@ fn children(parent: u32) -> BTreeSet<u32> {
 }
 
 #[test]
+#[ignore = "long"]
 fn killed_harness_leaves_no_process() {
     let mut harness = Command::new(env!("CARGO_BIN_EXE_cluster"))
         .args(["--nodes", "1", "--name", "killed", "--fabric", "connectx"])
@@ -416,6 +419,7 @@ impl Terminal {
 }
 
 #[test]
+#[ignore = "long"]
 fn cluster_command_on_a_terminal_opens_a_shell() {
     let cluster = env!("CARGO_BIN_EXE_cluster");
     let mut terminal = Terminal::start(&format!("{cluster} --nodes 2 --name terminal"));

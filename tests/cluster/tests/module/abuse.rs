@@ -52,6 +52,7 @@ fn random_requests_leave_kernel_and_other_users_intact() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn random_requests_of_two_nodes_leave_both_kernels_intact() -> Result<()> {
     let pair = pair()?;
     let start = |n: usize| {

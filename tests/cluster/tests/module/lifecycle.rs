@@ -201,6 +201,7 @@ fn repeated_load_and_unload_leaks_nothing() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn repeated_open_and_close_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);
@@ -226,6 +227,7 @@ fn repeated_alloc_and_free_leaks_nothing() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn repeated_map_and_unmap_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
@@ -241,6 +243,7 @@ fn repeated_map_and_unmap_leaks_nothing() -> Result<()> {
 
 /// Virtual queue pairs, all of one session.
 #[test]
+#[ignore = "long"]
 fn repeated_vqp_connect_and_close_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));

@@ -79,6 +79,7 @@ fn local_regions_are_limited_by_max_local_mib() -> Result<()> {
 
 /// Threads that wait for unresponsive nodes leave slots to threads that access another node, however many wait.
 #[test]
+#[ignore = "long"]
 fn many_waiters_for_one_node_leave_slots_for_others() -> Result<()> {
     let cluster = Cluster::builder()
         .nodes(4)
@@ -126,6 +127,7 @@ fn many_waiters_for_one_node_leave_slots_for_others() -> Result<()> {
 
 /// A request for more memory than exists fails, and the OOM killer kills no process.
 #[test]
+#[ignore = "long"]
 fn region_larger_than_memory_fails_without_oom_kill() -> Result<()> {
     let cluster = Cluster::builder().nodes(2).memory(512).boot()?;
     cluster.start_kite(&Setup::default())?;

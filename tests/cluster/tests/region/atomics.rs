@@ -66,6 +66,7 @@ fn swap_lock_excludes_threads_of_all_nodes() -> Result<()> {
 
 /// A request whose reply was lost is retried, and gets the same reply.
 #[test]
+#[ignore = "long"]
 fn fetch_add_is_applied_once_despite_lost_packets_and_failed_qps() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);

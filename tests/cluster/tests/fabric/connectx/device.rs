@@ -37,6 +37,7 @@ fn assert_transfers(pair: &Cluster) -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn driver_unbind_and_bind_restores_the_device() -> Result<()> {
     assert_restored(|node| {
         for _ in 0..2 {
@@ -51,6 +52,7 @@ fn driver_unbind_and_bind_restores_the_device() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn function_level_reset_restores_the_device() -> Result<()> {
     assert_restored(|node| {
         node.sh(
@@ -64,6 +66,7 @@ fn function_level_reset_restores_the_device() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn machine_reset_restores_the_device() -> Result<()> {
     assert_restored(|node| {
         node.reset()?;
@@ -72,6 +75,7 @@ fn machine_reset_restores_the_device() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn port_state_follows_the_link() -> Result<()> {
     let pair = PAIR.take()?;
     let node = pair.node(2);
@@ -137,6 +141,7 @@ fn vqp_requests_fail_when_the_device_dies() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn two_devices_of_one_machine_exchange_data() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).rnics(2);
     let cluster = cluster.fabric(Fabric::Connectx).boot()?;
@@ -207,6 +212,7 @@ fn dma_buf_is_registered_and_accessed() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn surprise_removal_keeps_other_devices_and_module_working() -> Result<()> {
     let builder = Cluster::builder().nodes(2).cpus(1);
     let pair = builder.fabric(Fabric::Connectx).boot()?;

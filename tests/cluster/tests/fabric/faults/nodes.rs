@@ -83,6 +83,7 @@ fn restarted_daemon_changes_no_view_and_fails_no_request() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn others_continue_after_the_seed_stops() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));
@@ -123,6 +124,7 @@ fn eviction_frees_names_and_lent_memory_of_an_unreachable_node() -> Result<()> {
 
 /// Addresses of an old mapping are invalid in the node's next incarnation, where they may belong to any other memory.
 #[test]
+#[ignore = "long"]
 fn memory_of_an_earlier_incarnation_is_never_accessed() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));

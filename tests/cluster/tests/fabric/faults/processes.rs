@@ -54,6 +54,7 @@ fn free_by_a_master_ends_accesses_of_others() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn rnic_removal_under_load_ends_sessions_and_rnic_returns() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));
@@ -82,6 +83,7 @@ fn rnic_removal_under_load_ends_sessions_and_rnic_returns() -> Result<()> {
 
 /// Resources of an ended program are released while no other request waits for them.
 #[test]
+#[ignore = "long"]
 fn free_does_not_wait_for_cleanup_of_another_program() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));

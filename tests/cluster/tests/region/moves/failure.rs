@@ -131,6 +131,7 @@ fn migration_survives_death_of_source_or_destination() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn migration_survives_death_of_a_mapping_node() -> Result<()> {
     let trio = trio_with_failures()?;
     let (one, three) = (trio.node(1), trio.node(3));
@@ -191,6 +192,7 @@ fn rnic_removal_during_migration_leaks_nothing() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn module_unload_during_migration_leaks_nothing() -> Result<()> {
     let trio = trio_with_failures()?;
     let one = trio.node(1);
