@@ -8,6 +8,8 @@ use clap::builder::RangedI64ValueParser;
 use clap::{ArgAction, ArgGroup, Parser};
 use kited::membership::Timing;
 use kited::state_file::StateLocation;
+#[cfg(feature = "store")]
+use kited::store::StoreConfig;
 
 /// Agree with the other nodes on the members of the cluster, and set the view of the kite module
 ///
@@ -27,6 +29,26 @@ pub(crate) struct Args {
     /// Join the cluster of the seed at this address; repeat the option for further addresses of the same seed
     #[arg(long, group = "role", value_name = "HOST:PORT")]
     pub(crate) join: Vec<String>,
+
+    #[cfg(feature = "store")]
+    /// Join the cluster of this store: etcd://HOST:PORT,...[/PREFIX], or etcds:// for TLS; no node is the seed
+    #[arg(long, group = "role", value_name = "URL", value_parser = StoreConfig::parse)]
+    pub(crate) store: Option<StoreConfig>,
+
+    #[cfg(feature = "store")]
+    /// Certificate of the authority that signed those of the store, in PEM format
+    #[arg(long, value_name = "FILE", requires = "store")]
+    pub(crate) store_ca: Option<PathBuf>,
+
+    #[cfg(feature = "store")]
+    /// Certificate of this client of the store, in PEM format
+    #[arg(long, value_name = "FILE", requires_all = ["store_ca", "store_key"])]
+    pub(crate) store_cert: Option<PathBuf>,
+
+    #[cfg(feature = "store")]
+    /// Private key of --store-cert, in PEM format
+    #[arg(long, value_name = "FILE", requires = "store_cert")]
+    pub(crate) store_key: Option<PathBuf>,
 
     /// RNIC to use [default: the first with an active port, else the first]
     #[arg(
@@ -50,7 +72,8 @@ pub(crate) struct Args {
     #[arg(long, group = "authentication")]
     pub(crate) insecure: bool,
 
-    /// Time in seconds after which the seed evicts an unreachable node, whose regions are then lost [default: never]
+    /// Time in seconds after which the coordinator evicts an unreachable node, whose regions are then lost [default:
+    /// never]
     #[arg(long, value_name = "S", conflicts_with = "join", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) forget_after: Option<u32>,
 
@@ -82,7 +105,17 @@ impl Args {
         })
     }
 
-    /// Returns the time after which the seed evicts an unreachable node.
+    #[cfg(feature = "store")]
+    /// Returns the store with the certificates of its connections.
+    pub(crate) fn store(&self) -> anyhow::Result<Option<StoreConfig>> {
+        let identity = self.store_cert.as_deref().zip(self.store_key.as_deref());
+        let store = self.store.clone();
+        store
+            .map(|store| store.with_tls(self.store_ca.as_deref(), identity))
+            .transpose()
+    }
+
+    /// Returns the time after which the coordinator evicts an unreachable node.
     pub(crate) fn forget_after(&self) -> Option<Duration> {
         let seconds = self.forget_after?;
         Some(Duration::from_secs(seconds.into()))

@@ -53,6 +53,16 @@ impl Key {
         Self(Sha256::digest(bytes).into())
     }
 
+    #[cfg(feature = "store")]
+    /// Returns a key for one purpose, from which the key of the cluster cannot be computed.
+    pub(crate) fn derive(&self, purpose: &[u8]) -> [u8; 32] {
+        Sha256::new()
+            .chain_update(self.0)
+            .chain_update(purpose)
+            .finalize()
+            .into()
+    }
+
     pub(crate) fn bytes(&self) -> &[u8; 32] {
         &self.0
     }

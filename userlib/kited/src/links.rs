@@ -20,7 +20,7 @@ use crate::protocol::Message;
 use crate::wire::{self, HandshakeRole};
 
 /// Maximum messages queued for one peer. A peer that exceeds it is disconnected.
-const SEND_QUEUE_MAX: usize = 64;
+pub(crate) const SEND_QUEUE_MAX: usize = 64;
 
 /// Maximum connections in their handshake.
 const HANDSHAKES_MAX: usize = 64;

@@ -60,14 +60,7 @@ async fn run_daemon(args: Args) -> Result<()> {
     let state = args.state_location();
     let forget_after = args.forget_after();
     let key = args.key.as_deref().map(Key::read).transpose()?;
-    let role = match args.listen {
-        Some(address) => Role::Seed(
-            TcpListener::bind(&address)
-                .await
-                .with_context(|| format!("cannot listen on {address}"))?,
-        ),
-        None => Role::Follower(args.join),
-    };
+    let role = role(&args).await?;
     let (checkpoint, device) = open_device(args.rnic)?;
     let config = Config {
         role,
@@ -85,6 +78,21 @@ async fn run_daemon(args: Args) -> Result<()> {
     // Without systemd the notification has no effect.
     let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
     result
+}
+
+/// Returns the role that the command line selects. A seed listens from now on.
+async fn role(args: &Args) -> Result<Role> {
+    #[cfg(feature = "store")]
+    if let Some(store) = args.store()? {
+        return Ok(Role::Store(store));
+    }
+    let Some(address) = &args.listen else {
+        return Ok(Role::Follower(args.join.clone()));
+    };
+    let listener = TcpListener::bind(address).await;
+    Ok(Role::Seed(
+        listener.with_context(|| format!("cannot listen on {address}"))?,
+    ))
 }
 
 /// Opens the device, and the checkpoint if a service manager stores descriptors while the daemon restarts.

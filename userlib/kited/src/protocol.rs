@@ -248,6 +248,8 @@ pub enum Message {
     Goodbye,
     /// Seed to member: hosts of the members, without the seed.
     Hosts(Hosts),
+    /// Member to seed: an operator evicts this node.
+    Evict(Instance),
 }
 
 /// Arbitrary nodes for tests.

@@ -56,6 +56,7 @@ fn io_queue_results_match_a_model() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn io_queue_loses_no_request_despite_lost_packets_and_failed_qps() -> Result<()> {
     let trio = trio()?;
     let two = trio.node(2);

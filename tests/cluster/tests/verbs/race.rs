@@ -95,6 +95,7 @@ fn assert_spread(report: &Value) {
 }
 
 #[test]
+#[ignore = "long"]
 fn hash_table_keeps_updates_while_it_grows() -> Result<()> {
     let trio = trio()?;
     let _servers = serve_both(&trio)?;
@@ -219,6 +220,7 @@ fn race_worker_continues_after_signals() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn race_table_survives_too_many_clients() -> Result<()> {
     let trio = trio()?;
     let address = address(&trio, 3);
@@ -238,6 +240,7 @@ fn race_table_survives_too_many_clients() -> Result<()> {
 
 /// Checks the form of the report, and no times.
 #[test]
+#[ignore = "long"]
 fn race_spike_is_measured_with_kite_and_verbs() -> Result<()> {
     let trio = trio()?;
     let _servers = serve_both(&trio)?;

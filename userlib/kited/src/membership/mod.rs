@@ -20,7 +20,7 @@
 //! joins, and no other member becomes unreachable or is admitted again. The survivors of the seed continue with each
 //! other. Each survivor derives the view without the seed from the last view that it received. If the seed failed while
 //! it sent that view, two views with different epochs exist until the seed returns. A cluster that cannot accept these
-//! limits needs a replicated store, such as etcd, instead of the seed.
+//! limits needs a replicated store instead of the seed.
 
 mod check;
 mod clock;
@@ -39,6 +39,8 @@ use crate::protocol::{Hosts, Instance, Message, Secret, View};
 pub use clock::MachineClock;
 pub use coordinator::Coordinator;
 pub use follower::Follower;
+#[cfg(feature = "store")]
+pub(crate) use outbox::relies_on_state;
 pub use outbox::Outbox;
 pub use snapshot::{ClusterState, FollowerSnapshot, Snapshot};
 
@@ -143,7 +145,7 @@ pub enum Input {
     Tick,
     /// The node must leave the cluster.
     Leave,
-    /// An operator of the seed removes a member.
+    /// An operator removes a member.
     Evict(Instance),
 }
 

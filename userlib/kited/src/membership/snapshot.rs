@@ -49,6 +49,11 @@ impl ClusterState {
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
+
+    /// Returns the version of the messages between the kernels.
+    pub fn wire_version(&self) -> u32 {
+        self.wire_version
+    }
 }
 
 impl Snapshot {

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{self, Receiver, Sender, UnboundedReceiver, UnboundedSender};
+#[cfg(feature = "store")]
+use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{interval, timeout, MissedTickBehavior};
 
@@ -25,6 +27,8 @@ use crate::links::{LinkEvent, Links};
 use crate::membership::{Action, Input, LinkId, MachineClock, MembershipMachine, Outbox, Timing};
 use crate::protocol::{Instance, Message};
 use crate::state_file::StateLocation;
+#[cfg(feature = "store")]
+use crate::store::{self, CoordinatorConfig, StoreConfig};
 use crate::worker::{self, CommandQueue, KernelCommand, KernelReport, ProberSlot};
 use startup::{load_snapshot, new_machine, open_kernel, OpenedKernel};
 use storage::Storage;
@@ -39,6 +43,9 @@ pub enum Role {
     Seed(TcpListener),
     /// Joins the cluster of one of these seeds, each HOST:PORT.
     Follower(Vec<String>),
+    #[cfg(feature = "store")]
+    /// Joins the cluster of this store, and is a candidate for its coordinator.
+    Store(StoreConfig),
 }
 
 /// Configuration of a daemon.
@@ -54,9 +61,9 @@ pub struct Config {
     pub checkpoint: Option<Checkpoint>,
     /// State file of a seed. Without it, a seed that starts a new incarnation takes the state from its members.
     pub state: Option<StateLocation>,
-    /// Time after which a seed evicts an unreachable member. Without it, unreachable members stay.
+    /// Time after which the coordinator evicts an unreachable member. Without it, unreachable members stay.
     pub forget_after: Option<Duration>,
-    /// Directory of the control socket of a seed. Without it, no operator can evict a node.
+    /// Directory of the control socket. Without it, no operator of this host can evict a node.
     pub control_directory: Option<PathBuf>,
 }
 
@@ -148,6 +155,15 @@ impl DaemonNode {
         match config.role {
             Role::Seed(listener) => connector.spawn(links.listen(listener)),
             Role::Follower(seeds) => connector.spawn(links.dial(seeds, timing.heartbeat_interval)),
+            #[cfg(feature = "store")]
+            Role::Store(store) => {
+                let coordinator = CoordinatorConfig {
+                    timing,
+                    wire_version: opened.info.wire_version,
+                    forget_after: config.forget_after,
+                };
+                connector.spawn(connect_store(store, coordinator, links))
+            }
         };
         let storage = Storage::new(config.checkpoint, opened.state_file.take());
         let (for_worker, to_node) = ((Arc::clone(&commands), prober.clone()), reports_in.clone());
@@ -343,10 +359,20 @@ impl DaemonNode {
     }
 }
 
-/// Creates the control socket of a seed.
+/// Creates the control socket. A follower of a seed has none.
 fn bind_control(config: &Config, kernel: &impl Kernel) -> ControlSocket {
     match (&config.role, &config.control_directory) {
-        (Role::Seed(_), Some(directory)) => ControlSocket::bind(directory, &kernel.rnic_name()),
-        _ => ControlSocket::default(),
+        (Role::Follower(_), _) | (_, None) => ControlSocket::default(),
+        (_, Some(directory)) => ControlSocket::bind(directory, &kernel.rnic_name()),
     }
+}
+
+#[cfg(feature = "store")]
+/// Connects the daemon with a store until the task is aborted. The connection itself is a task of its own, so that a
+/// goodbye is still sent then.
+async fn connect_store(store: StoreConfig, coordinator: CoordinatorConfig, links: Links) {
+    let (_guard, stop) = oneshot::channel();
+    let Links { key, events, .. } = links;
+    tokio::spawn(store::run(store, key, coordinator, events, stop));
+    std::future::pending().await
 }

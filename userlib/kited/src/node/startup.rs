@@ -15,7 +15,7 @@ use crate::worker::Membership;
 pub(super) struct OpenedKernel<K> {
     pub(super) kernel: K,
     pub(super) events: UnboundedSender<KernelEvent>,
-    info: KernelInfo,
+    pub(super) info: KernelInfo,
     /// State of the previous process, whose session the kernel still has.
     prior: Option<(Snapshot, Membership)>,
     /// State of a seed, from an incarnation that has ended.
@@ -31,12 +31,8 @@ pub(super) fn load_snapshot(config: &mut Config) -> Option<Snapshot> {
         tracing::warn!("{error:#}: starting a new incarnation");
         None
     });
-    let is_of_role = |snapshot: &Snapshot| {
-        matches!(
-            (&config.role, snapshot),
-            (Role::Seed(_), Snapshot::Seed(_)) | (Role::Follower(_), Snapshot::Follower(_))
-        )
-    };
+    let is_seed = matches!(config.role, Role::Seed(_));
+    let is_of_role = |snapshot: &Snapshot| is_seed == matches!(snapshot, Snapshot::Seed(_));
     loaded.filter(is_of_role)
 }
 
@@ -116,10 +112,10 @@ pub(super) fn new_machine<K>(
         (_, Some(Snapshot::Seed(seed))) => {
             Box::new(Coordinator::resume(timing, kernel, seed).with_expiry(config.forget_after))
         }
-        (_, Some(Snapshot::Follower(follower))) => {
-            Box::new(Follower::resume(timing, kernel, follower))
+        (role, Some(Snapshot::Follower(follower))) => {
+            let follower = Follower::resume(timing, kernel, follower);
+            Box::new(of_role(follower, role))
         }
-        (Role::Follower(_), None) => Box::new(Follower::new(timing, kernel, incarnation)),
         (Role::Seed(_), None) => {
             let seed = match opened.restored.take() {
                 Some(state) => {
@@ -130,6 +126,15 @@ pub(super) fn new_machine<K>(
             };
             Box::new(seed.with_expiry(config.forget_after))
         }
+        (role, None) => Box::new(of_role(Follower::new(timing, kernel, incarnation), role)),
     };
     Ok((machine, membership))
+}
+
+fn of_role(follower: Follower, role: &Role) -> Follower {
+    match role {
+        #[cfg(feature = "store")]
+        Role::Store(_) => follower.of_store(),
+        _ => follower,
+    }
 }

@@ -4,6 +4,8 @@
 mod mock;
 mod reachability;
 mod restart;
+#[cfg(feature = "store")]
+mod store;
 
 use std::fs;
 use std::io::{Read, Write};

@@ -171,6 +171,7 @@ fn migration_ends_when_the_home_dies() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn rnic_removal_during_migration_leaks_nothing() -> Result<()> {
     for goes in [1, 3] {
         let trio = trio_with_failures()?;

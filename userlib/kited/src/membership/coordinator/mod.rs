@@ -256,6 +256,7 @@ impl Coordinator {
             Message::Probed { instance, answered } => {
                 self.on_probed(now, node, instance, Some(answered));
             }
+            Message::Evict(instance) => self.on_evict(instance, actions),
             Message::Goodbye => {
                 tracing::info!(node, "node leaves the cluster");
                 self.remove_peer(node, None, actions);
@@ -344,8 +345,13 @@ impl Coordinator {
         let Some(node) = self.links.remove(&link) else {
             return;
         };
+        let grace = now + self.timing.probe_grace();
         if let Some(peer) = self.peers.get_mut(&node) {
-            peer.link.take_if(|current| *current == link);
+            let closed = peer.link.take_if(|current| *current == link);
+            // The lease of a member of a store expires only after some silence.
+            if closed.is_some() && self.own.is_none() {
+                peer.deadline = peer.deadline.min(grace);
+            }
         }
         self.expire_duplicates_of(now, node);
     }
@@ -398,7 +404,7 @@ impl MembershipMachine for Coordinator {
     }
 
     fn snapshot(&self) -> Option<Snapshot> {
-        (!self.has_left).then(|| Snapshot::Seed(self.to_snapshot()))
+        (!self.has_left).then(|| Snapshot::Seed(self.to_state()))
     }
 }
 

@@ -57,7 +57,8 @@ impl Coordinator {
         }
     }
 
-    pub(super) fn to_snapshot(&self) -> ClusterState {
+    /// Returns the state by which another coordinator can continue.
+    pub(crate) fn to_state(&self) -> ClusterState {
         ClusterState {
             own: self.own,
             wire_version: self.wire_version,

@@ -423,7 +423,7 @@ fn kernel_that_applies_no_view_is_unreachable_until_it_does() {
 
 #[test]
 fn restored_seed_continues_secret_epochs_and_numbers() {
-    let state = cluster(3).seed.to_snapshot();
+    let state = cluster(3).seed.to_state();
     let epoch = state.epoch;
     let mut test = Test::new(Coordinator::restore(
         TIMING,

@@ -401,8 +401,10 @@ impl MembershipMachine for Follower {
             Input::Probed(instance, result) => self.on_probed(now, instance, result, actions),
             Input::Tick => self.on_tick(now, actions),
             Input::Leave => self.on_leave(actions),
-            // The seed alone changes the membership.
-            Input::Evict(_) => {}
+            Input::Evict(instance) => match self.welcomed_link() {
+                Some(link) => actions.push(Action::Send(link, Message::Evict(instance))),
+                None => tracing::error!(node = instance.node, "cannot evict: no coordinator"),
+            },
         }
     }
 

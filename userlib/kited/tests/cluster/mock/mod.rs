@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Daemon in a thread, which can be paused and killed, and its mock kernel.
 
+#[cfg(feature = "store")]
+mod etcd;
 mod kernel;
 
 use std::cell::OnceCell;
@@ -16,9 +18,13 @@ use kited::key::Key;
 use kited::membership::Timing;
 use kited::node::{run, Config, Role, Shutdown};
 use kited::state_file::StateLocation;
+#[cfg(feature = "store")]
+use kited::store::StoreConfig;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 
+#[cfg(feature = "store")]
+pub(crate) use etcd::Etcd;
 pub(crate) use kernel::MockKernel;
 
 /// Configuration shared by the daemons of a cluster.
@@ -143,6 +149,14 @@ impl TestDaemon {
     pub(crate) fn follower(kernel: MockKernel, address: &str, config: ClusterConfig) -> Self {
         Self::start(kernel, address.into(), config, |address| {
             Role::Follower(vec![address])
+        })
+    }
+
+    #[cfg(feature = "store")]
+    /// Starts a daemon of the store with this URL.
+    pub(crate) fn of_store(kernel: MockKernel, url: &str, config: ClusterConfig) -> Self {
+        Self::start(kernel, url.into(), config, |url| {
+            Role::Store(StoreConfig::parse(&url).unwrap())
         })
     }
 
