@@ -101,7 +101,8 @@ test-all: ## make test with the long tests, tests of packages, and the cluster t
 test-parts := test-long $(if $(ONLY),,test-packages) test-series
 
 test-long test-packages test-series: export KITE_LONG := 1
-test-long: other-series test
+test-long: other-series
+	@$(MAKE) --no-print-directory test
 
 test-packages: connectx image
 	@scripts/test packages

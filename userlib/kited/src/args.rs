@@ -30,23 +30,23 @@ pub(crate) struct Args {
     #[arg(long, group = "role", value_name = "HOST:PORT")]
     pub(crate) join: Vec<String>,
 
-    #[cfg(feature = "store")]
     /// Join the cluster of this store: etcd://HOST:PORT,...[/PREFIX], or etcds:// for TLS; no node is the seed
+    #[cfg(feature = "store")]
     #[arg(long, group = "role", value_name = "URL", value_parser = StoreConfig::parse)]
     pub(crate) store: Option<StoreConfig>,
 
-    #[cfg(feature = "store")]
     /// Certificate of the authority that signed those of the store, in PEM format
+    #[cfg(feature = "store")]
     #[arg(long, value_name = "FILE", requires = "store")]
     pub(crate) store_ca: Option<PathBuf>,
 
-    #[cfg(feature = "store")]
     /// Certificate of this client of the store, in PEM format
+    #[cfg(feature = "store")]
     #[arg(long, value_name = "FILE", requires_all = ["store_ca", "store_key"])]
     pub(crate) store_cert: Option<PathBuf>,
 
-    #[cfg(feature = "store")]
     /// Private key of --store-cert, in PEM format
+    #[cfg(feature = "store")]
     #[arg(long, value_name = "FILE", requires = "store_cert")]
     pub(crate) store_key: Option<PathBuf>,
 
@@ -105,8 +105,8 @@ impl Args {
         })
     }
 
-    #[cfg(feature = "store")]
     /// Returns the store with the certificates of its connections.
+    #[cfg(feature = "store")]
     pub(crate) fn store(&self) -> anyhow::Result<Option<StoreConfig>> {
         let identity = self.store_cert.as_deref().zip(self.store_key.as_deref());
         let store = self.store.clone();

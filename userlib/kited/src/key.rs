@@ -53,8 +53,8 @@ impl Key {
         Self(Sha256::digest(bytes).into())
     }
 
-    #[cfg(feature = "store")]
     /// Returns a key for one purpose, from which the key of the cluster cannot be computed.
+    #[cfg(feature = "store")]
     pub(crate) fn derive(&self, purpose: &[u8]) -> [u8; 32] {
         Sha256::new()
             .chain_update(self.0)

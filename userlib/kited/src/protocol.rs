@@ -199,10 +199,10 @@ pub struct PriorMembership {
     pub view: View,
 }
 
-/// A message between a member and the seed.
+/// A message between a member and the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// Member to seed, first message: request to join.
+    /// Member to coordinator, first message: request to join.
     Hello {
         /// Incarnation of the member.
         incarnation: u64,
@@ -211,7 +211,7 @@ pub enum Message {
         /// Prior membership, if this incarnation joined before.
         prior: Option<PriorMembership>,
     },
-    /// Seed to member: the member is admitted.
+    /// Coordinator to member: the member is admitted.
     Welcome {
         /// Number of the member.
         node: u32,
@@ -220,11 +220,11 @@ pub enum Message {
         /// View that includes the member.
         view: View,
     },
-    /// Seed to member: this incarnation has ended. The node must join with a new incarnation.
+    /// Coordinator to member: this incarnation has ended. The node must join with a new incarnation.
     Evicted,
-    /// Seed to member: the node cannot join, for this reason.
+    /// Coordinator to member: the node cannot join, for this reason.
     Rejected(String),
-    /// Seed to member: new view.
+    /// Coordinator to member: new view.
     View(View),
     /// Both directions: the sender is alive.
     Heartbeat {
@@ -233,11 +233,11 @@ pub enum Message {
         /// The receiver must reply with a heartbeat at once.
         probe: bool,
     },
-    /// Member to seed: this node does not respond to the sender's kernel.
+    /// Member to coordinator: this node does not respond to the sender's kernel.
     Suspect(u32),
-    /// Seed to member: the member's kernel must send a request to this node over RDMA.
+    /// Coordinator to member: the member's kernel must send a request to this node over RDMA.
     Probe(Instance),
-    /// Member to seed: result of a probe that is evidence.
+    /// Member to coordinator: result of a probe that is evidence.
     Probed {
         /// Node that was probed.
         instance: Instance,
@@ -246,9 +246,9 @@ pub enum Message {
     },
     /// Both directions: the sender leaves.
     Goodbye,
-    /// Seed to member: hosts of the members, without the seed.
+    /// Coordinator to member: hosts of the members, without that of a seed.
     Hosts(Hosts),
-    /// Member to seed: an operator evicts this node.
+    /// Member to coordinator: an operator evicts this node.
     Evict(Instance),
 }
 

@@ -43,8 +43,8 @@ pub enum Role {
     Seed(TcpListener),
     /// Joins the cluster of one of these seeds, each HOST:PORT.
     Follower(Vec<String>),
-    #[cfg(feature = "store")]
     /// Joins the cluster of this store, and is a candidate for its coordinator.
+    #[cfg(feature = "store")]
     Store(StoreConfig),
 }
 
@@ -367,9 +367,9 @@ fn bind_control(config: &Config, kernel: &impl Kernel) -> ControlSocket {
     }
 }
 
-#[cfg(feature = "store")]
 /// Connects the daemon with a store until the task is aborted. The connection itself is a task of its own, so that a
 /// goodbye is still sent then.
+#[cfg(feature = "store")]
 async fn connect_store(store: StoreConfig, coordinator: CoordinatorConfig, links: Links) {
     let (_guard, stop) = oneshot::channel();
     let Links { key, events, .. } = links;

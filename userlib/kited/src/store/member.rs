@@ -9,8 +9,8 @@
 //!
 //! # Recovery
 //!
-//! The link is closed when the coordinator deletes its key, or when the term ends. The member then opens another link,
-//! as soon as there is a coordinator.
+//! The link is closed when the coordinator deletes its key, or when the term ends. The member then opens another link
+//! when a coordinator exists.
 //!
 //! A member that leaves waits until the coordinator has deleted the link, because then its goodbye is processed.
 

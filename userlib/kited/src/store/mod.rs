@@ -79,13 +79,11 @@ pub(crate) async fn run(
     // A session uses one server. The next session uses the next one.
     for endpoint in endpoints.iter().cycle() {
         let key = key.as_ref();
-        let etcd = match Etcd::connect(&config, endpoint, key).await {
-            Ok(etcd) => etcd,
-            Err(error) => return tracing::error!("{error:#}"),
-        };
         let host = local_host(&config);
-        let session = run_session(&etcd, host, coordinator, &mut member, &mut stop);
-        let result = session.await;
+        let result = match Etcd::connect(&config, endpoint, key).await {
+            Ok(etcd) => run_session(&etcd, host, coordinator, &mut member, &mut stop).await,
+            Err(error) => Err(error),
+        };
         member.close().await;
         match result {
             Ok(()) => return,

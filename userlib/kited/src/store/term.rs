@@ -29,8 +29,9 @@ use crate::membership::{
 };
 use crate::protocol::Message;
 
-/// Maximum operations of a transaction. etcd permits 128 by default.
-const OPERATIONS_MAX: usize = 100;
+/// Maximum operations of a transaction. The largest view has about 60 KiB, and etcd limits a request to 1.5 MiB and 128
+/// operations by default.
+const OPERATIONS_MAX: usize = 16;
 
 /// Link to a member, as the coordinator uses it.
 #[derive(Default)]

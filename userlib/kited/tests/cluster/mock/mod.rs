@@ -152,8 +152,8 @@ impl TestDaemon {
         })
     }
 
-    #[cfg(feature = "store")]
     /// Starts a daemon of the store with this URL.
+    #[cfg(feature = "store")]
     pub(crate) fn of_store(kernel: MockKernel, url: &str, config: ClusterConfig) -> Self {
         Self::start(kernel, url.into(), config, |url| {
             Role::Store(StoreConfig::parse(&url).unwrap())
