@@ -262,6 +262,7 @@ mod tests {
     use crate::host::HOST_NAME_MAX;
     use crate::protocol::{KernelInfo, PriorMembership, View};
     use kite::{FabricAddress, Member};
+    use std::net::SocketAddr;
     use tokio::net::TcpListener;
 
     type ConnectResult = Result<(Host, FrameSender, FrameReceiver), WireError>;
@@ -344,6 +345,61 @@ mod tests {
         let (dialer, listener) = connect(Some(&Key::new(b"one")), None).await;
         assert!(matches!(dialer, Err(WireError::PeerKeyMissing)));
         assert!(matches!(listener, Err(WireError::KeyMissing)));
+    }
+
+    async fn accept_and_establish(socket: &TcpListener, key: &Key) -> Result<(), WireError> {
+        let (stream, _) = socket.accept().await.unwrap();
+        let established = establish(stream, HandshakeRole::Listener, Some(key)).await;
+        established.map(drop)
+    }
+
+    /// Forwards one connection in both directions. Returns what its dialer sent.
+    async fn record(relay: TcpListener, listener: SocketAddr) -> Vec<u8> {
+        let (mut dialer, _) = relay.accept().await.unwrap();
+        let mut listener = TcpStream::connect(listener).await.unwrap();
+        let (mut from_dialer, mut to_dialer) = dialer.split();
+        let (mut from_listener, mut to_listener) = listener.split();
+        let mut recorded = Vec::new();
+        let forward = async {
+            let mut chunk = [0; 4096];
+            while let Ok(len @ 1..) = from_dialer.read(&mut chunk).await {
+                recorded.extend_from_slice(&chunk[..len]);
+                to_listener.write_all(&chunk[..len]).await.unwrap();
+            }
+        };
+        let reply = tokio::io::copy(&mut from_listener, &mut to_dialer);
+        let _ = tokio::join!(forward, reply);
+        recorded
+    }
+
+    /// A connection is established only when the peer has encrypted a frame with the keys of this connection.
+    #[tokio::test]
+    async fn replayed_connection_is_rejected() {
+        let key = Key::new(b"key");
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, relayed) = (socket.local_addr().unwrap(), relay.local_addr().unwrap());
+        let dial = async {
+            let stream = TcpStream::connect(relayed).await.unwrap();
+            establish(stream, HandshakeRole::Dialer, Some(&key))
+                .await
+                .map(drop)
+        };
+        let (dialed, accepted, recorded) = tokio::join!(
+            dial,
+            accept_and_establish(&socket, &key),
+            record(relay, address)
+        );
+        assert!(dialed.is_ok() && accepted.is_ok());
+
+        let replay = async {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(&recorded).await.unwrap();
+            // Keeps the connection until the listener has closed it.
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+        };
+        let ((), accepted) = tokio::join!(replay, accept_and_establish(&socket, &key));
+        assert!(matches!(accepted, Err(WireError::Malformed)));
     }
 
     #[test]
