@@ -84,6 +84,7 @@ fn access_periodically(node: &Node, processor: u32, times: u32, ms: [u32; 2]) ->
 
 /// The limit of either side evicts connections: both agree to close those that neither uses.
 #[test]
+#[ignore = "long"]
 fn idle_connections_over_the_limit_are_evicted() -> Result<()> {
     let cluster = TRIO.take()?;
     let bound = |connections: u32| format!("max_idle_conns={connections}");
@@ -118,6 +119,7 @@ fn idle_connections_over_the_limit_are_evicted() -> Result<()> {
 
 /// A connection that is requested during its eviction is established again, and the request succeeds.
 #[test]
+#[ignore = "long"]
 fn connection_requested_during_eviction_is_established() -> Result<()> {
     let cluster = TRIO.take()?;
     start(&cluster, [(); 2].map(|()| "max_idle_conns=0".into()))?;

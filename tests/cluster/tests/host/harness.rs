@@ -168,6 +168,7 @@ fn module_in_use_cannot_be_unloaded() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn test_that_keeps_a_module_reference_fails() -> Result<()> {
     let pair = PAIR.take()?;
     pair.node(1).insmod_kite("")?;

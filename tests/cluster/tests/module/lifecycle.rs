@@ -187,6 +187,7 @@ fn module_load_logs_no_warning() -> Result<()> {
 
 /// Uses a machine of its own: this test takes as long as all others together.
 #[test]
+#[ignore = "long"]
 fn repeated_load_and_unload_leaks_nothing() -> Result<()> {
     let cluster = Cluster::builder().nodes(1).cpus(1).boot()?;
     let node = cluster.node(1);
@@ -257,6 +258,7 @@ fn repeated_vqp_connect_and_close_leaks_nothing() -> Result<()> {
 
 /// Virtual queue pairs to the other node, which accepts each connection and replies.
 #[test]
+#[ignore = "long"]
 fn repeated_vqp_messages_and_close_leaks_nothing() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
@@ -276,6 +278,7 @@ fn repeated_vqp_messages_and_close_leaks_nothing() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn idle_node_uses_little_cpu_time() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));

@@ -166,6 +166,7 @@ fn write_to_departed_node(pair: &Cluster) -> Result<String> {
         .kill_kited()
         .and_then(|()| one.attempt("root", "write far --timeout-ms 3000"));
     one.sh("pkill -CONT -x kited")?;
+    one.await_view(1, 1)?;
     wrote
 }
 

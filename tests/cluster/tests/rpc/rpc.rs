@@ -226,6 +226,7 @@ fn unserved_call_ends_at_the_deadline_or_with_the_server() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn calls_of_dead_callers_are_dropped() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));

@@ -92,6 +92,7 @@ fn kite_run_preloads_the_library() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn preload_runs_pingpong_on_one_node() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
@@ -145,6 +146,7 @@ fn run_cases(pair: &Cluster, program: &str, user: &str, cases: &str) -> Result<S
 
 /// Every operation and every error has the same effects as with the driver of the RNIC.
 #[test]
+#[ignore = "long"]
 fn preload_reports_the_attributes_of_an_rnic() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
@@ -298,6 +300,7 @@ fn number(process: &mut Process) -> Result<String> {
 /// Numbers are unique even if one process no longer listens. Processes start with numbers that depend on their PID,
 /// which is the same here.
 #[test]
+#[ignore = "long"]
 fn preload_qp_numbers_are_unique_per_node() -> Result<()> {
     let pair = pair()?;
     let program = "unshare --pid --fork stdbuf -oL ib_send_lat";
@@ -328,6 +331,7 @@ fn unresponsive_node_fails_pending_work_requests() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn leaving_node_fails_pending_work_requests() -> Result<()> {
     let pair = pair()?;
     for program in ["ibv_rc_pingpong", "ibv_rc_pingpong -e", "ib_read_lat"] {

@@ -175,6 +175,7 @@ fn assert_inserted(report: &Value, number: u64, stdout: u64) {
 }
 
 #[test]
+#[ignore = "long"]
 fn killed_race_worker_disturbs_no_other() -> Result<()> {
     let trio = trio()?;
     let _servers = serve_both(&trio)?;
@@ -282,6 +283,7 @@ fn assert_memory_unreachable(workers: &mut [Process]) -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn race_workers_end_when_a_memory_process_exits() -> Result<()> {
     let trio = trio()?;
     let [mut second, _third] = serve_both(&trio)?;
@@ -338,6 +340,7 @@ fn has_client(trio: &Cluster) -> Result<bool> {
 }
 
 #[test]
+#[ignore = "long"]
 fn race_memory_node_drops_clients_of_a_dead_node() -> Result<()> {
     let trio = Cluster::builder().name("race-forgets").nodes(3);
     let trio = trio.fabric(Fabric::Connectx).boot()?;

@@ -98,6 +98,7 @@ fn vqp_of_low_priority_yields() -> Result<()> {
 
 /// Processes with the maximum of requests in flight leave slots to others.
 #[test]
+#[ignore = "long"]
 fn busy_vqp_leaves_capacity_to_others() -> Result<()> {
     let pair = few_slots()?;
     let (_memory, name) = expose_memory(pair.node(2), 2, "")?;

@@ -26,6 +26,7 @@ fn at_once(node: &Node, count: usize, arguments: &str) -> Result<Vec<String>> {
 }
 
 #[test]
+#[ignore = "long"]
 fn lost_packets_corrupt_no_data() -> Result<()> {
     let trio = trio()?;
     trio.node(1)

@@ -64,6 +64,7 @@ fn free_during_migration_succeeds() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn migration_of_a_killed_process_ends() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
@@ -79,6 +80,7 @@ fn migration_of_a_killed_process_ends() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn migration_that_times_out_leaves_a_valid_placement() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
