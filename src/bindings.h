@@ -12,6 +12,7 @@
 #include <linux/highmem.h>
 #include <linux/memcontrol.h>
 #include <linux/mm.h>
+#include <linux/nsproxy.h>
 #include <linux/scatterlist.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
@@ -33,6 +34,12 @@ static inline struct page *kite_virt_to_page(const void *addr)
 static inline void *kite_page_address(const struct page *page)
 {
 	return page_address(page);
+}
+
+/* Returns true if the RDMA subsystem lets the current process use @device: see rdma-system(8). */
+static inline bool kite_device_accessible(struct ib_device *device)
+{
+	return rdma_dev_access_netns(device, current->nsproxy->net_ns);
 }
 
 /*

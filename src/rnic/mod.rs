@@ -287,15 +287,24 @@ fn lend_limits() -> LendLimits {
     }
 }
 
+/// Caller that uses an RNIC.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// Current process, with the RNICs of its network namespace.
+    Process,
+    /// Kernel module, with all RNICs.
+    Module,
+}
+
 /// Returns the RNIC with this name. If the name is empty, returns the first RNIC with an active port, or the
 /// first RNIC if no port is active.
 ///
 /// # Errors
 ///
-/// - `ENODEV`: no such RNIC.
+/// - `ENODEV`: no such RNIC, or the caller may not use it.
 /// - `ENOMEM`: out of memory.
-pub(crate) fn find(name: &[u8]) -> Result<Arc<Rnic>> {
-    let all = all_rnics()?;
+pub(crate) fn find(name: &[u8], caller: Caller) -> Result<Arc<Rnic>> {
+    let all = usable_rnics(caller)?;
     let has_name = |rnic: &&Arc<Rnic>| {
         rnic.name()
             .into_iter()
@@ -317,18 +326,23 @@ pub(crate) fn find(name: &[u8]) -> Result<Arc<Rnic>> {
         .ok_or(ENODEV)
 }
 
-/// Returns the `i`th RNIC in order of arrival.
+/// Returns the `i`th RNIC that the current process may use, in order of arrival.
 pub(crate) fn nth(i: usize) -> Option<Arc<Rnic>> {
-    RNICS.lock().get(i).cloned()
+    // The lock delays the removal of the devices.
+    let rnics = RNICS.lock();
+    let mut usable = rnics.iter().filter(|rnic| rnic.device.is_accessible());
+    usable.nth(i).cloned()
 }
 
-fn all_rnics() -> Result<KVec<Arc<Rnic>>> {
+fn usable_rnics(caller: Caller) -> Result<KVec<Arc<Rnic>>> {
     let rnics = RNICS.lock();
-    let mut all = KVec::with_capacity(rnics.len(), GFP_KERNEL)?;
+    let mut usable = KVec::with_capacity(rnics.len(), GFP_KERNEL)?;
     for rnic in rnics.iter() {
-        all.push(rnic.clone(), GFP_KERNEL)?;
+        if caller == Caller::Module || rnic.device.is_accessible() {
+            usable.push(rnic.clone(), GFP_KERNEL)?;
+        }
     }
-    Ok(all)
+    Ok(usable)
 }
 
 /// Client of the RDMA core, which manages the list of RNICs.

@@ -106,6 +106,13 @@ impl IbDevice {
         out
     }
 
+    /// Returns `true` if the current process may use the device. With `rdma system set netns exclusive`, only
+    /// processes in the network namespace of the device may.
+    pub(crate) fn is_accessible(self) -> bool {
+        // SAFETY: The device is registered, by the type invariants. A process in a system call has namespaces.
+        unsafe { inline::kite_device_accessible(self.as_raw()) }
+    }
+
     /// Returns the limits of the device.
     pub(crate) fn limits(self) -> DeviceLimits {
         // SAFETY: The device is registered, by the type invariants. The attributes do not change after

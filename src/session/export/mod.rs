@@ -29,7 +29,7 @@ use super::{
 use crate::{
     bindings, errno,
     region::alloc::AllocRequest,
-    rnic,
+    rnic::{self, Caller},
     sys::pin::{PinnedPages, ReleaseCallback},
 };
 use core::ptr;
@@ -94,7 +94,7 @@ unsafe extern "C" fn kite_open(rnic: *const c_char) -> *mut bindings::kite_sessi
             unsafe { CStr::from_char_ptr(rnic) }
         };
         let session = Session::new()?;
-        session.bind(rnic::find(name.to_bytes())?, None)?;
+        session.bind(rnic::find(name.to_bytes(), Caller::Module)?, None)?;
         Ok(session)
     };
     match open() {

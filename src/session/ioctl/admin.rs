@@ -5,7 +5,7 @@
 use crate::{
     bindings, errno,
     fabric::qos::limits::TenantCreds,
-    rnic,
+    rnic::{self, Caller},
     session::{
         args::check_reserved,
         source,
@@ -30,7 +30,7 @@ pub(super) fn bind(
         .iter()
         .position(|&byte| byte == 0)
         .ok_or_else(errno::nametoolong)?;
-    let rnic = rnic::find(&requested[..len])?;
+    let rnic = rnic::find(&requested[..len], Caller::Process)?;
     session.bind(
         rnic.clone(),
         Some(TenantCreds::current(source::current_euid())?),
