@@ -11,7 +11,8 @@
 //! # Recovery
 //!
 //! If the drain times out ([`DRAIN_ATTEMPTS`] · [`DRAIN_SLICE_MS`]), or the hardware rejects a command, the
-//! drop leaks the DCT and the receive buffers. A failed device counts as drained.
+//! drop leaks the DCT and the receive buffers. The DCT still executes requests, so the transport then
+//! replaces the key that these use. A failed device counts as drained.
 //!
 //! # Locking
 //!
@@ -40,8 +41,9 @@ const MIN_RNR_TIMER: u8 = 26;
 /// Maximum duration, in ms, of one drain command.
 const DRAIN_SLICE_MS: u32 = 1000;
 
-/// Number of drain commands, including the one in the destroy command.
-const DRAIN_ATTEMPTS: u32 = 30;
+/// Number of drain commands, including the one in the destroy command. A view change waits for them, and the
+/// daemons fence a node that does not apply a view within 15 s.
+const DRAIN_ATTEMPTS: u32 = 5;
 
 /// Identity of a DCT at its port: 12 bytes (KRCORE, section 3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

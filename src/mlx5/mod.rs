@@ -29,7 +29,10 @@ use core::ptr::NonNull;
 use kernel::{
     error::{from_err_ptr, to_result},
     prelude::*,
-    sync::Arc,
+    sync::{
+        atomic::{Atomic, Relaxed},
+        Arc,
+    },
 };
 
 /// Access rights of peers to local memory.
@@ -55,7 +58,7 @@ pub(crate) struct PortConfig {
 /// `ptr` is an open device that this object owns. `global_mkey` is one of its memory keys.
 pub(crate) struct Mlx5Device {
     ptr: NonNull<bindings::kite_mlx5_dev>,
-    global_mkey: u32,
+    global_mkey: Atomic<u32>,
     has_dc: bool,
     max_rd_atomic: u8,
     pd: Arc<Pd>,
@@ -100,35 +103,21 @@ impl Mlx5Device {
         let mut caps = bindings::kite_mlx5_caps::default();
         // SAFETY: The device is open, and `caps` is valid for writes.
         unsafe { bindings::kite_mlx5_query(ptr.as_ptr(), &mut caps) };
-        let global_mkey = Self::create_global_mkey(ptr, &caps).inspect_err(|_| {
+        let has_atomics = caps.atomics.then_some(()).ok_or(ENXIO);
+        let global_mkey = has_atomics.and_then(|()| create_global_mkey(ptr));
+        let global_mkey = global_mkey.inspect_err(|_| {
             // SAFETY: This function owns the device, and no object was created from it.
             unsafe { bindings::kite_mlx5_close(ptr.as_ptr()) }
         })?;
         // INVARIANT: The device was just opened, and the key was just created.
         let hca = Self {
             ptr,
-            global_mkey,
+            global_mkey: Atomic::new(global_mkey),
             has_dc: caps.dc,
             max_rd_atomic: caps.max_rd_atomic.min(caps.max_dest_rd_atomic).min(16) as u8,
             pd,
         };
         Ok(Arc::new(hca, GFP_KERNEL)?)
-    }
-
-    /// Creates the key for all memory, if the device has atomics.
-    fn create_global_mkey(
-        ptr: NonNull<bindings::kite_mlx5_dev>,
-        caps: &bindings::kite_mlx5_caps,
-    ) -> Result<u32> {
-        if !caps.atomics {
-            return Err(ENXIO);
-        }
-        let mut mkey = 0;
-        // SAFETY: The device is open, and `mkey` is valid for writes.
-        to_result(unsafe {
-            bindings::kite_mlx5_global_mkey_create(ptr.as_ptr(), ACCESS_FLAGS, &mut mkey)
-        })?;
-        Ok(mkey)
     }
 
     /// Returns `true` if the device supports DC.
@@ -145,10 +134,38 @@ impl Mlx5Device {
         self.pd.device()
     }
 
-    /// Returns the key for all DMA-mapped memory, used by this kernel and by the kernels of peers.
+    /// Returns the key for all DMA-mapped memory, used by the kernels of peers.
     pub(crate) fn global_mkey(&self) -> u32 {
-        self.global_mkey
+        self.global_mkey.load(Relaxed)
     }
+
+    /// Replaces the key for all DMA-mapped memory. On return, the device rejects requests with the old key.
+    ///
+    /// # Errors
+    ///
+    /// - `EIO`: a command failed. The old key may still be valid.
+    /// - `ENOMEM`: no memory.
+    pub(crate) fn replace_global_mkey(&self) -> Result {
+        let new_mkey = create_global_mkey(self.ptr)?;
+        let old_mkey = self.global_mkey.xchg(new_mkey, Relaxed);
+        // SAFETY: The device is open, and the key is not used any longer, by the type invariants.
+        to_result(unsafe { bindings::kite_mlx5_mkey_destroy(self.as_raw(), old_mkey) })
+    }
+
+    /// Returns the key for local memory in local work requests.
+    fn local_dma_lkey(&self) -> u32 {
+        self.pd.local_dma_lkey()
+    }
+}
+
+/// Creates a key for all DMA-mapped memory, on an open device.
+fn create_global_mkey(ptr: NonNull<bindings::kite_mlx5_dev>) -> Result<u32> {
+    let mut mkey = 0;
+    // SAFETY: The device is open, and `mkey` is valid for writes.
+    to_result(unsafe {
+        bindings::kite_mlx5_global_mkey_create(ptr.as_ptr(), ACCESS_FLAGS, &mut mkey)
+    })?;
+    Ok(mkey)
 }
 
 impl Drop for Mlx5Device {
@@ -156,7 +173,7 @@ impl Drop for Mlx5Device {
         // SAFETY: The device is open, by the type invariants. Every object created from it holds a reference,
         // so none is left.
         unsafe {
-            if bindings::kite_mlx5_mkey_destroy(self.as_raw(), self.global_mkey) != 0 {
+            if bindings::kite_mlx5_mkey_destroy(self.as_raw(), self.global_mkey()) != 0 {
                 rnic_warn!(self.device(), "global mkey cannot be destroyed\n");
             }
             bindings::kite_mlx5_close(self.as_raw());

@@ -90,7 +90,7 @@ impl<N: CompletionHandler> Rmp<N> {
         let offset = index as usize * self.buffer_bytes;
         let sge = self
             .buffers
-            .sge(self.hca.global_mkey(), offset, self.buffer_bytes)
+            .sge(self.hca.local_dma_lkey(), offset, self.buffer_bytes)
             .ok_or(EINVAL)?;
         let sge: *const _ = &sge;
         // SAFETY: The pool is live, by the type invariants. The buffers stay mapped while the pool is live.

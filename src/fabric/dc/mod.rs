@@ -42,7 +42,10 @@ use crate::{
     },
     stats::Stats,
     sys::thread::current_cpu_rank,
-    verbs::{cq::WcStatus, log::rnic_warn},
+    verbs::{
+        cq::WcStatus,
+        log::{rnic_err, rnic_warn},
+    },
 };
 use kernel::{
     new_mutex, new_spinlock,
@@ -284,7 +287,7 @@ impl DcTransport {
     pub(crate) fn rotate_dct(&self, drain_recv: impl Fn()) {
         let mut dct = self.dct.lock();
         if let Some(old_dct) = dct.take() {
-            destroy_dct(old_dct, drain_recv);
+            self.destroy_dct(old_dct, drain_recv);
         }
         if self.needs_dct_retry(&mut dct) {
             rnic_warn!(
@@ -312,7 +315,23 @@ impl DcTransport {
         self.port_state.lock().port = None;
         let old_dct = self.dct.lock().take();
         if let Some(dct) = old_dct {
-            destroy_dct(dct, drain_recv);
+            self.destroy_dct(dct, drain_recv);
+        }
+    }
+
+    /// Destroys a DCT. The sender of a message has already received the acknowledgment, so received messages
+    /// are processed before the DCT is destroyed. A DCT that does not drain still executes the requests of
+    /// other nodes, so the key to the memory of this node is replaced.
+    fn destroy_dct(&self, mut dct: Dct<ThreadWaker>, drain_recv: impl Fn()) {
+        let drained = dct.drain();
+        drain_recv();
+        drop(dct);
+        let replaced = drained.or_else(|_| self.hca.replace_global_mkey());
+        if let Err(error) = replaced {
+            rnic_err!(
+                self.hca.device(),
+                "removed nodes may still access memory: key cannot be replaced: {error:?}\n"
+            );
         }
     }
 
@@ -432,13 +451,4 @@ impl DcTransport {
             bytes,
         })
     }
-}
-
-/// Destroys a DCT. The sender of a message has already received the acknowledgment, so received messages are
-/// processed before the DCT is destroyed.
-fn destroy_dct(mut dct: Dct<ThreadWaker>, drain_recv: impl Fn()) {
-    // Ignore a drain error: dropping the DCT reports the error.
-    let _ = dct.drain();
-    drain_recv();
-    drop(dct);
 }

@@ -36,6 +36,8 @@ pub struct Device {
     pub without_dc: bool,
     /// Number of further creations of DC targets to reject.
     pub refused_targets: u32,
+    /// `true` if no DC target completes its drain.
+    pub holds_targets: bool,
     /// Guest memory.
     pub dma: Dma,
     /// MSI-X vectors.
@@ -69,6 +71,7 @@ impl Device {
             doorbells: None,
             without_dc: false,
             refused_targets: 0,
+            holds_targets: false,
             dma: Dma::default(),
             interrupts: Interrupts::default(),
             firmware: FirmwareState::default(),

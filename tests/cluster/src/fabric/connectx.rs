@@ -108,6 +108,14 @@ impl Connectx {
         control.request(&kill).map(drop)
     }
 
+    /// Lets the DCTs of a node complete their drains, or not.
+    pub(crate) fn hold_targets(&self, node: usize, hold: bool) -> Result<()> {
+        let mut control = self.control();
+        let device = control.device(node);
+        let request = json!({ "hold_targets": { "device": device, "hold": hold } });
+        control.request(&request).map(drop)
+    }
+
     /// Makes the RNIC of a node reject the next `times` creations of a DCT.
     pub(crate) fn refuse_targets(&self, node: usize, times: u32) -> Result<()> {
         let mut control = self.control();

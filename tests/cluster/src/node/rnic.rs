@@ -19,6 +19,11 @@ impl Node {
         self.connectx()?.refuse_targets(self.plan.number, times)
     }
 
+    /// Lets the DCTs of the RNIC complete their drains, or not.
+    pub fn hold_targets(&self, hold: bool) -> Result<()> {
+        self.connectx()?.hold_targets(self.plan.number, hold)
+    }
+
     /// Takes down the link of the private network, and that of the RNIC if it has its own.
     pub fn disconnect(&self) -> Result<()> {
         self.set_links(false)

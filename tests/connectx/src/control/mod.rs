@@ -60,6 +60,13 @@ pub enum ControlRequest {
         /// Number of creations to reject.
         times: u32,
     },
+    /// Lets the DC targets of a device complete their drains, or not.
+    HoldTargets {
+        /// Index of the device.
+        device: usize,
+        /// `true` if they do not.
+        hold: bool,
+    },
     /// Resets the costs of a device, and replaces its caches.
     Caches {
         /// Index of the device.
@@ -207,6 +214,10 @@ fn execute(
         ControlRequest::RefuseTargets { device, times } => {
             let device = find(fabric, device)?;
             fabric.device(device).refused_targets = times;
+        }
+        ControlRequest::HoldTargets { device, hold } => {
+            let device = find(fabric, device)?;
+            fabric.device(device).holds_targets = hold;
         }
         ControlRequest::Caches {
             device,

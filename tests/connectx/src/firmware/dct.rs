@@ -64,7 +64,9 @@ fn drain(device: &mut Device, input: &[u8], _output: &mut [u8]) -> Result<(), St
     if dct.state != DctState::Active {
         return Err(Status::BadResourceState);
     }
-    engine::dc::drain_dct(device, number);
+    if !device.holds_targets {
+        engine::dc::drain_dct(device, number);
+    }
     Ok(())
 }
 
