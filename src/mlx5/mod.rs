@@ -21,7 +21,7 @@ use crate::{
     bindings, errno,
     verbs::{
         device::{IbDevice, PortNum},
-        log::rnic_warn,
+        log::{rnic_err, rnic_warn},
         pd::Pd,
     },
 };
@@ -139,17 +139,20 @@ impl Mlx5Device {
         self.global_mkey.load(Relaxed)
     }
 
-    /// Replaces the key for all DMA-mapped memory. On return, the device rejects requests with the old key.
-    ///
-    /// # Errors
-    ///
-    /// - `EIO`: a command failed. The old key may still be valid.
-    /// - `ENOMEM`: no memory.
-    pub(crate) fn replace_global_mkey(&self) -> Result {
-        let new_mkey = create_global_mkey(self.ptr)?;
-        let old_mkey = self.global_mkey.xchg(new_mkey, Relaxed);
-        // SAFETY: The device is open, and the key is not used any longer, by the type invariants.
-        to_result(unsafe { bindings::kite_mlx5_mkey_destroy(self.as_raw(), old_mkey) })
+    /// Replaces the key for all DMA-mapped memory. On return, the device rejects requests with the old key,
+    /// unless an error was logged.
+    pub(crate) fn replace_global_mkey(&self) {
+        let replaced = create_global_mkey(self.ptr).and_then(|new_mkey| {
+            let old_mkey = self.global_mkey.xchg(new_mkey, Relaxed);
+            // SAFETY: The device is open, and the key is not used any longer, by the type invariants.
+            to_result(unsafe { bindings::kite_mlx5_mkey_destroy(self.as_raw(), old_mkey) })
+        });
+        if let Err(error) = replaced {
+            rnic_err!(
+                self.device(),
+                "removed nodes may still access memory: key cannot be replaced: {error:?}\n"
+            );
+        }
     }
 
     /// Returns the key for local memory in local work requests.

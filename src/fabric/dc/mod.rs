@@ -42,10 +42,7 @@ use crate::{
     },
     stats::Stats,
     sys::thread::current_cpu_rank,
-    verbs::{
-        cq::WcStatus,
-        log::{rnic_err, rnic_warn},
-    },
+    verbs::{cq::WcStatus, log::rnic_warn},
 };
 use kernel::{
     new_mutex, new_spinlock,
@@ -326,12 +323,8 @@ impl DcTransport {
         let drained = dct.drain();
         drain_recv();
         drop(dct);
-        let replaced = drained.or_else(|_| self.hca.replace_global_mkey());
-        if let Err(error) = replaced {
-            rnic_err!(
-                self.hca.device(),
-                "removed nodes may still access memory: key cannot be replaced: {error:?}\n"
-            );
+        if drained.is_err() {
+            self.hca.replace_global_mkey();
         }
     }
 
