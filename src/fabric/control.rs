@@ -224,7 +224,7 @@ impl<'a> ControlCall<'a> {
         let len = wire::encode_request(&header, request, &mut bytes).ok_or(EINVAL)?;
         loop {
             self.fabric.stats.ctrl_requests.add(1);
-            let credit = self.send_until_acked(&bytes[..len])?;
+            let credit = self.send_until_acked(&bytes[..len], request.is_long())?;
             if let Some(reply) = self.wait_reply(&credit)? {
                 return Ok(reply);
             }
@@ -233,7 +233,7 @@ impl<'a> ControlCall<'a> {
 
     /// Sends a request, and retries until a QP has delivered it. Returns the credit, in which only
     /// the pending control request remains.
-    fn send_until_acked(&self, bytes: &[u8]) -> Result<ConnCredit> {
+    fn send_until_acked(&self, bytes: &[u8], is_long: bool) -> Result<ConnCredit> {
         let fabric = self.fabric;
         loop {
             self.deadline.check()?;
@@ -241,7 +241,7 @@ impl<'a> ControlCall<'a> {
                 .addressee
                 .find(fabric)?
                 .select_conn(fabric.qos.conn_subset(false))?
-                .acquire(1, 1, Some(self.deadline))?;
+                .acquire_control(is_long, self.deadline)?;
             match credit.send_message(bytes, self.deadline)? {
                 WcStatus::Success => {
                     credit.release_wrs();

@@ -35,6 +35,10 @@ pub(crate) const RECV_BUFFER_BYTES: usize = MAX_CONTROL_BYTES;
 /// Maximum number of control requests that wait for a reply on one RC QP.
 pub(crate) const MAX_CONTROL_REQUESTS: u32 = 4;
 
+/// Maximum number of these that take long: the peer clears memory before it replies. A process that
+/// allocates memory of a peer without pause thus delays no other requests to the peer.
+pub(crate) const MAX_LONG_REQUESTS: u32 = 1;
+
 /// Receives posted on an RC QP: for requests of the peer, for replies to local requests on this QP, and for
 /// ring writes. A ring write is an RDMA write with immediate, which consumes a receive but none of its bytes.
 pub(crate) const RC_RECV_DEPTH: u32 = 2 * MAX_CONTROL_REQUESTS + 24;

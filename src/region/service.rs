@@ -50,6 +50,10 @@ use kite_core::{
 /// Maximum number of requests served concurrently.
 const REQUESTS_MAX_ACTIVE: c_int = 32;
 
+/// Maximum number of requests for memory served concurrently, which clear the memory. Other requests do not
+/// wait for them.
+const LOAN_REQUESTS_MAX_ACTIVE: c_int = 4;
+
 /// Maximum number of regions of this node that move concurrently.
 const MOVES_MAX_ACTIVE: c_int = 8;
 
@@ -75,6 +79,8 @@ pub(crate) struct MemoryService {
     view_change_lock: Mutex<()>,
     /// Serves requests. No item on this queue waits for another node.
     request_queue: OwnedQueue,
+    /// Serves requests that take long, in the same way.
+    loan_request_queue: OwnedQueue,
     /// Moves regions of which this node is the home.
     move_queue: OwnedQueue,
     /// Requests to other nodes for which a caller waits.
@@ -118,6 +124,10 @@ impl MemoryService {
                 next_id: Atomic::new(u64::from(unsafe { bindings::get_random_u32() } >> 1) << 32 | 1),
                 view_change_lock <- new_mutex!((), "MemoryService::view_change_lock"),
                 request_queue: OwnedQueue::new(c"kite_requests", REQUESTS_MAX_ACTIVE)?,
+                loan_request_queue: OwnedQueue::new(
+                    c"kite_loan_requests",
+                    LOAN_REQUESTS_MAX_ACTIVE,
+                )?,
                 move_queue: OwnedQueue::new(c"kite_moves", MOVES_MAX_ACTIVE)?,
                 foreground_queues <- PeerWorkqueues::new(c"kite_foreground"),
                 lock_queues <- PeerWorkqueues::new(c"kite_locks"),
@@ -310,6 +320,22 @@ impl MemoryService {
     /// Returns the workqueue that serves requests.
     pub(super) fn request_queue(&self) -> &OwnedQueue {
         &self.request_queue
+    }
+
+    /// Returns the workqueue that serves this request of a peer.
+    pub(super) fn queue_for(&self, request: &ControlRequest<'_>) -> &OwnedQueue {
+        if request.is_long() {
+            &self.loan_request_queue
+        } else {
+            &self.request_queue
+        }
+    }
+
+    /// Waits until all requests received so far are served. After [`Self::leave`] the remaining ones have no
+    /// effect.
+    pub(crate) fn flush_requests(&self) {
+        self.loan_request_queue.flush();
+        self.request_queue.flush();
     }
 
     /// Returns the workqueue that moves regions of this home.

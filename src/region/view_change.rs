@@ -62,7 +62,7 @@ impl MemoryService {
     pub(crate) fn leave(self: &Arc<Self>) {
         let _changing = self.lock_view_changes();
         drop(self.cluster.leave());
-        self.request_queue().flush();
+        self.flush_requests();
         self.fabric().atomic_engine.close_qp();
         self.move_queue().flush();
         self.mappings().for_each(|mapping| mapping.on_home_died());
@@ -72,12 +72,6 @@ impl MemoryService {
         }
         self.loans().clear();
         self.destroy_removed_queues(|_| true);
-    }
-
-    /// Waits until all requests received so far are served. After [`Self::leave`] the remaining ones have no
-    /// effect.
-    pub(crate) fn flush_requests(&self) {
-        self.request_queue().flush();
     }
 
     /// Processes a peer's announcement of the view of `epoch` without names.
@@ -117,7 +111,7 @@ impl ViewChange<'_> {
         let unreachable_count = member_count - self.reachable_instances().count() as u32;
         let removed_count = view.removed().len() as u32;
         trace::view(self.epoch, member_count, unreachable_count, removed_count);
-        self.service.request_queue().flush();
+        self.service.flush_requests();
         for removed in view.removed() {
             self.clear_removed(removed.node);
         }

@@ -18,7 +18,7 @@ use super::{credit::ConnCredit, Conn, ConnState};
 use crate::{
     errno::{self, TryError, TryResult},
     fabric::{
-        endpoint::{MAX_CONTROL_REQUESTS, RC_SEND_DEPTH},
+        endpoint::{MAX_CONTROL_REQUESTS, MAX_LONG_REQUESTS, RC_SEND_DEPTH},
         Fabric,
     },
     sys::deadline::Deadline,
@@ -43,6 +43,8 @@ struct ConnCreditRequest<'a> {
     max_wrs: u32,
     /// Control requests.
     control_requests: u32,
+    /// Control requests that take long. At most `control_requests`.
+    long_requests: u32,
     /// Bytes of a virtual queue pair. 0 for other users.
     vqp_bytes: u64,
     /// Fabric with the slot quota that applies. `Some` only for segments of reads and writes.
@@ -52,20 +54,28 @@ struct ConnCreditRequest<'a> {
 }
 
 impl<'a> ConnCreditRequest<'a> {
-    /// Creates the request for `wr_count` work requests of a virtual queue pair with `vqp_bytes` bytes.
-    fn for_vqp(wr_count: u32, vqp_bytes: u64, fabric: &'a Fabric) -> Self {
+    /// Creates the request for `wr_count` work requests, and nothing else.
+    fn new(wr_count: u32) -> Self {
         Self {
             min_wrs: wr_count,
             max_wrs: wr_count,
             control_requests: 0,
-            vqp_bytes,
-            quota_fabric: Some(fabric),
+            long_requests: 0,
+            vqp_bytes: 0,
+            quota_fabric: None,
             endpoint_id: None,
         }
     }
-}
 
-impl ConnCreditRequest<'_> {
+    /// Creates the request for `wr_count` work requests of a virtual queue pair with `vqp_bytes` bytes.
+    fn for_vqp(wr_count: u32, vqp_bytes: u64, fabric: &'a Fabric) -> Self {
+        Self {
+            vqp_bytes,
+            quota_fabric: Some(fabric),
+            ..Self::new(wr_count)
+        }
+    }
+
     /// Returns the limit of work requests for this request. Segments leave entries for control requests,
     /// which bypass fair admission.
     fn wr_limit(&self) -> u32 {
@@ -77,7 +87,7 @@ impl ConnCreditRequest<'_> {
 }
 
 impl Conn {
-    /// Reserves work requests and control requests. Sleeps until a QP with sufficient capacity is ready.
+    /// Reserves work requests. Sleeps until a QP with sufficient capacity is ready.
     ///
     /// # Errors
     ///
@@ -88,18 +98,28 @@ impl Conn {
     pub(crate) fn acquire(
         self: &Arc<Self>,
         wr_count: u32,
-        control_requests: u32,
         deadline: Option<Deadline>,
     ) -> TryResult<ConnCredit> {
+        self.acquire_credits(&ConnCreditRequest::new(wr_count), deadline)
+    }
+
+    /// Reserves one work request and one control request. A request that takes long leaves capacity to
+    /// others: see [`MAX_LONG_REQUESTS`].
+    ///
+    /// # Errors
+    ///
+    /// See [`Self::acquire`].
+    pub(crate) fn acquire_control(
+        self: &Arc<Self>,
+        is_long: bool,
+        deadline: Deadline,
+    ) -> TryResult<ConnCredit> {
         let request = ConnCreditRequest {
-            min_wrs: wr_count,
-            max_wrs: wr_count,
-            control_requests,
-            vqp_bytes: 0,
-            quota_fabric: None,
-            endpoint_id: None,
+            control_requests: 1,
+            long_requests: is_long.into(),
+            ..ConnCreditRequest::new(1)
         };
-        self.acquire_credits(&request, deadline)
+        self.acquire_credits(&request, Some(deadline))
     }
 
     /// Reserves work requests for a segment of a read or write that needs a slot of `fabric`. The quota of
@@ -115,12 +135,8 @@ impl Conn {
         deadline: Option<Deadline>,
     ) -> TryResult<ConnCredit> {
         let request = ConnCreditRequest {
-            min_wrs: wr_count,
-            max_wrs: wr_count,
-            control_requests: 0,
-            vqp_bytes: 0,
             quota_fabric: Some(fabric),
-            endpoint_id: None,
+            ..ConnCreditRequest::new(wr_count)
         };
         self.acquire_credits(&request, deadline)
     }
@@ -173,12 +189,9 @@ impl Conn {
         fabric: &Fabric,
     ) -> TryResult<ConnCredit> {
         let request = ConnCreditRequest {
-            min_wrs: wr_count,
             max_wrs,
-            control_requests: 0,
-            vqp_bytes: 0,
             quota_fabric: Some(fabric),
-            endpoint_id: None,
+            ..ConnCreditRequest::new(wr_count)
         };
         self.acquire_credits(&request, None)
     }
@@ -195,12 +208,8 @@ impl Conn {
         deadline: Deadline,
     ) -> TryResult<ConnCredit> {
         let request = ConnCreditRequest {
-            min_wrs: 1,
-            max_wrs: 1,
-            control_requests: 0,
-            vqp_bytes: 0,
-            quota_fabric: None,
             endpoint_id: Some(endpoint_id),
+            ..ConnCreditRequest::new(1)
         };
         self.acquire_credits(&request, Some(deadline))
     }
@@ -246,6 +255,7 @@ impl Conn {
             .min(request.wr_limit() - state.usage.wr_count());
         state.usage.add(wr_count, request.vqp_bytes);
         state.control_requests += request.control_requests;
+        state.long_requests += request.long_requests;
         let segments = u32::from(request.quota_fabric.is_some());
         state.inflight_segments += segments;
         if request.max_wrs == request.min_wrs {
@@ -264,6 +274,7 @@ impl Conn {
             rkey,
             wr_count,
             control_requests: request.control_requests,
+            long_requests: request.long_requests,
             segments,
             vqp_bytes: request.vqp_bytes,
         })
@@ -286,6 +297,7 @@ impl Conn {
         }
         let has_credits = state.usage.wr_count() + request.min_wrs <= request.wr_limit()
             && state.control_requests + request.control_requests <= MAX_CONTROL_REQUESTS
+            && state.long_requests + request.long_requests <= MAX_LONG_REQUESTS
             && state
                 .usage
                 .has_room_for(request.vqp_bytes, MAX_INFLIGHT_VQP_BYTES)
@@ -318,12 +330,13 @@ impl Conn {
     pub(super) fn release_credits(
         &self,
         wr_count: u32,
-        control_requests: u32,
+        (control_requests, long_requests): (u32, u32),
         (segments, vqp_bytes): (u32, u64),
     ) {
         let mut state = self.state.lock();
         state.usage.remove_completed(wr_count, vqp_bytes);
         state.control_requests -= control_requests;
+        state.long_requests -= long_requests;
         state.inflight_segments -= segments;
         let drained = state.fsm.phase() == ConnPhase::Draining && state.usage.is_idle();
         let waiters = state.waiters;

@@ -60,6 +60,8 @@ pub(crate) struct ConnCredit {
     pub(in crate::fabric) wr_count: u32,
     /// Control requests that receive their replies on the QP.
     pub(in crate::fabric) control_requests: u32,
+    /// Those of them that take long.
+    pub(in crate::fabric) long_requests: u32,
     /// 1 for a segment of a read or write, otherwise 0.
     pub(in crate::fabric) segments: u32,
     /// Bytes of a virtual queue pair.
@@ -132,7 +134,7 @@ impl ConnCredit {
     /// for their replies.
     pub(crate) fn release_wrs(&mut self) {
         let wr_count = core::mem::take(&mut self.wr_count);
-        self.conn.release_credits(wr_count, 0, (0, 0));
+        self.conn.release_credits(wr_count, (0, 0), (0, 0));
     }
 
     /// Returns `true` if a reply can still arrive on the QP.
@@ -156,8 +158,9 @@ impl ConnCredit {
 
 impl Drop for ConnCredit {
     fn drop(&mut self) {
+        let requests = (self.control_requests, self.long_requests);
         let segments_and_bytes = (self.segments, self.vqp_bytes);
         self.conn
-            .release_credits(self.wr_count, self.control_requests, segments_and_bytes);
+            .release_credits(self.wr_count, requests, segments_and_bytes);
     }
 }

@@ -83,6 +83,8 @@ struct ConnState {
     usage: SendQueueUsage,
     /// Control requests that wait for a reply. At most `MAX_CONTROL_REQUESTS`.
     control_requests: u32,
+    /// Those of them that take long. At most `MAX_LONG_REQUESTS`.
+    long_requests: u32,
     /// Segments of reads and writes with a credit. Each holds a slot of the RNIC or needs one.
     inflight_segments: u32,
     /// Datagrams retransmitted since the peer last responded.
@@ -175,6 +177,7 @@ impl Conn {
             local_psn: 0,
             usage: SendQueueUsage::new(),
             control_requests: 0,
+            long_requests: 0,
             inflight_segments: 0,
             retransmits: 0,
             waiters: 0,

@@ -75,7 +75,7 @@ impl<'a> OneShot<'a> {
     }
 
     fn read_rc(&self, addr: u64, out: &mut [u8]) -> TryResult {
-        let credit = self.select_conn()?.acquire(1, 0, Some(self.deadline))?;
+        let credit = self.select_conn()?.acquire(1, Some(self.deadline))?;
         let (slot, sges) = self.acquire_bounce_sge(out.len())?;
         // SAFETY: The work request names the buffer of `slot`, which stays mapped until `slot.wait` returns.
         unsafe { credit.post(&slot, RdmaOpcode::Read, &sges, addr)? };
@@ -225,7 +225,7 @@ impl<'a> OneShot<'a> {
                 Ok(PostCredit::Dc(credit))
             }
             _ => {
-                let credit = self.select_conn()?.acquire(1, 0, Some(self.deadline))?;
+                let credit = self.select_conn()?.acquire(1, Some(self.deadline))?;
                 Ok(PostCredit::Rc(credit))
             }
         }

@@ -4,7 +4,8 @@
 //!
 //! # Operation
 //!
-//! Requests of peers are copied and served on `request_queue`. [`ControlServer`] serves one request. It
+//! Requests of peers are copied and served on a workqueue. Requests that take long have their own, so that no
+//! others wait for them. [`ControlServer`] serves one request. It
 //! selects the role in which this node serves the request: [`lender`], [`home`], [`mapper`] or
 //! [`name_owner`]. All requests are idempotent or executed at most once by sequence number, since a requester
 //! retries a request until the reply arrives. No request waits for another node.
@@ -71,7 +72,7 @@ fn reply_header(header: &ControlHeader) -> ControlHeader {
 }
 
 impl MemoryService {
-    /// Queues a peer's request to `request_queue`. The caller has checked the format of the request. `serve`
+    /// Queues a peer's request to its workqueue. The caller has checked the format of the request. `serve`
     /// encodes the reply to a request of a node and returns its length.
     pub(crate) fn serve_deferred(
         self: &Arc<Self>,
@@ -82,9 +83,12 @@ impl MemoryService {
             + Send
             + 'static,
     ) {
+        let Ok((_, ControlBody::Request(request))) = wire::decode_control(bytes) else {
+            return;
+        };
         let received = ReceivedRequest::new(self, &from, header, bytes);
         let queued = received.and_then(|received| {
-            self.request_queue()
+            self.queue_for(&request)
                 .try_spawn(GFP_KERNEL, move || received.serve(serve))
         });
         // On failure, the peer retries the request or times out.

@@ -357,6 +357,11 @@ pub enum ControlRequest<'a> {
 }
 
 impl ControlRequest<'_> {
+    /// Returns `true` if the receiver needs long for the reply, since it clears memory first.
+    pub fn is_long(&self) -> bool {
+        matches!(self, Self::AllocLoan { .. })
+    }
+
     /// Returns `true` if the request reverts the effect of another request.
     pub fn is_undo(&self) -> bool {
         matches!(

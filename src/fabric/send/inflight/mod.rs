@@ -159,7 +159,7 @@ impl FailedOp {
     ///
     /// See [`Conn::acquire`].
     pub(crate) fn wait_qp_replaced(&self, deadline: Deadline) -> Result {
-        self.conn.acquire(1, 0, Some(deadline))?;
+        self.conn.acquire(1, Some(deadline))?;
         Ok(())
     }
 }
