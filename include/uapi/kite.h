@@ -108,8 +108,9 @@
  * @rnic: in: name of an RNIC, or "" for the first RNIC with an active port, or else the first RNIC;
  *	out: name of the selected RNIC.
  *
- * EBUSY (bound already), ENAMETOOLONG, ENODEV, EPROTONOSUPPORT. After EFAULT the session may be
- * bound, if @rnic could be read and not written.
+ * After `rdma system set netns exclusive`, a process can bind to the RNICs of its network namespace
+ * only. EBUSY (bound already), ENAMETOOLONG, ENODEV, EPROTONOSUPPORT. After EFAULT the session may
+ * be bound, if @rnic could be read and not written.
  */
 struct kite_bind {
 	__u32 version;
@@ -1032,7 +1033,8 @@ struct kite_get_view {
 
 /**
  * struct kite_query_rnic - returns the attributes of an RNIC that kite uses.
- * @index: in: 0, 1, … in order of arrival; ENOENT past the last. Needs no KITE_IOC_BIND.
+ * @index: in: 0, 1, … in order of arrival, of those that the process may bind to; ENOENT past the
+ *	last. Needs no KITE_IOC_BIND.
  * @active: out: 1 if the port is active.
  * @name: out: name of the RNIC.
  * @address: out: address of this node through the RNIC. The QP number is constant while the RNIC is

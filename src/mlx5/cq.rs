@@ -18,7 +18,7 @@
 //! `kite_mlx5_cq::lock` in the shim (spin lock, `irqsave`) serializes polling, arming, and the removal of
 //! completions. `kite_mlx5_rmp::lock` nests inside.
 
-use super::Mlx5Device;
+use super::{forbid_unload, Mlx5Device};
 use crate::{
     bindings,
     verbs::cq::{CompletionHandler, WcStatus, WorkCompletion},
@@ -134,6 +134,7 @@ impl<N: CompletionHandler> Drop for Mlx5Cq<N> {
             rnic_warn!(self.hca.device(), "CQ cannot be destroyed: memory leaked\n");
             // The CQ may still raise interrupts: leak the handler.
             core::mem::forget(self._notify.clone());
+            forbid_unload();
         }
     }
 }

@@ -11,14 +11,14 @@
 //! # Recovery
 //!
 //! If the drain times out ([`DRAIN_ATTEMPTS`] · [`DRAIN_SLICE_MS`]), or the hardware rejects a command, the
-//! drop leaks the DCT and the receive buffers. The DCT still executes requests, so the transport then
+//! drop leaks the DCT and the receive buffers, and the module cannot be unloaded. The DCT still executes requests, so the transport then
 //! replaces the key that these use. A failed device counts as drained.
 //!
 //! # Locking
 //!
 //! The drain sleeps, so callers must hold no spin lock. The holder of `DcTransport::dct` drains.
 
-use super::{rmp::Rmp, Mlx5Device, PortConfig, ACCESS_FLAGS};
+use super::{forbid_unload, rmp::Rmp, Mlx5Device, PortConfig, ACCESS_FLAGS};
 use crate::{
     bindings::{self, inline},
     verbs::{cq::CompletionHandler, log::rnic_err},
@@ -164,6 +164,7 @@ impl<N: CompletionHandler> Drop for Dct<N> {
         if let Err(error) = self.destroy() {
             // The hardware may still use the receive buffers: leak them.
             core::mem::forget(self.rmp.clone());
+            forbid_unload();
             rnic_err!(
                 self.hca.device(),
                 "DCT cannot be destroyed: leaked: {error:?}\n"

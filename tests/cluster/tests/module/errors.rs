@@ -32,6 +32,25 @@ fn invalid_duplicate_and_unknown_names_are_rejected() -> Result<()> {
     case("alice", "names")
 }
 
+/// The RDMA core hides the RNICs of other network namespaces only if the administrator wants so.
+#[test]
+fn process_outside_the_network_namespace_of_the_rnic_cannot_use_it() -> Result<()> {
+    let pair = pair()?;
+    let one = pair.node(1);
+    let kite = "/kite/target/release/kite";
+    one.sh(&format!("unshare --net {kite} nodes"))?;
+    one.sh("rdma system set netns exclusive")?;
+    let inside = one.kite("nodes");
+    let nodes = one.run(&format!("unshare --net {kite} nodes"));
+    let named = one.run(&format!("unshare --net {kite} --rnic {} nodes", one.rnic()?));
+    one.sh("rdma system set netns shared")?;
+    inside?;
+    for output in [nodes?, named?] {
+        assert!(output.stderr.contains("no such RNIC"), "{output:?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn register_of_unmapped_memory_fails() -> Result<()> {
     case("alice", "register")

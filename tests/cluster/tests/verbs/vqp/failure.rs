@@ -29,6 +29,31 @@ fn vqp_order_is_kept_when_a_connection_fails() -> Result<()> {
     order.kill()
 }
 
+/// Such a DCT still executes requests. The view change ends all the same, and other nodes use the next DCT.
+#[test]
+fn dct_that_does_not_drain_is_replaced_and_keeps_the_module_loaded() -> Result<()> {
+    let trio = trio()?;
+    let three = trio.node(3);
+    three.hold_targets(true)?;
+    trio.node(2).stop_kited()?;
+    // The drain of the DCT is canceled after 5 s.
+    until("the new view on node 3", SOON / 2, || {
+        Ok(three.kite("nodes")?.lines().count() == 3)
+    })?;
+    three.hold_targets(false)?;
+    let (memory, name) = expose_memory(three, 3, "")?;
+    let line = format!("vqp check {name} --operations 20");
+    trio.node(1).workload(&line).limit(LONG).sh()?;
+    drop(memory);
+    let alarm = trio.check().unwrap_err().to_string();
+    assert!(alarm.contains("DCT cannot be destroyed"), "{alarm}");
+    three.stop_kited()?;
+    let refused = three.unload("kite").unwrap_err().to_string();
+    assert!(refused.contains("in use"), "{refused}");
+    three.reset()?;
+    three.wait_ready()
+}
+
 /// Requests to a node that dies fail, and no others, with DC alone and with promoted peers.
 #[test]
 fn dead_node_fails_only_requests_to_it() -> Result<()> {
