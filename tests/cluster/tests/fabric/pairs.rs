@@ -149,6 +149,7 @@ fn connection_requested_during_eviction_is_established() -> Result<()> {
 
 /// With room for one connection, both processors use the same, and it is kept.
 #[test]
+#[ignore = "long"]
 fn max_idle_conns_connections_are_kept() -> Result<()> {
     let cluster = TRIO.take()?;
     start(&cluster, [(); 2].map(|()| "max_idle_conns=1".into()))?;

@@ -83,6 +83,7 @@ fn killed_process_with_random_requests_leaks_nothing() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn random_requests_without_a_cluster_leave_the_kernel_intact() -> Result<()> {
     let pair = pair()?;
     pair.node(2).stop_kited()?;

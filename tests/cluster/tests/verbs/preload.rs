@@ -80,6 +80,7 @@ fn preload_runs_ibv_pingpong_programs() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn kite_run_preloads_the_library() -> Result<()> {
     let pair = pair()?;
     let output = pair
