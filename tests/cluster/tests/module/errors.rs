@@ -42,7 +42,10 @@ fn process_outside_the_network_namespace_of_the_rnic_cannot_use_it() -> Result<(
     one.sh("rdma system set netns exclusive")?;
     let inside = one.kite("nodes");
     let nodes = one.run(&format!("unshare --net {kite} nodes"));
-    let named = one.run(&format!("unshare --net {kite} --rnic {} nodes", one.rnic()?));
+    let named = one.run(&format!(
+        "unshare --net {kite} --rnic {} nodes",
+        one.rnic()?
+    ));
     one.sh("rdma system set netns shared")?;
     inside?;
     for output in [nodes?, named?] {
