@@ -316,7 +316,8 @@ impl<'a> Migration<'a> {
                 Ok(chunks)
             });
             if !chunks.is_empty() {
-                BorrowedLoan::new(self.service, key).shrink_deferred(chunks, self.return_latch.add());
+                BorrowedLoan::new(self.service, key)
+                    .shrink_deferred(chunks, self.return_latch.add());
             }
         }
     }
