@@ -159,6 +159,7 @@ fn vqps_connect_in_a_new_cluster() -> Result<()> {
 
 /// A node whose RNIC has no DC uses RC connections with others, which have it, in both directions.
 #[test]
+#[ignore = "long"]
 fn nodes_with_and_without_dc_connect() -> Result<()> {
     let builder = Cluster::builder().nodes(3).fabric(Fabric::Connectx);
     let trio = builder.without_dc(&[3]).boot()?;
