@@ -40,6 +40,7 @@ const ALARMS: &[&str] = &[
     r"infiniband [^ ]+: kite: slot released with work requests in flight",
     r"infiniband [^ ]+: kite: CQ overrun",
     r"infiniband [^ ]+: kite: DCT cannot be destroyed",
+    r"infiniband [^ ]+: kite: removed nodes may still access memory",
     r"infiniband [^ ]+: kite: services still referenced at removal",
 ];
 
