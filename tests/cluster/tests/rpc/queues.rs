@@ -74,7 +74,7 @@ fn io_queue_loses_no_request_despite_lost_packets_and_failed_qps() -> Result<()>
 }
 
 #[test]
-fn steady_io_queue_traffic_makes_few_system_calls() -> Result<()> {
+fn steady_io_queue_traffic_makes_no_system_calls() -> Result<()> {
     let trio = trio()?;
     let stdout = trio.node(1).workload("queues steady 2").limit(LONG).sh()?;
     let calls = stdout
@@ -82,9 +82,8 @@ fn steady_io_queue_traffic_makes_few_system_calls() -> Result<()> {
         .nth(2)
         .and_then(|n| n.parse().ok());
     let calls: u64 = calls.unwrap_or_else(|| panic!("{stdout}"));
-    // The scheduler may keep the poller from its processor for longer than its polling interval. Each request then
-    // wakes it until it runs. By system calls, 32 requests take two calls.
-    assert!(calls < 20_000 / 32, "{stdout}");
+    // The scheduler may keep the poller from its processor for longer than its polling interval.
+    assert!(calls < 20, "{stdout}");
     Ok(())
 }
 
