@@ -145,7 +145,7 @@ impl Mlx5Device {
     pub(crate) fn replace_global_mkey(&self) {
         let replaced = create_global_mkey(self.ptr).and_then(|new_mkey| {
             let old_mkey = self.global_mkey.xchg(new_mkey, Relaxed);
-            // SAFETY: The device is open, and the key is not used any longer, by the type invariants.
+            // SAFETY: The device is open, by the type invariants. No object of this node uses the key.
             to_result(unsafe { bindings::kite_mlx5_mkey_destroy(self.as_raw(), old_mkey) })
         });
         if let Err(error) = replaced {

@@ -334,7 +334,9 @@ pub(crate) fn nth(i: usize) -> Option<Arc<Rnic>> {
     usable.nth(i).cloned()
 }
 
+/// Returns the RNICs that the caller may use, in order of arrival.
 fn usable_rnics(caller: Caller) -> Result<KVec<Arc<Rnic>>> {
+    // The lock delays the removal of the devices.
     let rnics = RNICS.lock();
     let mut usable = KVec::with_capacity(rnics.len(), GFP_KERNEL)?;
     for rnic in rnics.iter() {

@@ -5,10 +5,10 @@
 //! # Operation
 //!
 //! Requests of peers are copied and served on a workqueue. Requests that take long have their own, so that no
-//! others wait for them. [`ControlServer`] serves one request. It
-//! selects the role in which this node serves the request: [`lender`], [`home`], [`mapper`] or
-//! [`name_owner`]. All requests are idempotent or executed at most once by sequence number, since a requester
-//! retries a request until the reply arrives. No request waits for another node.
+//! others wait for them. [`ControlServer`] serves one request. It selects the role in which this node serves
+//! the request: [`lender`], [`home`], [`mapper`] or [`name_owner`]. All requests are idempotent or executed
+//! at most once by sequence number, since a requester retries a request until the reply arrives. No request
+//! waits for another node.
 //!
 //! # Recovery
 //!

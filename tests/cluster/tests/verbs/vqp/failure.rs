@@ -36,7 +36,7 @@ fn dct_that_does_not_drain_is_replaced_and_keeps_the_module_loaded() -> Result<(
     let three = trio.node(3);
     three.hold_targets(true)?;
     trio.node(2).stop_kited()?;
-    // The drain of the DCT is canceled after 5 s.
+    // The drain of the DCT is canceled after 4 s.
     until("the new view on node 3", SOON / 2, || {
         Ok(three.kite("nodes")?.lines().count() == 3)
     })?;
