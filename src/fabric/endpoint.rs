@@ -35,8 +35,8 @@ pub(crate) const RECV_BUFFER_BYTES: usize = MAX_CONTROL_BYTES;
 /// Maximum number of control requests that wait for a reply on one RC QP.
 pub(crate) const MAX_CONTROL_REQUESTS: u32 = 4;
 
-/// Maximum number of these that take long: the peer clears memory before it replies. A process that
-/// allocates memory of a peer without pause thus delays no other requests to the peer.
+/// Maximum number of these that take long: the peer clears memory before it replies. The others remain for
+/// requests that do not.
 pub(crate) const MAX_LONG_REQUESTS: u32 = 1;
 
 /// Receives posted on an RC QP: for requests of the peer, for replies to local requests on this QP, and for
