@@ -47,6 +47,7 @@ fn dct_that_does_not_drain_is_replaced_and_keeps_the_module_loaded() -> Result<(
     drop(memory);
     let alarm = trio.check().unwrap_err().to_string();
     assert!(alarm.contains("DCT cannot be destroyed"), "{alarm}");
+    assert!(!alarm.contains("key cannot be replaced"), "{alarm}");
     three.stop_kited()?;
     let refused = three.unload("kite").unwrap_err().to_string();
     assert!(refused.contains("in use"), "{refused}");
