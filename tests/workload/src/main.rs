@@ -17,6 +17,7 @@ mod requests;
 mod rpc;
 mod support;
 mod sync;
+mod torture;
 mod views;
 mod vqp;
 
@@ -68,6 +69,7 @@ enum Workload {
     Rpc(rpc::Rpc),
     #[command(subcommand)]
     Vqp(vqp::Vqps),
+    Torture(torture::Torture),
     Transfer(transfer::Transfer),
     UnservedFault(unserved_fault::UnservedFault),
     Views(views::Views),
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
         Workload::Stream(stream) => stream.run(),
         Workload::Rpc(rpc) => rpc.run(),
         Workload::Vqp(vqp) => vqp.run(),
+        Workload::Torture(torture) => torture.run(),
         Workload::Transfer(transfer) => transfer.run(),
         Workload::UnservedFault(fault) => fault.run(),
         Workload::Views(views) => views.run(),
