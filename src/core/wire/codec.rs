@@ -86,7 +86,7 @@ impl<'a> Writer<'a> {
         match free.get_mut(..bytes.len()) {
             Some(destination) => {
                 destination.copy_from_slice(bytes);
-                self.position += bytes.len();
+                self.position = self.position.saturating_add(bytes.len());
             }
             None => self.overrun = true,
         }

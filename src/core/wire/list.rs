@@ -185,9 +185,10 @@ impl<'a, T: ListItem> WireList<'a, T> {
     /// Encodes `items` into `buffer` and returns the list. Items beyond the capacity of `buffer` are left
     /// out.
     pub fn from_items(items: impl IntoIterator<Item = T>, buffer: &'a mut [u8]) -> Self {
-        let limit = buffer.len() / T::SIZE * T::SIZE;
+        let capacity = buffer.chunks_exact(T::SIZE).len();
+        let limit = capacity.saturating_mul(T::SIZE);
         let mut writer = Writer::new(buffer, limit);
-        for item in items.into_iter().take(limit / T::SIZE) {
+        for item in items.into_iter().take(capacity) {
             item.put(&mut writer);
         }
         let len = writer.len().unwrap_or(0);
@@ -210,7 +211,7 @@ impl<T: ListItem> Iterator for WireList<'_, T> {
 
     #[inline]
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let len = self.bytes.len() / T::SIZE;
+        let len = self.bytes.chunks_exact(T::SIZE).len();
         (len, Some(len))
     }
 }
@@ -229,7 +230,7 @@ impl<'a, T: ListItem> Field<'a> for WireList<'a, T> {
     fn get(from: &mut Reader<'a>) -> Result<Self, Malformed> {
         let bytes = from.take_remaining();
         let mut items = Reader::new(bytes);
-        for _ in 0..bytes.len() / T::SIZE {
+        for _ in bytes.chunks_exact(T::SIZE) {
             T::get(&mut items)?;
         }
         items.expect_end()?;

@@ -137,7 +137,7 @@ impl MrEntry {
         let offset = addr
             .checked_sub(self.addr)
             .ok_or(MrAccessError::OutOfRange)?;
-        let fits = offset <= self.len && len <= self.len - offset;
+        let fits = self.len.checked_sub(offset).is_some_and(|rest| len <= rest);
         fits.then_some(()).ok_or(MrAccessError::OutOfRange)
     }
 }

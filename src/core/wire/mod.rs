@@ -26,6 +26,9 @@
 //! |     16 |    8 | epoch                                          |
 //! |     24 |    8 | low watermark                                  |
 
+// The values are those of peers: no operation on them may overflow.
+#![warn(clippy::arithmetic_side_effects)]
+
 mod codec;
 mod control;
 mod list;

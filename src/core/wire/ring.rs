@@ -107,6 +107,15 @@ impl RendezvousBufs {
     }
 }
 
+/// Returns the size of the ID of a buffer in a message, in bytes.
+const fn buffer_id_size(is_present: bool) -> usize {
+    if is_present {
+        BUFFER_ID_SIZE
+    } else {
+        0
+    }
+}
+
 impl MsgHeader {
     /// Returns `true` if the data are in a rendezvous buffer. The data of a reply are in the reply buffer of
     /// the call.
@@ -135,7 +144,7 @@ impl MsgHeader {
     }
 
     fn reply_buffer_id_size(&self) -> usize {
-        usize::from(self.has_reply_buffer()) * BUFFER_ID_SIZE
+        buffer_id_size(self.has_reply_buffer())
     }
 
     /// Returns the length of the inline data, in bytes.
@@ -151,13 +160,13 @@ impl MsgHeader {
     /// Returns the length of the buffer IDs after the inline data, in bytes.
     #[must_use]
     pub fn buffer_ids_len(&self) -> usize {
-        usize::from(self.has_data_buffer()) * BUFFER_ID_SIZE + self.reply_buffer_id_size()
+        buffer_id_size(self.has_data_buffer()).saturating_add(self.reply_buffer_id_size())
     }
 
     /// Returns the length of the message without its header, in bytes.
     #[must_use]
     pub fn payload_len(&self) -> usize {
-        self.inline_len() + self.buffer_ids_len()
+        self.inline_len().saturating_add(self.buffer_ids_len())
     }
 
     /// Encodes the header into `out` and returns its length, [`MSG_HEADER_SIZE`]. Returns `None` if `out` is
@@ -205,8 +214,8 @@ impl MsgHeader {
             max_reply_len: room,
         };
         let is_valid_errno = what != MsgType::Reply.code() || code < 4096;
-        let has_valid_size =
-            (MSG_HEADER_SIZE + header.payload_len()).div_ceil(UNIT_BYTES) as u32 == units;
+        let len = MSG_HEADER_SIZE.saturating_add(header.payload_len());
+        let has_valid_size = len.div_ceil(UNIT_BYTES) as u32 == units;
         // A void message keeps the slot of the message that it replaces.
         let fits = has_valid_size || header.msg_type == MsgType::Void;
         if version == VERSION && reserved == 0 && fits && is_valid_errno {

@@ -171,7 +171,7 @@ pub fn entry_offset(bucket: &[u8; BUCKET_SIZE], node: u32) -> Option<usize> {
     };
     let own_index = entry_slots(bucket).position(is_own);
     let index = own_index.or_else(|| entry_slots(bucket).position(is_free_entry))?;
-    Some(index * ENTRY_SIZE)
+    Some(index.saturating_mul(ENTRY_SIZE))
 }
 
 /// Returns the offsets in bytes of the entries of nodes for which `is_current` is false.
@@ -183,7 +183,9 @@ pub fn stale_offsets<'a>(
         DirectoryEntry::decode(entry).is_some_and(|target| !is_current(target.instance))
     };
     let all = entry_slots(bucket).enumerate();
-    all.filter_map(move |(index, entry)| is_stale(entry).then_some(index * ENTRY_SIZE))
+    all.filter_map(move |(index, entry)| {
+        is_stale(entry).then_some(index.saturating_mul(ENTRY_SIZE))
+    })
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ impl ControlReply<'_> {
             Self::Mapped { len, shift } => Layout::new(len, shift).is_some(),
             Self::Addresses(ref addresses) => addresses.clone().all(is_valid_chunk_addr),
             Self::DirectoryAddr { addr, bucket_count } => {
-                let len = u64::from(bucket_count) * BUCKET_SIZE as u64;
+                let len = u64::from(bucket_count).saturating_mul(BUCKET_SIZE as u64);
                 bucket_count.is_power_of_two() && is_valid_range(addr, len)
             }
             _ => true,
