@@ -125,6 +125,7 @@ fn create_names(four: &Cluster, prefix: &str) -> Result<()> {
 
 /// All nodes are connected to the owners of the directory, and have no other connections until there is traffic.
 #[test]
+#[ignore = "long"]
 fn nodes_without_traffic_have_no_connection() -> Result<()> {
     let four = FOUR.take()?;
     restart_kite(&four)?;

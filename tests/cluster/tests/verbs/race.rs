@@ -121,6 +121,7 @@ fn hash_table_keeps_updates_while_it_grows() -> Result<()> {
 /// Without DC, the kernel of the memory node executes compare-and-swaps of some workers, while its RNIC executes
 /// those of others.
 #[test]
+#[ignore = "long"]
 fn race_workers_of_kite_and_verbs_agree_without_dc() -> Result<()> {
     let trio = Cluster::builder().name("race-plain").nodes(3);
     let trio = trio
@@ -311,6 +312,7 @@ fn race_workers_end_when_a_memory_node_dies() -> Result<()> {
 
 /// A table is created only if all its memory nodes respond.
 #[test]
+#[ignore = "long"]
 fn race_table_requires_all_its_memory_nodes() -> Result<()> {
     let trio = trio()?;
     let [third, second] = [3, 2].map(|node| address(&trio, node));
@@ -324,6 +326,7 @@ fn race_table_requires_all_its_memory_nodes() -> Result<()> {
 
 /// The slots of the table would point into memory with other contents.
 #[test]
+#[ignore = "long"]
 fn race_table_rejects_memory_registered_again() -> Result<()> {
     let trio = trio()?;
     let [mut second, _third] = serve_both(&trio)?;

@@ -28,6 +28,7 @@ fn krcore_functions_work_as_documented() -> Result<()> {
 const LOCK_LIMITS: [u32; 2] = [64, 8192];
 
 #[test]
+#[ignore = "long"]
 fn transfers_succeed_under_any_limit_of_locked_memory() -> Result<()> {
     let c = compile(
         "",
