@@ -8,7 +8,6 @@ use clap::builder::RangedI64ValueParser;
 use clap::{ArgAction, ArgGroup, Parser};
 use kited::membership::Timing;
 use kited::state_file::StateLocation;
-#[cfg(feature = "store")]
 use kited::store::StoreConfig;
 
 /// Agree with the other nodes on the members of the cluster, and set the view of the kite module
@@ -31,22 +30,18 @@ pub(crate) struct Args {
     pub(crate) join: Vec<String>,
 
     /// Join the cluster of this store: etcd://HOST:PORT,...[/PREFIX], or etcds:// for TLS; no node is the seed
-    #[cfg(feature = "store")]
     #[arg(long, group = "role", value_name = "URL", value_parser = StoreConfig::parse)]
     pub(crate) store: Option<StoreConfig>,
 
     /// Certificate of the authority that signed those of the store, in PEM format
-    #[cfg(feature = "store")]
     #[arg(long, value_name = "FILE", requires = "store")]
     pub(crate) store_ca: Option<PathBuf>,
 
     /// Certificate of this client of the store, in PEM format
-    #[cfg(feature = "store")]
     #[arg(long, value_name = "FILE", requires_all = ["store_ca", "store_key"])]
     pub(crate) store_cert: Option<PathBuf>,
 
     /// Private key of --store-cert, in PEM format
-    #[cfg(feature = "store")]
     #[arg(long, value_name = "FILE", requires = "store_cert")]
     pub(crate) store_key: Option<PathBuf>,
 
@@ -106,7 +101,6 @@ impl Args {
     }
 
     /// Returns the store with the certificates of its connections.
-    #[cfg(feature = "store")]
     pub(crate) fn store(&self) -> anyhow::Result<Option<StoreConfig>> {
         let identity = self.store_cert.as_deref().zip(self.store_key.as_deref());
         let store = self.store.clone();

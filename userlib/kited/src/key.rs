@@ -54,7 +54,6 @@ impl Key {
     }
 
     /// Returns a key for one purpose, from which the key of the cluster cannot be computed.
-    #[cfg(feature = "store")]
     pub(crate) fn derive(&self, purpose: &[u8]) -> [u8; 32] {
         Sha256::new()
             .chain_update(self.0)

@@ -16,7 +16,6 @@ pub mod membership;
 pub mod node;
 pub mod protocol;
 pub mod state_file;
-#[cfg(feature = "store")]
 pub mod store;
 pub mod wire;
 mod worker;

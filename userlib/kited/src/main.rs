@@ -82,7 +82,6 @@ async fn run_daemon(args: Args) -> Result<()> {
 
 /// Returns the role that the command line selects. A seed listens from now on.
 async fn role(args: &Args) -> Result<Role> {
-    #[cfg(feature = "store")]
     if let Some(store) = args.store()? {
         return Ok(Role::Store(store));
     }

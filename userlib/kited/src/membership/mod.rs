@@ -39,7 +39,6 @@ use crate::protocol::{Hosts, Instance, Message, Secret, View};
 pub use clock::MachineClock;
 pub use coordinator::Coordinator;
 pub use follower::Follower;
-#[cfg(feature = "store")]
 pub(crate) use outbox::relies_on_state;
 pub use outbox::Outbox;
 pub use snapshot::{ClusterState, FollowerSnapshot, Snapshot};

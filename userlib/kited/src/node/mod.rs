@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{self, Receiver, Sender, UnboundedReceiver, UnboundedSender};
-#[cfg(feature = "store")]
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{interval, timeout, MissedTickBehavior};
@@ -27,7 +26,6 @@ use crate::links::{LinkEvent, Links};
 use crate::membership::{Action, Input, LinkId, MachineClock, MembershipMachine, Outbox, Timing};
 use crate::protocol::{Instance, Message};
 use crate::state_file::StateLocation;
-#[cfg(feature = "store")]
 use crate::store::{self, CoordinatorConfig, StoreConfig};
 use crate::worker::{self, CommandQueue, KernelCommand, KernelReport, ProberSlot};
 use startup::{load_snapshot, new_machine, open_kernel, OpenedKernel};
@@ -44,7 +42,6 @@ pub enum Role {
     /// Joins the cluster of one of these seeds, each HOST:PORT.
     Follower(Vec<String>),
     /// Joins the cluster of this store, and is a candidate for its coordinator.
-    #[cfg(feature = "store")]
     Store(StoreConfig),
 }
 
@@ -155,7 +152,6 @@ impl DaemonNode {
         match config.role {
             Role::Seed(listener) => connector.spawn(links.listen(listener)),
             Role::Follower(seeds) => connector.spawn(links.dial(seeds, timing.heartbeat_interval)),
-            #[cfg(feature = "store")]
             Role::Store(store) => {
                 let coordinator = CoordinatorConfig {
                     timing,
@@ -369,7 +365,6 @@ fn bind_control(config: &Config, kernel: &impl Kernel) -> ControlSocket {
 
 /// Connects the daemon with a store until the task is aborted. The connection itself is a task of its own, so that a
 /// goodbye is still sent then.
-#[cfg(feature = "store")]
 async fn connect_store(store: StoreConfig, coordinator: CoordinatorConfig, links: Links) {
     let (_guard, stop) = oneshot::channel();
     let Links { key, events, .. } = links;

@@ -133,7 +133,6 @@ pub(super) fn new_machine<K>(
 
 fn of_role(follower: Follower, role: &Role) -> Follower {
     match role {
-        #[cfg(feature = "store")]
         Role::Store(_) => follower.of_store(),
         _ => follower,
     }

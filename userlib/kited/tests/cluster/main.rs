@@ -4,7 +4,6 @@
 mod mock;
 mod reachability;
 mod restart;
-#[cfg(feature = "store")]
 mod store;
 
 use std::fs;

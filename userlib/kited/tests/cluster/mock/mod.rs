@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Daemon in a thread, which can be paused and killed, and its mock kernel.
 
-#[cfg(feature = "store")]
 mod etcd;
 mod kernel;
 
@@ -18,12 +17,10 @@ use kited::key::Key;
 use kited::membership::Timing;
 use kited::node::{run, Config, Role, Shutdown};
 use kited::state_file::StateLocation;
-#[cfg(feature = "store")]
 use kited::store::StoreConfig;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 
-#[cfg(feature = "store")]
 pub(crate) use etcd::Etcd;
 pub(crate) use kernel::MockKernel;
 
@@ -153,7 +150,6 @@ impl TestDaemon {
     }
 
     /// Starts a daemon of the store with this URL.
-    #[cfg(feature = "store")]
     pub(crate) fn of_store(kernel: MockKernel, url: &str, config: ClusterConfig) -> Self {
         Self::start(kernel, url.into(), config, |url| {
             Role::Store(StoreConfig::parse(&url).unwrap())
