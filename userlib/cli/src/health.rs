@@ -16,7 +16,7 @@ use crate::output::print_line;
 enum Health {
     /// In a cluster, with an active port.
     Ok = 0,
-    /// In a cluster, but the port is down.
+    /// In a cluster, but the port is down, or the membership is frozen.
     Degraded = 1,
     /// Not usable.
     Down = 2,
@@ -41,7 +41,19 @@ fn read_health(rnic: &str) -> Result<(Health, String)> {
     let rnics = cluster.rnics()?;
     let used = rnics.iter().find(|rnic| rnic.name == cluster.rnic_name());
     let used = used.with_context(|| format!("{}: removed", cluster.rnic_name()))?;
-    Ok(assess(&used.name, used.active, &cluster.view()?))
+    let health = assess(&used.name, used.active, &cluster.view()?);
+    Ok(with_frozen(health, cluster.frozen_reason()))
+}
+
+/// Adds the reason for which the membership is frozen.
+fn with_frozen((health, text): (Health, String), reason: Option<String>) -> (Health, String) {
+    match (health, reason) {
+        (Health::Ok | Health::Degraded, Some(reason)) => (
+            Health::Degraded,
+            format!("{text}, membership frozen: {reason}"),
+        ),
+        _ => (health, text),
+    }
 }
 
 /// Derives the health from the name and port state of the RNIC, and the view of the cluster.
@@ -82,6 +94,30 @@ mod tests {
                 members: Vec::new(),
             };
             assert_eq!(assess("r", active, &view), (health, format!("r: {text}")));
+        }
+    }
+
+    #[test]
+    fn frozen_membership_degrades_the_health_of_a_member() {
+        for (health, expected, text) in [
+            (
+                Health::Ok,
+                Health::Degraded,
+                "r, membership frozen: no quorum",
+            ),
+            (
+                Health::Degraded,
+                Health::Degraded,
+                "r, membership frozen: no quorum",
+            ),
+            (Health::Down, Health::Down, "r"),
+        ] {
+            let frozen = with_frozen((health, "r".into()), Some("no quorum".into()));
+            assert_eq!(frozen, (expected, text.into()));
+            assert_eq!(
+                with_frozen((health, "r".into()), None),
+                (health, "r".into())
+            );
         }
     }
 }

@@ -20,6 +20,8 @@ struct Status {
     rnic: Option<String>,
     /// `None` if this node is in no cluster.
     view: Option<NamedView>,
+    /// Reason for which the membership is frozen, `None` if it is not.
+    frozen: Option<String>,
     /// `None` without an RNIC.
     transport: Option<TransportStats>,
     #[serde(flatten)]
@@ -64,6 +66,7 @@ impl Status {
                     rnics,
                     rnic: None,
                     view: None,
+                    frozen: None,
                     transport: None,
                     listing: RegionListing::default(),
                 });
@@ -81,6 +84,7 @@ impl Status {
             rnics,
             rnic: Some(cluster.rnic_name().to_owned()),
             view,
+            frozen: cluster.frozen_reason(),
             transport: Some(TransportStats::read(&cluster)?),
             listing,
         })
@@ -127,6 +131,9 @@ pub(crate) fn print_status(rnic: &str, numeric: bool, json: bool) -> Result<()> 
     }
     if status.rnics.is_empty() {
         print_line(format_args!("RNIC:    none"))?;
+    }
+    if let Some(reason) = &status.frozen {
+        print_line(format_args!("frozen:  no node joins or leaves: {reason}"))?;
     }
     let Some(view) = &status.view else {
         return print_line(format_args!("cluster: none (kite init or kite join)"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Hosts of the cluster, which kited publishes in a file for each RNIC.
+//! Hosts of the cluster and state of the membership, which kited publishes in files for each RNIC.
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
@@ -42,6 +42,23 @@ impl Cluster {
     pub fn hosts(&self) -> Vec<Host> {
         let path = format!("/run/kite/{}.hosts", self.rnic_name());
         parse_hosts(&fs::read_to_string(path).unwrap_or_default())
+    }
+
+    /// Returns the reason for which the membership is frozen, as kited publishes it: this node has no contact with a
+    /// coordinator. Requests between reachable members go on. No node joins, and none becomes reachable or unreachable.
+    /// Returns `None` on a seed, without kited, and if a coordinator decides.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// if let Some(reason) = kite::Cluster::open()?.frozen_reason() {
+    ///     println!("membership frozen: {reason}");
+    /// }
+    /// # Ok::<(), kite::Error>(())
+    /// ```
+    pub fn frozen_reason(&self) -> Option<String> {
+        let path = format!("/run/kite/{}.frozen", self.rnic_name());
+        let reason = fs::read_to_string(path).ok()?;
+        Some(reason.trim_end().to_owned())
     }
 }
 

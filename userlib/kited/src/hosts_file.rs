@@ -60,14 +60,19 @@ impl HostsFile {
         }
     }
 
-    /// Replaces the file atomically, since other processes read it.
     fn write(&self) -> io::Result<()> {
-        let new = self.path.with_extension("new");
         create_directory(Path::new(HOSTS_DIR))?;
-        fs::write(&new, format_lines(&self.gids, &self.hosts))?;
-        fs::set_permissions(&new, Permissions::from_mode(0o644))?;
-        fs::rename(new, &self.path)
+        replace_file(&self.path, &format_lines(&self.gids, &self.hosts))
     }
+}
+
+/// Replaces a file that all users may read. The change is atomic, since other processes read the file.
+pub(crate) fn replace_file(path: &Path, content: &str) -> io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    fs::write(&new, content)?;
+    fs::set_permissions(&new, Permissions::from_mode(0o644))?;
+    fs::rename(new, path)
 }
 
 /// Creates a directory with read access for all users, regardless of the umask.

@@ -39,6 +39,8 @@ pub(crate) enum LinkEvent {
     Opened(LinkId, Host, Sender<Message>),
     Message(LinkId, Message),
     Closed(LinkId),
+    /// There is no coordinator, for this reason. The connection is retried.
+    Unavailable(String),
     /// Connecting fails until the configuration changes.
     Failed(wire::WireError),
 }
@@ -127,7 +129,10 @@ impl Links {
                         let _ = self.events.send(LinkEvent::Failed(error)).await;
                         return;
                     }
-                    Err(error) => log_error_once(seed, &error, &mut last_error),
+                    Err(error) => {
+                        let reason = format!("cannot connect to seed {seed}: {error}");
+                        report_unavailable(&self.events, reason, &mut last_error).await;
+                    }
                 }
             }
             sleep(retry_interval.min(MAX_DIAL_INTERVAL)).await;
@@ -206,11 +211,17 @@ impl Links {
     }
 }
 
-/// Logs an error unless it equals the previous one, since the connection is retried several times per second.
-fn log_error_once(seed: &str, error: &wire::WireError, last_error: &mut String) {
-    let text = format!("cannot connect to seed {seed}: {error}");
-    if *last_error != text {
-        tracing::warn!("{text} (retrying)");
-        *last_error = text;
+/// Logs and reports why there is no coordinator, unless the reason equals the previous one: the connection is retried
+/// several times per second.
+pub(crate) async fn report_unavailable(
+    events: &Sender<LinkEvent>,
+    reason: String,
+    last_reason: &mut String,
+) {
+    if *last_reason != reason {
+        tracing::warn!("{reason} (retrying)");
+        last_reason.clone_from(&reason);
+        // The receiver is dropped only when the daemon exits.
+        let _ = events.send(LinkEvent::Unavailable(reason)).await;
     }
 }

@@ -2,6 +2,7 @@
 //! Node of the cluster, as the daemon runs it: passes messages of peers, events of the kernel and clock ticks to the
 //! membership state machine, and performs its actions.
 
+mod frozen;
 mod startup;
 mod storage;
 
@@ -28,6 +29,7 @@ use crate::protocol::{Instance, Message};
 use crate::state_file::StateLocation;
 use crate::store::{self, CoordinatorConfig, StoreConfig};
 use crate::worker::{self, CommandQueue, KernelCommand, KernelReport, ProberSlot};
+use frozen::FrozenFile;
 use startup::{load_snapshot, new_machine, open_kernel, OpenedKernel};
 use storage::Storage;
 
@@ -60,7 +62,8 @@ pub struct Config {
     pub state: Option<StateLocation>,
     /// Time after which the coordinator evicts an unreachable member. Without it, unreachable members stay.
     pub forget_after: Option<Duration>,
-    /// Directory of the control socket. Without it, no operator of this host can evict a node.
+    /// Directory of the control socket and of the file that shows a frozen membership. Without it, no operator of this
+    /// host can evict a node.
     pub control_directory: Option<PathBuf>,
 }
 
@@ -121,6 +124,7 @@ struct DaemonNode {
     /// Probes that have not ended.
     probes: BTreeSet<Instance>,
     reports: UnboundedSender<KernelReport>,
+    frozen: FrozenFile,
     /// Task that establishes connections. It is aborted on drop.
     connector: JoinSet<()>,
 }
@@ -142,6 +146,7 @@ impl DaemonNode {
     ) -> Result<(Self, InputSources)> {
         let (machine, membership) = new_machine(&config, &mut opened)?;
         let control = bind_control(&config, &opened.kernel);
+        let frozen = create_frozen_file(&config, &opened.kernel);
         let timing = config.timing;
         let (events_in, events) = mpsc::channel(1024);
         let (reports_in, reports) = mpsc::unbounded_channel();
@@ -178,6 +183,7 @@ impl DaemonNode {
             probe_timeout: timing.probe_timeout(),
             probes: BTreeSet::new(),
             reports: reports_in,
+            frozen,
             connector,
         };
         let sources = InputSources {
@@ -207,7 +213,10 @@ impl DaemonNode {
                 biased;
                 shutdown = &mut shutdown => return self.shut_down(shutdown),
                 Some(report) = sources.reports.recv() => self.report_to_input(report, on_ready)?,
-                Some(event) = sources.events.recv() => self.link_event_to_input(event)?,
+                Some(event) = sources.events.recv() => match self.link_event_to_input(event)? {
+                    Some(input) => input,
+                    None => continue,
+                },
                 Some(event) = sources.kernel_events.recv() => match event {
                     KernelEvent::Suspect(node) => Input::Suspect(node),
                     KernelEvent::RnicRemoved(error) => {
@@ -244,8 +253,10 @@ impl DaemonNode {
         })
     }
 
-    fn link_event_to_input(&mut self, event: LinkEvent) -> Result<Input> {
-        Ok(match event {
+    /// Returns the input of an event, or `None` if the event is not for the state machine.
+    fn link_event_to_input(&mut self, event: LinkEvent) -> Result<Option<Input>> {
+        self.frozen.on_event(&event);
+        Ok(Some(match event {
             LinkEvent::Opened(link, host, sender) => {
                 self.links.insert(link, sender);
                 Input::Opened(link, host)
@@ -255,8 +266,9 @@ impl DaemonNode {
                 self.links.remove(&link);
                 Input::Closed(link)
             }
+            LinkEvent::Unavailable(_) => return Ok(None),
             LinkEvent::Failed(error) => return Err(error).context("cannot join the cluster"),
-        })
+        }))
     }
 
     fn shut_down(&mut self, shutdown: Shutdown) -> Result<()> {
@@ -360,6 +372,14 @@ fn bind_control(config: &Config, kernel: &impl Kernel) -> ControlSocket {
     match (&config.role, &config.control_directory) {
         (Role::Follower(_), _) | (_, None) => ControlSocket::default(),
         (_, Some(directory)) => ControlSocket::bind(directory, &kernel.rnic_name()),
+    }
+}
+
+/// Creates the file that shows a frozen membership. A seed has none.
+fn create_frozen_file(config: &Config, kernel: &impl Kernel) -> FrozenFile {
+    match (&config.role, &config.control_directory) {
+        (Role::Seed(_), _) | (_, None) => FrozenFile::default(),
+        (_, Some(directory)) => FrozenFile::create(directory, &kernel.rnic_name()),
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure, Context, Error, Result};
+use anyhow::{anyhow, bail, ensure, Context, Error, Result};
 use etcd_client::{
     Client, Compare, CompareOp, ConnectOptions, DeleteOptions, EventType, KeyValue, PutOptions,
     Txn, TxnOp, WatchOptions, WatchStream,
@@ -202,7 +202,7 @@ impl Etcd {
         let (mut keeper, mut replies) = request(client.keep_alive(lease)).await?;
         loop {
             let sent = Instant::now();
-            keeper.keep_alive().await?;
+            keeper.keep_alive().await.map_err(explain)?;
             let reply = request(replies.message()).await?.context("stream ended")?;
             ensure!(reply.ttl() > 0, "lease has expired");
             *renewed = sent;
@@ -221,7 +221,21 @@ async fn request<T>(
     reply: impl std::future::Future<Output = Result<T, etcd_client::Error>>,
 ) -> Result<T> {
     let reply = timeout(REQUEST_TIMEOUT, reply).await;
-    Ok(reply.context("store does not reply")??)
+    reply.context("server does not reply")?.map_err(explain)
+}
+
+/// Returns an error of etcd without the metadata of the request. A server that knows no leader, or that does not reach the
+/// others in time, has no quorum.
+fn explain(error: etcd_client::Error) -> Error {
+    let etcd_client::Error::GRpcStatus(status) = &error else {
+        return error.into();
+    };
+    match status.message() {
+        "etcdserver: no leader" => anyhow!("no quorum"),
+        text if text.starts_with("etcdserver: request timed out") => anyhow!("no quorum"),
+        "" => anyhow!("{:?}", status.code()),
+        text => anyhow!("{text}"),
+    }
 }
 
 /// Change of a key.
@@ -249,7 +263,8 @@ impl Watch {
             if let Some(change) = self.events.pop_front() {
                 return Ok(change);
             }
-            let response = self.stream.message().await?.context("watch ended")?;
+            let response = self.stream.message().await.map_err(explain)?;
+            let response = response.context("watch ended")?;
             if response.canceled() {
                 bail!("watch canceled: {}", response.cancel_reason());
             }

@@ -37,6 +37,8 @@ pub(super) struct Member {
     heartbeat_interval: Duration,
     /// Link that the state machine considers open.
     link: Option<LinkId>,
+    /// `true` after a link was opened.
+    was_linked: bool,
 }
 
 /// Open link.
@@ -60,6 +62,7 @@ impl Member {
             events,
             heartbeat_interval,
             link: None,
+            was_linked: false,
         }
     }
 
@@ -83,6 +86,11 @@ impl Member {
                 _ = &mut *stop => return Ok(()),
             }
         }
+    }
+
+    /// Returns `true` if a link was opened since the last call.
+    pub(super) fn take_linked(&mut self) -> bool {
+        std::mem::take(&mut self.was_linked)
     }
 
     /// Notifies the state machine that the link is closed.
@@ -109,7 +117,7 @@ impl Member {
             .await?;
         let mut mail = etcd.watch(&link.key, link.created + 1).await?;
         let (queue, mut messages) = mpsc::channel(SEND_QUEUE_MAX);
-        self.link = Some(link.id);
+        (self.link, self.was_linked) = (Some(link.id), true);
         self.emit(LinkEvent::Opened(link.id, coordinator.value, queue))
             .await;
         let mut ticks = interval(self.heartbeat_interval);

@@ -31,6 +31,7 @@ mod member;
 mod seal;
 mod term;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -42,7 +43,7 @@ pub use config::StoreConfig;
 
 use crate::host::{Host, HostName};
 use crate::key::Key;
-use crate::links::LinkEvent;
+use crate::links::{report_unavailable, LinkEvent};
 use crate::membership::Timing;
 use candidate::Candidate;
 use etcd::Etcd;
@@ -74,7 +75,7 @@ pub(crate) async fn run(
     mut stop: oneshot::Receiver<()>,
 ) {
     let endpoints = config.endpoints();
-    let mut last_error = String::new();
+    let mut failures = Failures::new(events.clone());
     let mut member = Member::new(events, coordinator.timing.heartbeat_interval);
     // A session uses one server. The next session uses the next one.
     for endpoint in endpoints.iter().cycle() {
@@ -85,9 +86,12 @@ pub(crate) async fn run(
             Err(error) => Err(error),
         };
         member.close().await;
+        if member.take_linked() {
+            failures.clear();
+        }
         match result {
             Ok(()) => return,
-            Err(error) => log_once(&error, &mut last_error),
+            Err(error) => failures.report(endpoint, &error).await,
         }
         tokio::select! {
             _ = &mut stop => return,
@@ -128,11 +132,33 @@ fn local_host(config: &StoreConfig) -> Host {
     }
 }
 
-/// Logs an error unless it equals the previous one, since sessions are retried.
-fn log_once(error: &anyhow::Error, last_error: &mut String) {
-    let text = format!("{error:#}");
-    if *last_error != text {
-        tracing::warn!("store: {text} (retrying)");
-        *last_error = text;
+/// Errors of the servers since the last link of the member.
+struct Failures {
+    events: Sender<LinkEvent>,
+    errors: BTreeMap<String, String>,
+    last_reason: String,
+}
+
+impl Failures {
+    fn new(events: Sender<LinkEvent>) -> Self {
+        Self {
+            events,
+            errors: BTreeMap::new(),
+            last_reason: String::new(),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.errors.clear();
+        self.last_reason.clear();
+    }
+
+    /// Reports the errors of all servers, if that of this server is another one than before.
+    async fn report(&mut self, endpoint: &str, error: &anyhow::Error) {
+        self.errors.insert(endpoint.into(), format!("{error:#}"));
+        let errors = self.errors.iter();
+        let errors = errors.map(|(endpoint, error)| format!("{endpoint}: {error}"));
+        let reason = format!("store: {}", errors.collect::<Vec<_>>().join("; "));
+        report_unavailable(&self.events, reason, &mut self.last_reason).await;
     }
 }

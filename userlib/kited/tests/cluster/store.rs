@@ -2,13 +2,16 @@
 //! Clusters with a store: etcd servers, and daemons without connections to each other.
 
 use std::os::unix::net::UnixDatagram;
-use std::thread;
 
 use kited::key::Key;
 use kited::node::Shutdown;
 
-use crate::mock::{temporary_directory, wait, ClusterConfig, Etcd, MockKernel, TestDaemon};
+use crate::mock::{wait, ClusterConfig, Etcd, MockKernel, TestDaemon};
 use crate::{identities, is_reachable_in_all, is_view_of_all, node_numbers};
+
+fn start_daemon(etcd: &Etcd, kernel: MockKernel) -> TestDaemon {
+    TestDaemon::of_store(kernel, etcd.store(), etcd.config())
+}
 
 /// Starts daemons one after the other, so that the first one is the coordinator.
 fn start_daemons(etcd: &Etcd, count: u8) -> Vec<TestDaemon> {
@@ -20,11 +23,7 @@ fn start_daemons(etcd: &Etcd, count: u8) -> Vec<TestDaemon> {
 }
 
 fn add_daemon(daemons: &mut Vec<TestDaemon>, etcd: &Etcd, kernel: MockKernel) {
-    daemons.push(TestDaemon::of_store(
-        kernel,
-        &etcd.url(),
-        ClusterConfig::default(),
-    ));
+    daemons.push(start_daemon(etcd, kernel));
     wait("all to be in", || {
         is_view_of_all(daemons, &node_numbers(daemons.len()))
     });
@@ -38,14 +37,24 @@ fn wait_for_links(daemons: &[TestDaemon]) {
     });
 }
 
+/// Waits until the membership of a daemon is frozen for a reason with this text.
+fn wait_for_frozen(daemon: &TestDaemon, text: &str) {
+    wait(text, || {
+        let reason = daemon.frozen_reason();
+        reason.is_some_and(|reason| reason.contains(text))
+    });
+}
+
+/// Waits until the membership of no daemon is frozen.
+fn wait_for_thaw(daemons: &[TestDaemon]) {
+    let is_frozen = |daemon: &TestDaemon| daemon.frozen_reason().is_some();
+    wait("a coordinator", || !daemons.iter().any(is_frozen));
+}
+
 #[test]
 fn nodes_join_and_leave_without_a_seed() {
     let etcd = Etcd::start("join", 1);
     let mut daemons = start_daemons(&etcd, 3);
-    let secrets = identities(&daemons).into_iter().map(|i| i.unwrap().secret);
-    let mut secrets: Vec<_> = secrets.collect();
-    secrets.dedup();
-    assert_eq!(secrets.len(), 1);
     wait_for_links(&daemons);
     // The first one is the coordinator. It processes its own goodbye.
     daemons.remove(0).stop(Shutdown::Leave).unwrap();
@@ -55,15 +64,29 @@ fn nodes_join_and_leave_without_a_seed() {
     wait_for_links(&daemons);
     daemons.remove(0).stop(Shutdown::Leave).unwrap();
     wait("the node to be removed", || is_view_of_all(&daemons, &[3]));
-    let kernel = MockKernel::new(1);
-    daemons.push(TestDaemon::of_store(
-        kernel,
-        &etcd.url(),
-        ClusterConfig::default(),
-    ));
+    daemons.push(start_daemon(&etcd, MockKernel::new(1)));
     wait("the node to have its number", || {
         is_view_of_all(&daemons, &[1, 3])
     });
+}
+
+#[test]
+fn concurrent_first_starts_create_one_cluster_whose_secret_is_encrypted() {
+    let etcd = Etcd::start("first", 1);
+    let start = |gid| start_daemon(&etcd, MockKernel::new(gid));
+    let daemons: Vec<TestDaemon> = (1..=4).map(start).collect();
+    wait("one view", || is_view_of_all(&daemons, &[1, 2, 3, 4]));
+    let identities = identities(&daemons).into_iter().map(Option::unwrap);
+    let mut secrets: Vec<_> = identities.map(|identity| identity.secret).collect();
+    secrets.dedup();
+    let [secret] = secrets[..] else {
+        panic!("{} secrets", secrets.len());
+    };
+    let values = etcd.values();
+    assert!(values.iter().any(|value| value.len() > secret.len()));
+    for value in values {
+        assert!(!value.windows(secret.len()).any(|bytes| bytes == secret));
+    }
 }
 
 #[test]
@@ -76,12 +99,7 @@ fn another_daemon_continues_for_a_killed_coordinator() {
         is_reachable_in_all(&daemons, &[2, 3])
     });
     assert_eq!(identities(&daemons), before[1..]);
-    let kernel = MockKernel::new(1);
-    daemons.push(TestDaemon::of_store(
-        kernel,
-        &etcd.url(),
-        ClusterConfig::default(),
-    ));
+    daemons.push(start_daemon(&etcd, MockKernel::new(1)));
     wait("the node to return", || {
         is_reachable_in_all(&daemons, &[1, 2, 3])
     });
@@ -92,29 +110,35 @@ fn another_daemon_continues_for_a_killed_coordinator() {
 fn paused_coordinator_is_replaced_and_no_view_changes() {
     let etcd = Etcd::start("paused", 1);
     let mut daemons = start_daemons(&etcd, 3);
+    wait_for_links(&daemons);
     let (before, view) = (identities(&daemons), daemons[0].kernel.view());
     let pause = daemons[0].pause_lock();
     let pause = daemons[0].pause_on(&pause);
-    thread::sleep(5 * daemons[0].config().timing.dead_after);
-    assert_eq!(daemons[1].kernel.view(), view, "its kernel replies");
+    wait("another coordinator", || {
+        let hosts = |daemon: &TestDaemon| daemon.kernel.hosts().len();
+        daemons[1..].iter().all(|daemon| hosts(daemon) == 2)
+    });
+    // Its kernel replies to the probes of the next coordinator.
+    std::thread::sleep(3 * daemons[0].config().timing.dead_after);
+    assert_eq!(daemons[1].kernel.view(), view);
     drop(pause);
     add_daemon(&mut daemons, &etcd, MockKernel::new(4));
     assert_eq!(identities(&daemons[..3]), before);
 }
 
 #[test]
-fn store_without_quorum_changes_no_view() {
+fn store_without_quorum_freezes_the_view_until_the_quorum_returns() {
     let mut etcd = Etcd::start("quorum", 3);
     let mut daemons = start_daemons(&etcd, 3);
+    wait_for_thaw(&daemons);
     let (before, view) = (identities(&daemons), daemons[0].kernel.view());
     (1..3).for_each(|server| etcd.kill(server));
-    let kernel = MockKernel::new(4);
-    daemons.push(TestDaemon::of_store(
-        kernel,
-        &etcd.url(),
-        ClusterConfig::default(),
-    ));
-    thread::sleep(5 * daemons[0].config().timing.dead_after);
+    daemons.push(start_daemon(&etcd, MockKernel::new(4)));
+    for daemon in &daemons {
+        wait_for_frozen(daemon, "no quorum");
+    }
+    // Silence of this length is a fault while there is a coordinator.
+    std::thread::sleep(3 * daemons[0].config().timing.dead_after);
     let is_unchanged = |daemon: &TestDaemon| daemon.kernel.view() == view;
     assert!(daemons[..3].iter().all(is_unchanged));
     assert_eq!(daemons[3].kernel.view(), None);
@@ -123,6 +147,7 @@ fn store_without_quorum_changes_no_view() {
         is_reachable_in_all(&daemons, &[1, 2, 3, 4])
     });
     assert_eq!(identities(&daemons[..3]), before);
+    wait_for_thaw(&daemons);
 }
 
 #[test]
@@ -150,9 +175,7 @@ fn restarted_daemons_of_a_store_keep_incarnations_and_view() {
     for daemon in daemons.drain(..) {
         daemon.stop(Shutdown::Detach).unwrap();
     }
-    let config = ClusterConfig::default();
-    let start =
-        |kernel: &MockKernel| TestDaemon::of_store(kernel.clone(), &etcd.url(), config.clone());
+    let start = |kernel: &MockKernel| start_daemon(&etcd, kernel.clone());
     daemons.extend(kernels.iter().map(start));
     add_daemon(&mut daemons, &etcd, MockKernel::new(4));
     assert_eq!(identities(&daemons[..3]), before);
@@ -163,38 +186,57 @@ fn daemon_with_another_key_disturbs_no_cluster() {
     let etcd = Etcd::start("key", 1);
     let mut daemons = start_daemons(&etcd, 2);
     let (before, view) = (identities(&daemons), daemons[0].kernel.view());
-    let config = ClusterConfig {
-        key: Some(Key::new(b"another key of the tests")),
-        ..ClusterConfig::default()
-    };
-    let stranger = TestDaemon::of_store(MockKernel::new(9), &etcd.url(), config);
-    thread::sleep(3 * daemons[0].config().timing.dead_after);
-    assert_eq!(stranger.kernel.view(), None);
-    assert_eq!(daemons[1].kernel.view(), view);
-    // It cannot become the coordinator either.
-    let first = daemons.remove(0);
-    first.stop(Shutdown::Leave).unwrap();
+    for (gid, key, reason) in [
+        (8, None, "start kited with --key"),
+        (9, Some("another key"), "another daemon has another key"),
+    ] {
+        let config = ClusterConfig {
+            key: key.map(|key| Key::new(key.as_bytes())),
+            ..etcd.config()
+        };
+        let stranger = TestDaemon::of_store(MockKernel::new(gid), etcd.store(), config);
+        wait_for_frozen(&stranger, reason);
+        assert_eq!(stranger.kernel.view(), None);
+        assert_eq!(daemons[1].kernel.view(), view);
+        daemons.push(stranger);
+    }
+    // They cannot become the coordinator either.
+    daemons.remove(0).stop(Shutdown::Leave).unwrap();
     wait("the first node to be removed", || {
-        is_view_of_all(&daemons, &[2])
+        is_view_of_all(&daemons[..1], &[2])
     });
-    assert_eq!(identities(&daemons), before[1..]);
+    assert_eq!(identities(&daemons)[..1], before[1..]);
+}
+
+#[test]
+fn node_with_another_version_of_the_kernel_messages_is_rejected_with_both_versions() {
+    let etcd = Etcd::start("version", 1);
+    let daemons = start_daemons(&etcd, 1);
+    let other = start_daemon(&etcd, MockKernel::of_other_version(2));
+    let error = format!("{:#}", other.join().unwrap_err());
+    assert!(
+        error.contains("wire version 2, that of the cluster has 1: install the same version"),
+        "{error}"
+    );
+    assert!(is_view_of_all(&daemons, &[1]));
+}
+
+#[test]
+fn store_with_tls_serves_daemons_with_a_certificate_only() {
+    let etcd = Etcd::start_with_tls("tls");
+    let stranger = TestDaemon::of_store(MockKernel::new(9), etcd.store_with(None), etcd.config());
+    wait_for_frozen(&stranger, "store: https://");
+    let daemons = start_daemons(&etcd, 2);
+    assert_eq!(stranger.kernel.view(), None);
+    assert!(is_view_of_all(&daemons, &[1, 2]));
+    assert!(stranger.frozen_reason().is_some());
 }
 
 #[test]
 fn every_daemon_of_a_store_evicts_unreachable_nodes() {
     let etcd = Etcd::start("evict", 1);
-    let mut daemons = start_daemons(&etcd, 2);
-    let directory = temporary_directory("evict-control");
-    let config = ClusterConfig {
-        control_directory: Some(directory.clone()),
-        ..ClusterConfig::default()
-    };
-    daemons.push(TestDaemon::of_store(
-        MockKernel::new(3),
-        &etcd.url(),
-        config,
-    ));
-    wait("all to be in", || is_view_of_all(&daemons, &[1, 2, 3]));
+    let mut daemons = start_daemons(&etcd, 3);
+    wait_for_thaw(&daemons);
     let lost = daemons.remove(1);
     let incarnation = lost.kernel.identity().unwrap().incarnation;
     lost.kill();
@@ -202,13 +244,12 @@ fn every_daemon_of_a_store_evicts_unreachable_nodes() {
         is_reachable_in_all(&daemons, &[1, 3])
     });
     let socket = UnixDatagram::unbound().unwrap();
-    let path = std::fs::read_dir(&directory).unwrap().next().unwrap();
+    let path = etcd.config().control_directory.unwrap();
     let request = format!("evict 2 {incarnation:x}");
     socket
-        .send_to(request.as_bytes(), path.unwrap().path())
+        .send_to(request.as_bytes(), path.join("mock3.control"))
         .unwrap();
     wait("the node to be evicted", || {
         is_view_of_all(&daemons, &[1, 3])
     });
-    std::fs::remove_dir_all(directory).unwrap();
 }

@@ -22,6 +22,7 @@ pub(crate) struct MockKernel {
     /// Held while views cannot be applied.
     apply_gate: Arc<Mutex<()>>,
     gid: u8,
+    wire_version: u32,
     /// Checkpoint of the daemon, if a service manager stores checkpoint and session.
     checkpoint: Option<Arc<OwnedFd>>,
 }
@@ -53,7 +54,16 @@ impl MockKernel {
             state: Arc::default(),
             apply_gate: Arc::default(),
             gid,
+            wire_version: 1,
             checkpoint: None,
+        }
+    }
+
+    /// Returns a kernel with another version of the messages between kernels.
+    pub(crate) fn of_other_version(gid: u8) -> Self {
+        Self {
+            wire_version: 2,
+            ..Self::new(gid)
         }
     }
 
@@ -180,12 +190,12 @@ impl kernel::Kernel for MockKernel {
         };
         Ok(KernelInfo {
             address,
-            wire_version: 1,
+            wire_version: self.wire_version,
         })
     }
 
     fn rnic_name(&self) -> String {
-        "mock0".into()
+        format!("mock{}", self.gid)
     }
 
     fn resume(

@@ -13,6 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use kited::kernel::Kernel as _;
 use kited::key::Key;
 use kited::membership::Timing;
 use kited::node::{run, Config, Role, Shutdown};
@@ -31,7 +32,7 @@ pub(crate) struct ClusterConfig {
     pub(crate) timing: Timing,
     /// State file of the seed.
     pub(crate) state: Option<PathBuf>,
-    /// Directory of the seed's control socket.
+    /// Directory of control socket and frozen file.
     pub(crate) control_directory: Option<PathBuf>,
 }
 
@@ -149,11 +150,9 @@ impl TestDaemon {
         })
     }
 
-    /// Starts a daemon of the store with this URL.
-    pub(crate) fn of_store(kernel: MockKernel, url: &str, config: ClusterConfig) -> Self {
-        Self::start(kernel, url.into(), config, |url| {
-            Role::Store(StoreConfig::parse(&url).unwrap())
-        })
+    /// Starts a daemon of a store.
+    pub(crate) fn of_store(kernel: MockKernel, store: StoreConfig, config: ClusterConfig) -> Self {
+        Self::start(kernel, String::new(), config, |_| Role::Store(store))
     }
 
     fn start(
@@ -207,6 +206,13 @@ impl TestDaemon {
 
     pub(crate) fn config(&self) -> ClusterConfig {
         self.config.clone()
+    }
+
+    /// Returns the reason for which the membership is frozen.
+    pub(crate) fn frozen_reason(&self) -> Option<String> {
+        let directory = self.config.control_directory.as_ref()?;
+        let file = format!("{}.frozen", self.kernel.rnic_name());
+        std::fs::read_to_string(directory.join(file)).ok()
     }
 
     /// Returns the ready reports: number of this node, and number of members.
