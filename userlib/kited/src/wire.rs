@@ -28,7 +28,10 @@ use crate::protocol::Message;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 const MAGIC: [u8; 6] = *b"kited\0";
-const PROTOCOL_VERSION: u8 = 5;
+
+/// Version of the messages between daemons.
+pub(crate) const PROTOCOL_VERSION: u8 = 5;
+
 const AEAD_TAG_BYTES: usize = 16;
 
 /// Error that prevented or ended a connection.

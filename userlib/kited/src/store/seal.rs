@@ -4,6 +4,8 @@
 //! A value is encrypted with XChaCha20-Poly1305, a random nonce, and a key that is derived from the key of the cluster.
 //! The name of the value is authenticated with it: a value that was moved to another name cannot be read. A client with
 //! write access to the store can delete values and restore earlier ones, but cannot forge or read them.
+//!
+//! A value begins with its form and the version of the daemons' protocol. A daemon of another version cannot read it.
 
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use chacha20poly1305::aead::{Aead, Payload};
@@ -12,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::Serialize;
 
 use crate::key::Key;
+use crate::wire::PROTOCOL_VERSION;
 
 /// Purpose of the derived key.
 const PURPOSE: &[u8] = b"kite store";
@@ -37,7 +40,7 @@ impl Seal {
     pub(super) fn seal(&self, name: &str, value: &impl Serialize) -> Result<Vec<u8>> {
         let encoded = postcard::to_stdvec(value)?;
         let Some(cipher) = &self.0 else {
-            return Ok([&[PLAIN], &encoded[..]].concat());
+            return Ok([&[PLAIN, PROTOCOL_VERSION], &encoded[..]].concat());
         };
         let mut nonce = [0; NONCE_BYTES];
         getrandom::fill(&mut nonce).context("cannot read random bytes")?;
@@ -47,18 +50,25 @@ impl Seal {
         };
         let sealed = cipher.encrypt(XNonce::from_slice(&nonce), payload);
         let sealed = sealed.map_err(|_| anyhow!("cannot encrypt {name}"))?;
-        Ok([&[SEALED], &nonce[..], &sealed].concat())
+        Ok([&[SEALED, PROTOCOL_VERSION], &nonce[..], &sealed].concat())
     }
 
     /// Decrypts and decodes a value.
     pub(super) fn open<T: DeserializeOwned>(&self, name: &str, bytes: &[u8]) -> Result<T> {
-        let (&form, rest) = bytes.split_first().context("value is empty")?;
-        let encoded = match (form, &self.0) {
+        let [form, version, rest @ ..] = bytes else {
+            bail!("{name} is too short");
+        };
+        ensure!(
+            *version == PROTOCOL_VERSION,
+            "{name} has protocol version {version}, this node has version {PROTOCOL_VERSION}: install the same version \
+             on all nodes"
+        );
+        let encoded = match (*form, &self.0) {
             (PLAIN, None) => rest.to_vec(),
             (SEALED, Some(cipher)) => decrypt(cipher, name, rest)?,
             (PLAIN, Some(_)) => bail!("{name} is not encrypted: another daemon has no --key"),
             (SEALED, None) => bail!("{name} is encrypted: start kited with --key"),
-            _ => bail!("{name} has an unknown form: another version of kited wrote it"),
+            _ => bail!("{name} has an unknown form"),
         };
         postcard::from_bytes(&encoded).with_context(|| format!("{name} is malformed"))
     }
@@ -94,6 +104,19 @@ mod tests {
         let sealed = seal(Some("a")).seal("x", &42u32).unwrap();
         assert!(seal(Some("a")).open::<u32>("y", &sealed).is_err());
         assert!(seal(None).open::<u32>("x", &sealed).is_err());
+    }
+
+    #[test]
+    fn value_of_another_protocol_version_is_rejected_with_both_versions() {
+        for key in [None, Some("a")] {
+            let mut sealed = seal(key).seal("x", &42u32).unwrap();
+            sealed[1] -= 1;
+            let error = seal(key).open::<u32>("x", &sealed).unwrap_err().to_string();
+            let other = PROTOCOL_VERSION - 1;
+            for version in [other, PROTOCOL_VERSION] {
+                assert!(error.contains(&format!("version {version}")), "{error}");
+            }
+        }
     }
 
     #[test]
