@@ -48,8 +48,12 @@ fn run(args: Args) -> Result<()> {
     let rnic = args.rnic;
     let open = || Cluster::open_rnic(&rnic);
     match args.command {
-        Command::Init { listen } => setup::init(&rnic, &listen),
-        Command::Join { seed, key_file } => setup::join(&rnic, &seed, key_file.as_deref()),
+        Command::Init { listen, store } => setup::init(&rnic, &listen, &store),
+        Command::Join {
+            seed,
+            store,
+            key_file,
+        } => setup::join(&rnic, seed.as_deref(), &store, key_file.as_deref()),
         Command::Leave { yes } => setup::leave(&rnic, yes),
         Command::Evict { node, yes } => setup::evict(&open()?, &node, yes),
         Command::Status { numeric, json, .. } => status::print_status(&rnic, numeric, json),

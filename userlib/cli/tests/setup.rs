@@ -68,6 +68,27 @@ fn join_reads_key_from_stdin_or_file_and_failed_join_writes_no_file() {
 }
 
 #[test]
+fn init_and_join_with_a_store_write_its_options() {
+    let output_text = run("
+        tls='--store-ca /etc/ca --store-cert /etc/c --store-key /etc/k'
+        fails kite init --store etcds://a:1 --store-ca ca
+        fails kite init --store etcd://a:1 --listen 10.0.0.1
+        fails kite join seed --store etcd://a:1
+        [ ! -e /etc/kite ]
+        kite init --store etcds://a:1,b:1/x $tls
+        kite join --store etcds://a:1,b:1/x $tls
+        fails kite join --store etcd://a:1");
+    let options =
+        "--store etcds://a:1,b:1/x --store-ca /etc/ca --store-cert /etc/c --store-key /etc/k";
+    for line in [
+        format!("start the daemon with: kited {options} --key /etc/kite/key\n"),
+        format!("ssh root@NODE kite join {options} --key-file - </etc/kite/key\n"),
+    ] {
+        assert!(output_text.contains(&line), "{line}: {output_text}");
+    }
+}
+
+#[test]
 fn init_with_failing_service_reports_it_and_can_be_repeated() {
     let output_text = run("
         mkdir -p /run/systemd/system /run/bin

@@ -28,6 +28,26 @@ pub(crate) struct PlacementArgs {
     pub(crate) other_rights: Rights,
 }
 
+/// Store of the cluster, instead of a seed.
+#[derive(Debug, Default, Args)]
+pub(crate) struct StoreArgs {
+    /// Use this store instead of a seed: etcd://HOST:PORT,...[/PREFIX], or etcds://... for TLS; see kited(8)
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: Option<String>,
+
+    /// Absolute path of the certificate of the authority that signed those of the store
+    #[arg(long, value_name = "FILE", requires = "store")]
+    pub(crate) store_ca: Option<PathBuf>,
+
+    /// Absolute path of the certificate of this node for the store
+    #[arg(long, value_name = "FILE", requires_all = ["store_ca", "store_key"])]
+    pub(crate) store_cert: Option<PathBuf>,
+
+    /// Absolute path of the private key of --store-cert
+    #[arg(long, value_name = "FILE", requires = "store_cert")]
+    pub(crate) store_key: Option<PathBuf>,
+}
+
 /// Arguments of `kite limit`: the limit to set, or none to show all limits.
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("subject").args(["user", "cgroup"])))]

@@ -17,7 +17,7 @@ use crate::nodes::NodeArg;
 use crate::{complete, users};
 use values::{candidates, name_parser, parse_bytes, parse_seconds};
 
-pub(crate) use groups::{LimitArgs, PlacementArgs};
+pub(crate) use groups::{LimitArgs, PlacementArgs, StoreArgs};
 
 /// Allocate, inspect and measure named memory regions of a cluster.
 #[derive(Debug, Parser)]
@@ -39,14 +39,21 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Create a cluster with this node as its seed
+    /// Create a cluster with this node as its seed, or with a store
     ///
     /// Creates the key of the cluster, /etc/kite/key, and writes the options of kited to /etc/kite/kited.env. Enables
     /// and starts the service kited, and prints the command that adds another node. Existing files are not overwritten.
     Init {
         /// Address at which kited listens for other nodes; the default port is 7471
-        #[arg(long, value_name = "ADDR[:PORT]", default_value = "0.0.0.0:7471")]
+        #[arg(
+            long,
+            value_name = "ADDR[:PORT]",
+            default_value = "0.0.0.0:7471",
+            conflicts_with = "store"
+        )]
         listen: String,
+        #[command(flatten)]
+        store: StoreArgs,
     },
     /// Join a cluster
     ///
@@ -54,8 +61,14 @@ pub(crate) enum Command {
     /// service kited, and waits until the node is a member.
     Join {
         /// Seed of the cluster; the default port is 7471
-        #[arg(value_name = "HOST[:PORT]")]
-        seed: String,
+        #[arg(
+            value_name = "HOST[:PORT]",
+            required_unless_present = "store",
+            conflicts_with = "store"
+        )]
+        seed: Option<String>,
+        #[command(flatten)]
+        store: StoreArgs,
         /// Key of the cluster, "-" for standard input [default: /etc/kite/key]
         #[arg(long, value_name = "FILE")]
         key_file: Option<PathBuf>,
@@ -66,7 +79,7 @@ pub(crate) enum Command {
         #[arg(long)]
         yes: bool,
     },
-    /// Remove another node from the cluster, on the seed: its regions are lost
+    /// Remove another node from the cluster, on the seed, or on any node with a store: its regions are lost
     ///
     /// For a node that does not return. Memory that others lent to it, and names of its regions, are free again. A node
     /// that runs joins with a new incarnation.

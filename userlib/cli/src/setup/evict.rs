@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! `kite evict`: sends a request to the control socket of the seed's kited, and waits for the view without the node.
+//! `kite evict`: sends a request to the control socket of kited, and waits for the view without the node. The seed has a
+//! control socket, and each node of a cluster with a store.
 
 use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
 
 use anyhow::{ensure, Context, Result};
 use kite::{Cluster, Member, View};
@@ -16,11 +18,16 @@ const SEED_NODE: u32 = 1;
 /// Removes a node from the cluster, with its regions.
 pub(crate) fn evict(cluster: &Cluster, node: &NodeArg, yes: bool) -> Result<()> {
     let view = joined_view(cluster)?;
+    let socket = PathBuf::from(format!("/run/kite/{}.control", cluster.rnic_name()));
+    ensure!(
+        socket.exists(),
+        "the seed alone removes nodes; run the command on node {SEED_NODE}, or with a store on any node with kited"
+    );
     let member = find_evictable(&view, node.resolve(cluster)?)?;
     if !yes {
         confirm(&effect(member))?;
     }
-    request(cluster.rnic_name(), member)?;
+    request(&socket, member)?;
     let is_removed = || {
         let view = cluster.view().ok()?;
         let mut members = view.members.iter();
@@ -31,15 +38,11 @@ pub(crate) fn evict(cluster: &Cluster, node: &NodeArg, yes: bool) -> Result<()> 
     print_line(format_args!("node {} was removed", member.node))
 }
 
-/// Returns the member with this number, if this node may evict it.
+/// Returns the member with this number, unless it is this node.
 fn find_evictable(view: &View, node: u32) -> Result<&Member> {
     ensure!(
-        view.local_node == SEED_NODE,
-        "the seed alone removes nodes; run the command on node {SEED_NODE}"
-    );
-    ensure!(
-        node != SEED_NODE,
-        "node {SEED_NODE} is this node; to remove it: kite leave"
+        node != view.local_node,
+        "node {node} is this node; to remove it: kite leave"
     );
     let member = view.members.iter().find(|member| member.node == node);
     member.with_context(|| format!("node {node} is no member; see: kite nodes"))
@@ -54,12 +57,11 @@ fn effect(member: &Member) -> String {
     }
 }
 
-fn request(rnic: &str, member: &Member) -> Result<()> {
-    let path = format!("/run/kite/{rnic}.control");
+fn request(socket: &Path, member: &Member) -> Result<()> {
     let request = format!("evict {} {:x}", member.node, member.incarnation);
-    let sent = UnixDatagram::unbound().and_then(|s| s.send_to(request.as_bytes(), &path));
+    let sent = UnixDatagram::unbound().and_then(|s| s.send_to(request.as_bytes(), socket));
     sent.map(drop)
-        .with_context(|| format!("sending to kited by {path}"))
+        .with_context(|| format!("sending to kited by {}", socket.display()))
 }
 
 #[cfg(test)]
@@ -68,19 +70,20 @@ mod tests {
     use crate::nodes::example_member as member;
 
     #[test]
-    fn seed_evicts_other_members_only() {
+    fn node_evicts_other_members_only() {
         let view = |local_node| View {
             epoch: 9,
             local_node,
             members: vec![member(1, 0), member(2, 0), member(3, 5)],
         };
-        let (seed, follower) = (view(1), view(2));
+        let (one, two) = (view(1), view(2));
         for (view, node, is_evictable) in [
-            (&seed, 1, false),
-            (&seed, 2, true),
-            (&seed, 3, true),
-            (&seed, 4, false),
-            (&follower, 3, false),
+            (&one, 1, false),
+            (&one, 2, true),
+            (&one, 3, true),
+            (&one, 4, false),
+            (&two, 1, true),
+            (&two, 2, false),
         ] {
             assert_eq!(find_evictable(view, node).is_ok(), is_evictable, "{node}");
         }

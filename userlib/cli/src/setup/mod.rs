@@ -14,6 +14,7 @@ mod address;
 mod evict;
 mod files;
 mod service;
+mod store;
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::net::SocketAddr;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use kite::{Cluster, View};
 
+use crate::args::StoreArgs;
 use crate::nodes::{host_name, joined_view};
 use crate::output::print_line;
 use address::{needs_no_quoting, with_port, DEFAULT_PORT};
@@ -37,26 +39,40 @@ const STATE_CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval at which the kernel's view is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Creates a cluster with this node as its seed.
-pub(crate) fn init(rnic: &str, listen: &str) -> Result<()> {
+/// Creates a cluster with this node as its seed, or with a store.
+pub(crate) fn init(rnic: &str, listen: &str, store: &StoreArgs) -> Result<()> {
     let (files, listen) = (ConfigFiles::system(), with_port(listen)?);
-    let options = kited_options("--listen", &listen, &files, rnic)?;
+    let store = store::kited_options(store)?;
+    let role = store.clone().unwrap_or(format!("--listen {listen}"));
+    let options = kited_options(&role, &files, rnic)?;
     files.check_options(&options)?;
     files.create_key()?;
     files.write_options(&options)?;
     start_and_wait(rnic, &options)?;
-    let (key, seed) = (files.key_path(), seed_address(&listen)?);
+    let cluster = match store {
+        Some(store) => store,
+        None => seed_address(&listen)?,
+    };
     print_line(format_args!(
         "to add a node where kite is installed, run here:\n    \
-         ssh root@NODE kite join {seed} --key-file - <{}",
-        key.display()
+         ssh root@NODE kite join {cluster} --key-file - <{}",
+        files.key_path().display()
     ))
 }
 
-/// Joins the cluster of a seed.
-pub(crate) fn join(rnic: &str, seed: &str, key: Option<&Path>) -> Result<()> {
-    let (files, seed) = (ConfigFiles::system(), with_port(seed)?);
-    let options = kited_options("--join", &seed, &files, rnic)?;
+/// Joins the cluster of a seed or a store.
+pub(crate) fn join(
+    rnic: &str,
+    seed: Option<&str>,
+    store: &StoreArgs,
+    key: Option<&Path>,
+) -> Result<()> {
+    let files = ConfigFiles::system();
+    let role = match store::kited_options(store)? {
+        Some(store) => store,
+        None => format!("--join {}", with_port(seed.unwrap_or_default())?),
+    };
+    let options = kited_options(&role, &files, rnic)?;
     files.check_options(&options)?;
     match key {
         Some(source) => files.install_key(&read_key(source)?)?,
@@ -99,7 +115,7 @@ pub(crate) fn leave(rnic: &str, yes: bool) -> Result<()> {
 }
 
 /// Returns the options of kited.
-fn kited_options(role: &str, address: &str, files: &ConfigFiles, rnic: &str) -> Result<String> {
+fn kited_options(role: &str, files: &ConfigFiles, rnic: &str) -> Result<String> {
     ensure!(
         needs_no_quoting(rnic) || rnic.is_empty(),
         "invalid RNIC name: {rnic}"
@@ -109,7 +125,7 @@ fn kited_options(role: &str, address: &str, files: &ConfigFiles, rnic: &str) -> 
         name => format!(" --rnic {name}"),
     };
     let key = files.key_path();
-    Ok(format!("{role} {address} --key {}{rnic}", key.display()))
+    Ok(format!("{role} --key {}{rnic}", key.display()))
 }
 
 /// Reads a key from a file, or from standard input if it is "-".
