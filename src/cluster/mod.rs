@@ -40,7 +40,7 @@ use self::{directory::AddressDirectory, members::ClusterState};
 pub(crate) use self::{
     directory::DIRECTORY_REPLICAS,
     members::{is_reachable, member_instance},
-    names::{NameEntry, NameTable},
+    names::NameTable,
 };
 use crate::{
     bindings, errno,

@@ -2,28 +2,36 @@
 
 //! Names that this node stores, with the home of each named region.
 //!
+//! # Operation
+//!
+//! Several regions can have one name, since the halves of a partition do not know the names of each other. The
+//! name belongs to the oldest: a lookup returns it. The others stay in the table, in conflict, and the next one
+//! has the name once the oldest is freed or renamed. The owners of a name thus agree, in whatever order they
+//! receive the regions.
+//!
 //! # Locking
 //!
 //! `NameTable::table` (mutex) protects the table. Holders may sleep in allocations. [`NameTable::retain`]
 //! calls its predicate with the mutex held, and so does [`NameTable::for_each`].
 
 use kernel::{new_mutex, prelude::*, rbtree::RBTree, sync::Mutex};
-use kite_core::name::Name;
+use kite_core::{name::Name, wire::NamedRegion};
 
-/// Home and region of a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NameEntry {
-    /// ID of the region's home.
-    pub(crate) home: u32,
-    /// Region ID at the home.
-    pub(crate) region: u64,
-}
+/// Regions in the order of their names, and of their age for each name.
+type Names = RBTree<NamedRegion, ()>;
 
 /// Table of owned names.
 #[pin_data]
 pub(crate) struct NameTable {
     #[pin]
-    table: Mutex<RBTree<Name, NameEntry>>,
+    table: Mutex<Names>,
+}
+
+/// Returns the oldest region with a name.
+fn oldest(table: &Names, name: &Name) -> Option<NamedRegion> {
+    let cursor = table.cursor_lower_bound(&NamedRegion::first(*name))?;
+    let (named, ()) = cursor.current();
+    (named.name == *name).then_some(*named)
 }
 
 impl NameTable {
@@ -32,53 +40,71 @@ impl NameTable {
         pin_init!(Self { table <- new_mutex!(RBTree::new(), "NameTable::table") })
     }
 
-    /// Registers a name. Idempotent.
+    /// Registers the name of a region. Idempotent.
     ///
     /// # Errors
     ///
-    /// - `EEXIST`: the name has another entry.
+    /// - `EEXIST`: the name belongs to another region.
     /// - `ENOMEM`: out of memory.
-    pub(crate) fn register(&self, name: Name, entry: NameEntry) -> Result {
+    pub(crate) fn register(&self, named: NamedRegion) -> Result {
         let mut table = self.table.lock();
-        match table.get(&name) {
-            Some(existing) if *existing == entry => Ok(()),
+        match oldest(&table, &named.name) {
+            Some(existing) if existing == named => Ok(()),
             Some(_) => Err(EEXIST),
             None => table
-                .try_create_and_insert(name, entry, GFP_KERNEL)
+                .try_create_and_insert(named, (), GFP_KERNEL)
                 .map(|_| ()),
         }
     }
 
-    /// Removes a name, unless the name has another entry.
-    pub(crate) fn unregister(&self, name: &Name, entry: NameEntry) {
+    /// Adds a region to those with its name. Returns `false` if the name belongs to an older region.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
+    pub(crate) fn add(&self, named: NamedRegion) -> Result<bool> {
         let mut table = self.table.lock();
-        if table.get(name) == Some(&entry) {
-            table.remove(name);
+        table.try_create_and_insert(named, (), GFP_KERNEL)?;
+        Ok(oldest(&table, &named.name) == Some(named))
+    }
+
+    /// Removes a region from those with its name.
+    pub(crate) fn unregister(&self, name: &Name, home: u32, region: u64) {
+        let mut table = self.table.lock();
+        let mut cursor = table.cursor_lower_bound_mut(&NamedRegion::first(*name));
+        while let Some(at) = cursor {
+            let (named, ()) = at.current();
+            if named.name != *name {
+                return;
+            }
+            if (named.home, named.region) == (home, region) {
+                at.remove_current();
+                return;
+            }
+            cursor = at.move_next();
         }
     }
 
-    /// Returns the entry of a name.
-    pub(crate) fn lookup(&self, name: &Name) -> Option<NameEntry> {
-        self.table.lock().get(name).copied()
+    /// Returns the region to which a name belongs.
+    pub(crate) fn lookup(&self, name: &Name) -> Option<NamedRegion> {
+        oldest(&self.table.lock(), name)
     }
 
-    /// Calls `f` with all entries, and stops at the first error. `f` runs with the table locked.
+    /// Calls `f` with all regions, and stops at the first error. `f` runs with the table locked.
     ///
     /// # Errors
     ///
     /// The error of `f`.
-    pub(crate) fn for_each(&self, mut f: impl FnMut(Name, NameEntry) -> Result) -> Result {
-        let table = self.table.lock();
-        table.iter().try_for_each(|(name, entry)| f(*name, *entry))
+    pub(crate) fn for_each(&self, mut f: impl FnMut(&NamedRegion) -> Result) -> Result {
+        self.table.lock().keys().try_for_each(|named| f(named))
     }
 
-    /// Removes all entries for which `predicate` is false.
-    pub(crate) fn retain(&self, predicate: impl Fn(&Name, &NameEntry) -> bool) {
+    /// Removes all regions for which `predicate` is false.
+    pub(crate) fn retain(&self, predicate: impl Fn(&NamedRegion) -> bool) {
         let mut table = self.table.lock();
         let mut cursor = table.cursor_front_mut();
         while let Some(at) = cursor {
-            let (name, entry) = at.current();
-            cursor = if predicate(name, entry) {
+            cursor = if predicate(at.current().0) {
                 at.move_next()
             } else {
                 at.remove_current().0

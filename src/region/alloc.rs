@@ -25,7 +25,7 @@ use crate::{
     control::{client::ControlClient, priority::WorkPriority, retry::CONTROL_TIMEOUT_MS},
     errno,
     sys::{
-        deadline::{retry_until, Deadline},
+        deadline::{real_time_ns, retry_until, Deadline},
         event_counter::EventCounter,
         pin::PinnedPages,
     },
@@ -64,6 +64,7 @@ impl AllocRequest<'_> {
     fn region_spec(&self, layout: Layout) -> RegionSpec {
         RegionSpec {
             name: self.name,
+            created_at: real_time_ns(),
             layout,
             owner: self.owner,
             other_rights: self.other_rights,
@@ -356,6 +357,7 @@ impl<'a> Publication<'a> {
         let request = ControlRequest::RegisterName {
             name,
             region: self.region.id,
+            created_at: self.region.spec.created_at,
         };
         let (service, cluster) = (self.service, &self.service.cluster);
         loop {

@@ -20,7 +20,7 @@
 use super::MemoryService;
 use crate::{
     bindings,
-    cluster::{is_reachable, member_instance, NameEntry},
+    cluster::{is_reachable, member_instance},
     control::{
         client::ControlClient,
         retry::{retry_alloc, CONTROL_TIMEOUT_MS, DRAIN_POLL_MS, RETRY_MS},
@@ -133,27 +133,23 @@ impl ViewAnnouncement {
     fn keep_own_names(self, service: &Arc<MemoryService>) {
         let (cluster, local_node) = (&service.cluster, self.member.node);
         let is_owned = |name: &Name| owns_name(service, local_node, name);
-        let is_orphaned = |entry: &NameEntry| cluster.instance_of(entry.home).is_err();
+        let is_orphaned = |named: &NamedRegion| cluster.instance_of(named.home).is_err();
         cluster
             .names
-            .retain(|name, entry| is_owned(name) || is_orphaned(entry));
-        for region in service.regions() {
-            let Some(name) = region.published_name().filter(is_owned) else {
-                continue;
-            };
-            let entry = NameEntry {
-                home: local_node,
-                region: region.id,
-            };
-            if cluster.names.register(name, entry).is_err() {
+            .retain(|named| is_owned(&named.name) || is_orphaned(named));
+        for named in local_names(service).filter(|named| is_owned(&named.name)) {
+            let NamedRegion {
+                name, home, region, ..
+            } = named;
+            if !retry_alloc(|| cluster.names.add(named)) {
                 rnic_warn!(
                     service.fabric().device(),
-                    "name {name:?} belongs to another node now\n"
+                    "name {name:?} belongs to an older region of another node\n"
                 );
             }
-            if region.published_name().is_none() {
-                // The region was freed meanwhile, perhaps before the name was registered.
-                cluster.names.unregister(&name, entry);
+            if !is_published(service, &named) {
+                // The region was freed meanwhile, perhaps before the name was added.
+                cluster.names.unregister(&name, home, region);
             }
         }
         if cluster.on_member_synced(self.member, self.epoch) {
@@ -195,10 +191,10 @@ impl ViewAnnouncement {
     fn orphaned_names(self, service: &MemoryService) -> Result<KVVec<NamedRegion>> {
         let mut orphaned = KVVec::new();
         let cluster = &service.cluster;
-        cluster.names.for_each(|name, NameEntry { home, region }| {
-            let is_orphaned = cluster.instance_of(home).is_err();
-            if is_orphaned && owns_name(service, self.member.node, &name) {
-                orphaned.push(NamedRegion { name, home, region }, GFP_KERNEL)?;
+        cluster.names.for_each(|named| {
+            let is_orphaned = cluster.instance_of(named.home).is_err();
+            if is_orphaned && owns_name(service, self.member.node, &named.name) {
+                orphaned.push(*named, GFP_KERNEL)?;
             }
             Ok(())
         })?;
@@ -234,11 +230,9 @@ impl ViewAnnouncement {
             return;
         };
         let local_node = service.cluster.local_node();
-        for NamedRegion { name, region, .. } in names.filter(|named| Ok(named.home) == local_node) {
-            let known = service.region(region);
-            if known.is_ok_and(|region| region.published_name().is_some()) {
-                continue;
-            }
+        let is_freed =
+            |named: &NamedRegion| Ok(named.home) == local_node && !is_published(service, named);
+        for NamedRegion { name, region, .. } in names.filter(is_freed) {
             let request = ControlRequest::UnregisterName { name, region };
             service.request_while_reachable(self.member, &request);
         }
@@ -251,6 +245,12 @@ fn owns_name(service: &MemoryService, node: u32, name: &Name) -> bool {
     owners.is_ok_and(|owners| owners.contains(node))
 }
 
+/// Returns `true` if a region of this home still has its name.
+fn is_published(service: &MemoryService, named: &NamedRegion) -> bool {
+    let region = service.region(named.region);
+    region.is_ok_and(|region| region.published_name() == Some(named.name))
+}
+
 /// Returns the named regions of this home.
 fn local_names(service: &MemoryService) -> impl Iterator<Item = NamedRegion> + '_ {
     let home = service.cluster.local_node().unwrap_or(0);
@@ -259,6 +259,7 @@ fn local_names(service: &MemoryService) -> impl Iterator<Item = NamedRegion> + '
             name: region.published_name()?,
             home,
             region: region.id,
+            created_at: region.spec.created_at,
         })
     })
 }
@@ -282,9 +283,9 @@ fn members_owning_names(
         }
     };
     local_names(service).for_each(|named| add(&named.name));
-    service.cluster.names.for_each(|name, entry| {
-        if service.cluster.instance_of(entry.home).is_err() {
-            add(&name);
+    service.cluster.names.for_each(|named| {
+        if service.cluster.instance_of(named.home).is_err() {
+            add(&named.name);
         }
         Ok(())
     })?;

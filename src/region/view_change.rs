@@ -46,7 +46,7 @@ impl MemoryService {
         let _changing = self.lock_view_changes();
         if self.cluster.epoch() == 0 {
             // A request served in the previous incarnation may have registered a name late.
-            self.cluster.names.retain(|_, _| false);
+            self.cluster.names.retain(|_| false);
         }
         let view_change = ViewChange {
             service: self,
@@ -66,7 +66,7 @@ impl MemoryService {
         self.fabric().atomic_engine.close_qp();
         self.move_queue().flush();
         self.mappings().for_each(|mapping| mapping.on_home_died());
-        self.cluster.names.retain(|_, _| false);
+        self.cluster.names.retain(|_| false);
         while let Some(region) = self.region_at_or_after(0) {
             self.remove_region(region.id);
         }
@@ -141,7 +141,7 @@ impl ViewChange<'_> {
         service.loans().quarantine_home(node, self.epoch);
         self.remove_mappers(node);
         let names = &service.cluster.names;
-        names.retain(|_, entry| entry.home != node);
+        names.retain(|named| named.home != node);
     }
 
     /// Clears the state that a fenced node establishes again once it is admitted: mappings and mappers, and
@@ -156,7 +156,7 @@ impl ViewChange<'_> {
         self.remove_mappers(fenced.node);
         if is_reachable {
             let names = &service.cluster.names;
-            names.retain(|_, entry| entry.home != fenced.node);
+            names.retain(|named| named.home != fenced.node);
         }
     }
 

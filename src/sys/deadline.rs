@@ -12,7 +12,7 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    time::{delay::fsleep, Delta, Instant, Monotonic},
+    time::{delay::fsleep, ClockSource, Delta, Instant, Monotonic, RealTime},
 };
 
 /// Returns `true` if the current task is being killed, so no user receives its results.
@@ -25,6 +25,11 @@ pub(crate) fn fatal_signal_pending() -> bool {
 pub(crate) fn monotonic_ns() -> u64 {
     // SAFETY: The function has no preconditions.
     unsafe { bindings::ktime_get() }.unsigned_abs()
+}
+
+/// Returns the time since 1970 in nanoseconds, by the clock that the administrator sets.
+pub(crate) fn real_time_ns() -> u64 {
+    RealTime::ktime_get().unsigned_abs()
 }
 
 /// Longest sleep of a waiter, in ms, before it checks its condition, its peer and its deadline again. Bounds

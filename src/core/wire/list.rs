@@ -75,31 +75,54 @@ impl ListItem for (u32, ChunkLocation) {
     const SIZE: usize = 4 + ChunkLocation::SIZE;
 }
 
-/// Region of a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Region with a name.
+///
+/// The order is that of the names, then that of age. Of several regions with one name, the name belongs to the
+/// first: the oldest by the clocks of the homes. Home and ID decide between regions of one time, so all nodes
+/// order the same regions in the same way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NamedRegion {
     /// Name of the region.
     pub name: Name,
+    /// Time of creation by the clock of the home, in ns since 1970.
+    pub created_at: u64,
     /// Home of the region.
     pub home: u32,
     /// Region ID at the home.
     pub region: u64,
 }
 
+impl NamedRegion {
+    /// Returns a key that precedes all regions with a name.
+    pub const fn first(name: Name) -> Self {
+        Self {
+            name,
+            created_at: 0,
+            home: 0,
+            region: 0,
+        }
+    }
+}
+
 impl ListItem for NamedRegion {
-    const SIZE: usize = crate::name::NAME_SIZE + u32::SIZE + u64::SIZE;
+    const SIZE: usize = crate::name::NAME_SIZE + u32::SIZE + 2 * u64::SIZE;
 }
 
 impl Field<'_> for NamedRegion {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let name = Field::get(from)?;
-        let (home, region) = Field::get(from)?;
-        Ok(Self { name, home, region })
+        Ok(Self {
+            name: Field::get(from)?,
+            created_at: Field::get(from)?,
+            home: Field::get(from)?,
+            region: Field::get(from)?,
+        })
     }
 
     fn put(&self, to: &mut Writer<'_>) {
         self.name.put(to);
-        (self.home, self.region).put(to);
+        self.created_at.put(to);
+        self.home.put(to);
+        self.region.put(to);
     }
 }
 

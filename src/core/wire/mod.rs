@@ -49,7 +49,7 @@ pub use list::{
 use self::codec::{Field, Reader, Writer};
 
 /// Version of all formats. Nodes reject messages of other versions.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 
 /// Maximum length of a control message, in bytes; the size of a receive buffer.
 pub const MAX_CONTROL_BYTES: usize = 1024;

@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn encoding_of_known_header_never_changes() {
         let expected =
-            b"\x03\x01\0\0\x02\0\0\0\x02\x01\0\0\0\0\0\0\x03\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0\
+            b"\x04\x01\0\0\x02\0\0\0\x02\x01\0\0\0\0\0\0\x03\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0\
             \x04\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\x40\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0";
         assert_eq!(&encoded(&SAMPLE_HEADER), expected);
     }

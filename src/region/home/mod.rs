@@ -101,6 +101,8 @@ impl RegionState {
 /// Parameters of a region that do not change.
 pub(crate) struct RegionSpec {
     pub(crate) name: Option<Name>,
+    /// Time of creation, in ns since 1970.
+    pub(crate) created_at: u64,
     pub(crate) layout: Layout,
     pub(crate) owner: u32,
     /// Initial rights of users without an own entry.

@@ -11,11 +11,10 @@
 //! # Recovery
 //!
 //! Until this node has received the names of all members, it registers no name, and a lookup of an absent
-//! name fails with `EAGAIN`. A name that two members register is logged, and the first registration stays.
+//! name fails with `EAGAIN`. A name that several members send is logged, and belongs to the oldest region.
 
 use super::{to_done, ControlServer};
 use crate::{
-    cluster::NameEntry,
     errno::{TryError, TryResult},
     verbs::log::rnic_warn,
 };
@@ -32,10 +31,19 @@ impl ControlServer<'_> {
         request: &ControlRequest<'_>,
     ) -> Option<Result<ControlReply<'static>>> {
         let done = match *request {
-            ControlRequest::RegisterName { name, region } => self.serve_register_name(name, region),
+            ControlRequest::RegisterName {
+                name,
+                region,
+                created_at,
+            } => self.serve_register_name(NamedRegion {
+                name,
+                created_at,
+                home: self.node,
+                region,
+            }),
             ControlRequest::UnregisterName { name, region } => {
-                let entry = self.name_entry(region);
-                self.service.cluster.names.unregister(&name, entry);
+                let names = &self.service.cluster.names;
+                names.unregister(&name, self.node, region);
                 Ok(())
             }
             ControlRequest::LookupName { name } => return Some(self.serve_lookup(&name)),
@@ -49,22 +57,13 @@ impl ControlServer<'_> {
         Some(done.map(to_done))
     }
 
-    /// Returns the entry of a region of the requesting home.
-    fn name_entry(&self, region: u64) -> NameEntry {
-        NameEntry {
-            home: self.node,
-            region,
-        }
-    }
-
-    fn serve_register_name(&self, name: Name, region: u64) -> Result {
-        self.check_name_owner(&name)?;
-        let names = &self.service.cluster.names;
-        names.register(name, self.name_entry(region))
+    fn serve_register_name(&self, named: NamedRegion) -> Result {
+        self.check_name_owner(&named.name)?;
+        self.service.cluster.names.register(named)
     }
 
     fn serve_lookup(&self, name: &Name) -> Result<ControlReply<'static>> {
-        if let Some(NameEntry { home, region }) = self.service.cluster.names.lookup(name) {
+        if let Some(NamedRegion { home, region, .. }) = self.service.cluster.names.lookup(name) {
             return Ok(ControlReply::NameFound { home, region });
         }
         self.check_name_owner(name)?;
@@ -111,19 +110,17 @@ impl ControlServer<'_> {
         cluster.member_instance_of(node).is_ok() && cluster.instance_of(node).is_err()
     }
 
-    /// Registers a name, unless another region has it.
-    fn register_synced_name(&self, NamedRegion { name, home, region }: NamedRegion) -> Result {
-        let names = &self.service.cluster.names;
-        match names.register(name, NameEntry { home, region }) {
-            Err(error) if error == EEXIST => {
-                rnic_warn!(
-                    self.service.fabric().device(),
-                    "name {name:?} of node {home} is registered by another node\n"
-                );
-                Ok(())
-            }
-            registered => registered,
+    /// Adds a region to those with its name.
+    fn register_synced_name(&self, named: NamedRegion) -> Result {
+        if !self.service.cluster.names.add(named)? {
+            rnic_warn!(
+                self.service.fabric().device(),
+                "name {:?} of node {} belongs to an older region\n",
+                named.name,
+                named.home
+            );
         }
+        Ok(())
     }
 
     /// Returns `true` if `epoch` is the epoch of the current view.

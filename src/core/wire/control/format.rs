@@ -136,7 +136,7 @@ wire_format!(ControlRequest {
     1 => AllocLoan { loan, region, shift, chunk_count, last_chunk_len },
     2 => GetLoanChunks { loan, first_chunk },
     3 => ReleaseLoan { loan },
-    4 => RegisterName { name, region },
+    4 => RegisterName { name, region, created_at },
     5 => UnregisterName { name, region },
     6 => LookupName { name },
     7 => MapRegion { region, mapping, uid, rights },

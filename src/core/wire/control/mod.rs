@@ -82,6 +82,8 @@ pub enum ControlRequest<'a> {
         name: Name,
         /// Region ID at the sender.
         region: u64,
+        /// Time of creation by the clock of the sender, in ns since 1970.
+        created_at: u64,
     },
     /// To the name owner: remove the entry of a name. Reply: [`ControlReply::Done`].
     UnregisterName {

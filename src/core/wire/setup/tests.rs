@@ -65,7 +65,7 @@ prop_compose! {
 #[test]
 fn encoding_of_known_datagram_never_changes() {
     let expected =
-        b"\x03\x02\x03\x04\x01\0\0\0\xfe\xff\0\0\x09\0\0\0\x22\x11\0\0\0\0\0\0\x44\x33\0\0\0\0\0\0\
+        b"\x04\x02\x03\x04\x01\0\0\0\xfe\xff\0\0\x09\0\0\0\x22\x11\0\0\0\0\0\0\x44\x33\0\0\0\0\0\0\
         \x77\0\0\0\0\0\0\0\xef\xcd\xab\0\x56\x34\x12\0\xef\xbe\xad\xde\0\x10\x10\x000123456789abcdef\x66\x55\0\0\0\0\0\0";
     assert_eq!(
         SAMPLE.encode(|_| *b"0123456789abcdef").as_ref(),

@@ -32,6 +32,7 @@ fn name(text: &str) -> Name {
 fn named_region() -> NamedRegion {
     NamedRegion {
         name: name("n"),
+        created_at: 3,
         home: 5,
         region: 4,
     }
@@ -60,13 +61,45 @@ fn encoding_of_known_messages_never_changes() {
         uid,
         rights,
     });
-    let expected = b"\x03\x01\x07\0\x38\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
+    let expected = b"\x04\x01\x07\0\x38\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
         \x05\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\xe8\x03\0\0\x01\0\0\0";
     assert_eq!(map, expected);
     let failed = reply(&ControlReply::Failed { errno: 13 });
-    let expected = b"\x03\x02\x02\0\x24\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
+    let expected = b"\x04\x02\x02\0\x24\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\
         \x05\0\0\0\0\0\0\0\x0d\0\0\0";
     assert_eq!(failed, expected);
+}
+
+#[test]
+fn region_created_first_precedes_others_of_its_name() {
+    let entry = |text, created_at, home, region| NamedRegion {
+        name: name(text),
+        created_at,
+        home,
+        region,
+    };
+    let ordered = [
+        entry("a", 9, 1, 1),
+        NamedRegion::first(name("b")),
+        entry("b", 1, 9, 9),
+        entry("b", 2, 1, 9),
+        entry("b", 2, 1, 10),
+        entry("b", 2, 2, 1),
+        entry("b", u64::MAX, 1, 1),
+        entry("c", 0, 1, 1),
+    ];
+    assert!(ordered.is_sorted_by(|a, b| a < b));
+}
+
+#[test]
+fn encoding_of_known_names_never_changes() {
+    let mut out = [0; MAX_CONTROL_BYTES];
+    let len = strategies::write_list(ListWriter::names(&mut out, 1, 2, 3), vec![named_region()]);
+    let list = &out[CONTROL_HEADER_SIZE..len];
+    assert_eq!(list[..9], *b"\x03\0\0\0\0\0\0\0\0");
+    assert_eq!(list[9..73], *name("n").as_field());
+    let expected = b"\x03\0\0\0\0\0\0\0\x05\0\0\0\x04\0\0\0\0\0\0\0";
+    assert_eq!(list[73..], *expected);
 }
 
 #[test]
@@ -305,7 +338,7 @@ fn list_writer_stops_when_the_message_is_full() {
     );
     assert_eq!(
         fill_list(ListWriter::names(&mut out, 1, 2, 3), named_region()),
-        (12, 953)
+        (11, 965)
     );
     let entry = RegionInfo {
         name: name("n"),

@@ -89,7 +89,7 @@ proptest! {
 
     #[test]
     fn sync_names_round_trips(
-        items in prop::collection::vec(named_regions(), 0..13), synced_epoch: u64, is_last: bool,
+        items in prop::collection::vec(named_regions(), 0..12), synced_epoch: u64, is_last: bool,
     ) {
         let mut out = [0xaa; MAX_CONTROL_BYTES];
         let mut writer = ListWriter::names(&mut out, 1, 2, synced_epoch);

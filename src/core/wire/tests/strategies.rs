@@ -16,8 +16,9 @@ use crate::{
 use proptest::prelude::*;
 
 pub(super) fn named_regions() -> impl Strategy<Value = NamedRegion> {
-    (names(), any::<(u32, u64)>()).prop_map(|(name, (home, region))| NamedRegion {
+    (names(), any::<(u64, u32, u64)>()).prop_map(|(name, (created_at, home, region))| NamedRegion {
         name,
+        created_at,
         home,
         region,
     })
@@ -98,8 +99,13 @@ pub(super) fn requests() -> impl Strategy<Value = ControlRequest<'static>> {
         any::<(u64, u32)>()
             .prop_map(|(loan, first_chunk)| ControlRequest::GetLoanChunks { loan, first_chunk }),
         any::<u64>().prop_map(|loan| ControlRequest::ReleaseLoan { loan }),
-        (names(), any::<u64>())
-            .prop_map(|(name, region)| ControlRequest::RegisterName { name, region }),
+        (names(), any::<(u64, u64)>()).prop_map(|(name, (region, created_at))| {
+            ControlRequest::RegisterName {
+                name,
+                region,
+                created_at,
+            }
+        }),
         (names(), any::<u64>())
             .prop_map(|(name, region)| ControlRequest::UnregisterName { name, region }),
         names().prop_map(|name| ControlRequest::LookupName { name }),
