@@ -22,8 +22,8 @@
  *  - Any request of a bound session may return ENODEV (the RNIC was removed) and ENOMEM.
  *
  * Meaning of each errno:
- *  EACCES           the user lacks a right, a right was revoked, or the handle was mapped without
- *                   it
+ *  EACCES           the user lacks a right, a right was revoked, the handle was mapped without
+ *                   it, or another user owns the region
  *  EADDRINUSE       the port has a listener
  *  EAGAIN           no event, completion, call or message is available; the lock is held
  *  EBADF            the session has no such handle, call, lock, I/O queue, VQP or key
@@ -72,7 +72,7 @@
 #include <linux/types.h>
 
 /* Incremented when an existing request changes its meaning. */
-#define KITE_ABI_VERSION 2
+#define KITE_ABI_VERSION 3
 
 /*
  * Flag of KITE_IOC_RECEIVE, KITE_IOC_REPLY_RECEIVE, KITE_IOC_ACCEPT, KITE_IOC_POP and
@@ -169,23 +169,35 @@ struct kite_register {
 	__u64 handle;
 };
 
+/* Flag of struct kite_map: @owner must own the region. */
+#define KITE_MAP_OWNER 1
+
 /**
- * struct kite_map - opens a region by name.
- * @name: in: name of the region.
- * @rights: in: rights of the handle, at least one.
- * @reserved: zero.
+ * struct kite_map - opens a named region.
+ * @name: in: name of the region, or "" to open the region @region of @home.
+ * @region: in: ID of the region, as in struct kite_region_entry, if @name is "", else zero.
  * @handle: out: a new handle.
  * @len: out: length of the region in bytes.
+ * @home: in: home of the region, or KITE_NODE_SELF, if @name is "", else zero.
+ * @rights: in: rights of the handle, at least one.
+ * @flags: in: 0 or KITE_MAP_OWNER.
+ * @owner: in: UID of the owner with KITE_MAP_OWNER, else zero; out: UID of the owner.
  *
+ * Any user may create a region of a free name. KITE_MAP_OWNER opens a region of a trusted user
+ * only: the home reports the owner, and the request fails with EACCES if it is another user. A
+ * region without a name cannot be opened by its ID: ENOENT.
  * EACCES, EHOSTDOWN (the home is not in the view), EHOSTUNREACH, EINVAL, ENAMETOOLONG, ENOENT,
  * ENOMEM, ETIMEDOUT.
  */
 struct kite_map {
 	char name[KITE_NAME_SIZE];
-	__u32 rights;
-	__u32 reserved;
+	__u64 region;
 	__u64 handle;
 	__u64 len;
+	__u32 home;
+	__u32 rights;
+	__u32 flags;
+	__u32 owner;
 };
 
 /**
@@ -925,8 +937,11 @@ struct kite_list_limits {
  * @handle: in: the handle.
  * @len: out: bytes.
  * @chunk_size: out: bytes of each physically contiguous chunk but the last, a power of two.
+ * @region: out: ID of the region at its home.
  * @rights: out: rights of the handle.
  * @home: out: home of the region.
+ * @owner: out: UID of the owner.
+ * @reserved: out: zero.
  *
  * EACCES (the rights were revoked), EBADF, EHOSTDOWN (the home died), ESTALE.
  */
@@ -934,26 +949,45 @@ struct kite_query_region {
 	__u64 handle;
 	__u64 len;
 	__u64 chunk_size;
+	__u64 region;
 	__u32 rights;
 	__u32 home;
+	__u32 owner;
+	__u32 reserved;
 };
+
+/* Flag of struct kite_region_entry: the name belongs to an older region. */
+#define KITE_REGION_CONFLICT 1
 
 /**
  * struct kite_region_entry - a named region in a listing.
  * @name: name of the region.
+ * @region: ID of the region, unique at its home.
+ * @created_at: time of creation by the clock of the home, in ns since 1970.
  * @len: bytes.
  * @owner: UID of the owner.
  * @other_rights: rights of users without a grant.
  * @open_handles: number of open handles in the cluster.
  * @home: home of the region.
+ * @flags: 0 or KITE_REGION_CONFLICT.
+ * @reserved: zero.
+ *
+ * If nodes that could not reach each other have created two regions of one name, the name belongs
+ * to the older one, by the clocks of the homes. The other one is in conflict: it can be opened by
+ * @home and @region only, until the older one is freed. The flag is not set while the nodes that
+ * store the name do not reply.
  */
 struct kite_region_entry {
 	char name[KITE_NAME_SIZE];
+	__u64 region;
+	__u64 created_at;
 	__u64 len;
 	__u32 owner;
 	__u32 other_rights;
 	__u32 open_handles;
 	__u32 home;
+	__u32 flags;
+	__u32 reserved;
 };
 
 /**

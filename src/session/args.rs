@@ -77,6 +77,24 @@ pub(super) fn parse_map_rights(bits: u32) -> Result<Rights> {
     Ok(rights)
 }
 
+/// Returns the user that must own a mapped region, in the initial user namespace, or `None` for any user.
+///
+/// # Errors
+///
+/// - `EINVAL`: unknown flags, a UID that is not in the user namespace of the caller, or a UID without
+///   `KITE_MAP_OWNER`.
+pub(super) fn parse_required_owner(
+    caller: Requester<'_>,
+    uid: u32,
+    flags: u32,
+) -> Result<Option<u32>> {
+    match (flags, uid) {
+        (0, 0) => Ok(None),
+        (bindings::KITE_MAP_OWNER, uid) => Ok(Some(caller.to_initial_uid(uid)?)),
+        _ => Err(EINVAL),
+    }
+}
+
 /// Checks the length of a new region in bytes.
 ///
 /// # Errors

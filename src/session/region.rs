@@ -27,6 +27,7 @@ use crate::{
             atomic::AtomicRequest,
             copy::{CopyOperand, CopyRequest, FillRequest},
             io::VectoredAccess,
+            open::MapRequest,
             submit::SubmitResult,
             Mapping,
         },
@@ -36,7 +37,7 @@ use crate::{
     sys::{buffer::Buffer, deadline::Deadline, pin::PinnedPages},
 };
 use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
-use kite_core::{atomic::WORD_BYTES, name::Name, rights::Rights};
+use kite_core::{atomic::WORD_BYTES, rights::Rights};
 
 /// Converts `ESTALE` to `ENOENT`, for callers without a handle: a region freed during the lookup counts as
 /// missing.
@@ -46,6 +47,15 @@ fn stale_to_noent(error: Error) -> Error {
     } else {
         error
     }
+}
+
+/// Handle of a region that was mapped.
+pub(super) struct MappedHandle {
+    pub(super) id: u64,
+    /// Length of the region in bytes.
+    pub(super) len: u64,
+    /// Owner of the region, in the initial user namespace.
+    pub(super) owner_uid: u32,
 }
 
 impl Session {
@@ -79,19 +89,22 @@ impl Session {
             })
     }
 
-    /// Maps a region by name. Returns a handle and the length of the region in bytes.
-    pub(super) fn map(&self, name: Name, uid: u32, rights: Rights) -> Result<(u64, u64)> {
+    /// Maps a named region. Returns a handle.
+    pub(super) fn map(&self, request: &MapRequest) -> Result<MappedHandle> {
         let memory_service = self.enter_memory_service()?;
-        let mapping = memory_service.map_by_name(name, uid, rights, self.events.clone());
+        let mapping = request.run(&memory_service, self.events.clone());
         let mapping = mapping.map_err(stale_to_noent)?;
-        let len = mapping.layout().map(|layout| layout.len());
-        match len.and_then(|len| Ok((self.insert_handle(mapping.clone(), rights, false)?, len))) {
-            Ok(mapped) => Ok(mapped),
-            Err(error) => {
-                memory_service.unmap(&mapping);
-                Err(stale_to_noent(error))
-            }
-        }
+        let insert = || {
+            Ok(MappedHandle {
+                len: mapping.layout()?.len(),
+                owner_uid: mapping.region_traits()?.owner_uid,
+                id: self.insert_handle(mapping.clone(), request.rights, false)?,
+            })
+        };
+        insert().map_err(|error| {
+            memory_service.unmap(&mapping);
+            stale_to_noent(error)
+        })
     }
 
     /// Closes a handle.

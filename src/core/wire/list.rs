@@ -131,6 +131,10 @@ impl Field<'_> for NamedRegion {
 pub struct RegionInfo {
     /// Name of the region.
     pub name: Name,
+    /// Region ID.
+    pub region: u64,
+    /// Time of creation by the clock of the home, in ns since 1970.
+    pub created_at: u64,
     /// Length of the region, in bytes.
     pub len: u64,
     /// Owner of the region.
@@ -142,13 +146,15 @@ pub struct RegionInfo {
 }
 
 impl ListItem for RegionInfo {
-    const SIZE: usize = crate::name::NAME_SIZE + u64::SIZE + 3 * 4;
+    const SIZE: usize = crate::name::NAME_SIZE + 3 * u64::SIZE + 3 * 4;
 }
 
 impl Field<'_> for RegionInfo {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Self {
             name: Field::get(from)?,
+            region: Field::get(from)?,
+            created_at: Field::get(from)?,
             len: Field::get(from)?,
             owner_uid: Field::get(from)?,
             other_rights: Field::get(from)?,
@@ -158,6 +164,8 @@ impl Field<'_> for RegionInfo {
 
     fn put(&self, to: &mut Writer<'_>) {
         self.name.put(to);
+        self.region.put(to);
+        self.created_at.put(to);
         self.len.put(to);
         self.owner_uid.put(to);
         self.other_rights.put(to);

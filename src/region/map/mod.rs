@@ -41,7 +41,10 @@ pub(crate) mod remote;
 pub(super) mod reopen;
 pub(crate) mod submit;
 
-use self::chunk_map::{ChunkMap, ChunkMapCell, HomeLink, MappedChunk, PieceLocation};
+use self::{
+    chunk_map::{ChunkMap, ChunkMapCell, HomeLink, MappedChunk, PieceLocation},
+    open::RegionTraits,
+};
 use super::table::Numbered;
 use crate::{
     errno::{self, TryError, TryResult},
@@ -103,6 +106,8 @@ pub(crate) struct Mapping {
     pub(super) home_instance: NodeInstance,
     pub(crate) region: u64,
     terms: MapTerms,
+    /// Set when the home has added the mapper.
+    traits: SetOnce<RegionTraits>,
     #[pin]
     layout_cell: SleepableRevocable<SetOnce<Layout>>,
     #[pin]
@@ -140,6 +145,7 @@ impl Mapping {
         Arc::pin_init(
             pin_init!(Self {
                 id, home, home_instance, region, terms,
+                traits: SetOnce::new(),
                 layout_cell <- SleepableRevocable::new(SetOnce::new()),
                 chunk_map <- ChunkMapCell::new(),
                 qp_failures <- new_mutex!(KVec::new(), "Mapping::qp_failures"),

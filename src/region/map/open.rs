@@ -15,7 +15,7 @@
 use super::{chunk_map::MappedChunk, MapTerms, Mapping};
 use crate::{
     control::{client::ControlClient, retry::CONTROL_TIMEOUT_MS},
-    errno::{self, TryError},
+    errno::{self, TryError, TryResult},
     region::MemoryService,
     sys::{
         deadline::{retry_until, Deadline},
@@ -30,45 +30,114 @@ use kite_core::{
     wire::{ControlReply, ControlRequest, RegionInfo},
 };
 
-impl MemoryService {
-    /// Maps a region by name.
+/// Attributes of a mapped region, as its home reports them.
+#[derive(Clone, Copy)]
+pub(crate) struct RegionTraits {
+    /// User that owns the region, in the initial user namespace.
+    pub(crate) owner_uid: u32,
+    /// `true` if the region had a name when it was mapped.
+    is_named: bool,
+}
+
+/// Named region to map.
+#[derive(Clone, Copy)]
+pub(crate) enum RegionSelector {
+    Name(Name),
+    /// Home and number of the region; home 0 is this node.
+    Id(u32, u64),
+}
+
+/// Request to map a named region.
+pub(crate) struct MapRequest {
+    pub(crate) selector: RegionSelector,
+    pub(crate) uid: u32,
+    pub(crate) rights: Rights,
+    /// User that must own the region, if any.
+    pub(crate) required_owner: Option<u32>,
+}
+
+impl MapRequest {
+    /// Maps the region.
     ///
     /// # Errors
     ///
     /// See `struct kite_map` in `include/uapi/kite.h`.
-    pub(crate) fn map_by_name(
-        self: &Arc<Self>,
-        name: Name,
-        uid: u32,
-        rights: Rights,
+    pub(crate) fn run(
+        &self,
+        service: &Arc<MemoryService>,
         event_counter: Arc<EventCounter>,
     ) -> Result<Arc<Mapping>> {
         let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
-        let (home, region) = retry_until(deadline, || {
-            let name_owner = self.cluster.name_owners(&name)?.primary;
-            match self
-                .request(name_owner, &ControlRequest::LookupName { name }, deadline)?
-                .decode()?
-            {
-                ControlReply::NameFound { home, region } => Ok((home, region)),
-                _ => Err(EIO.into()),
-            }
-        })?;
+        let (home, region) = match self.selector {
+            RegionSelector::Name(name) => service.find_name(name, deadline)?,
+            RegionSelector::Id(0, region) => (service.cluster.local_node()?, region),
+            RegionSelector::Id(home, region) => (home, region),
+        };
         let request = OpenRequest {
             home,
             region,
             terms: MapTerms {
-                uid,
-                rights,
+                uid: self.uid,
+                rights: self.rights,
                 outlives_fence: true,
             },
             deadline,
         };
-        request.run(self, event_counter)
+        let mapping = request.run(service, event_counter)?;
+        self.check_region(&mapping)
+            .inspect_err(|_| service.unmap(&mapping))?;
+        Ok(mapping)
     }
 
-    /// Calls `f` with up to `limit` named regions of `node` (0: this node), starting at `cursor`. Returns the
-    /// cursor at which to continue.
+    /// Checks what the home has reported of the region.
+    ///
+    /// # Errors
+    ///
+    /// - `EACCES`: another user owns the region.
+    /// - `ENOENT`: the region has no name, so it is internal, or only its creator opens it.
+    fn check_region(&self, mapping: &Mapping) -> Result {
+        let region = mapping.region_traits()?;
+        if !region.is_named {
+            return Err(ENOENT);
+        }
+        let has_owner = self
+            .required_owner
+            .is_none_or(|owner| owner == region.owner_uid);
+        has_owner.then_some(()).ok_or(EACCES)
+    }
+}
+
+impl MemoryService {
+    /// Returns home and number of the region to which a name belongs.
+    fn find_name(self: &Arc<Self>, name: Name, deadline: Deadline) -> Result<(u32, u64)> {
+        retry_until(deadline, || self.lookup_name(name, deadline))
+    }
+
+    /// Requests home and number of the region to which a name belongs from the first owner of the name.
+    ///
+    /// # Errors
+    ///
+    /// - [`TryError::WouldBlock`]: the owner has not received all names of the view.
+    /// - `ENOENT`: no region has the name.
+    /// - See also [`ControlClient::request`].
+    fn lookup_name(self: &Arc<Self>, name: Name, deadline: Deadline) -> TryResult<(u32, u64)> {
+        let name_owner = self.cluster.name_owners(&name)?.primary;
+        let reply = self.request(name_owner, &ControlRequest::LookupName { name }, deadline)?;
+        match reply.decode()? {
+            ControlReply::NameFound { home, region } => Ok((home, region)),
+            _ => Err(EIO.into()),
+        }
+    }
+
+    /// Returns `true` if the name of a region of `home` belongs to another region. Asks once: returns `false`
+    /// if the owner of the name does not reply before the deadline.
+    fn is_in_conflict(self: &Arc<Self>, home: u32, info: &RegionInfo, deadline: Deadline) -> bool {
+        let found = self.lookup_name(info.name, deadline);
+        found.is_ok_and(|found| found != (home, info.region))
+    }
+
+    /// Calls `f` with up to `limit` named regions of `node` (0: this node), starting at `cursor`, and with
+    /// whether the name belongs to another region. Returns the cursor at which to continue.
     ///
     /// # Errors
     ///
@@ -82,7 +151,7 @@ impl MemoryService {
         node: u32,
         cursor: u64,
         limit: u32,
-        mut f: impl FnMut(u32, RegionInfo) -> Result,
+        mut f: impl FnMut(u32, RegionInfo, bool) -> Result,
     ) -> Result<u64> {
         let node = if node == 0 {
             self.cluster.local_node()?
@@ -93,13 +162,14 @@ impl MemoryService {
             cursor,
             max_entries: limit,
         };
-        let reply =
-            self.request_with_retry(node, &request, Deadline::after_ms(CONTROL_TIMEOUT_MS))?;
+        let deadline = Deadline::after_ms(CONTROL_TIMEOUT_MS);
+        let reply = self.request_with_retry(node, &request, deadline)?;
         let ControlReply::Listed { cursor, entries } = reply.decode()? else {
             return Err(EIO);
         };
         for entry in entries.take(limit as usize) {
-            f(node, entry)?;
+            let in_conflict = self.is_in_conflict(node, &entry, deadline);
+            f(node, entry, in_conflict)?;
         }
         Ok(cursor)
     }
@@ -147,6 +217,15 @@ impl OpenRequest {
 }
 
 impl Mapping {
+    /// Returns the attributes of the region.
+    ///
+    /// # Errors
+    ///
+    /// - `ESTALE`: the home has not added the mapper.
+    pub(crate) fn region_traits(&self) -> Result<RegionTraits> {
+        self.traits.as_ref().copied().ok_or_else(errno::stale)
+    }
+
     /// Maps the region at the home, and installs the layout and the chunk locations.
     ///
     /// # Errors
@@ -162,10 +241,20 @@ impl Mapping {
             rights: self.terms.rights,
         };
         let reply = service.request_with_retry(self.home, &request, deadline)?;
-        let layout = match reply.decode()? {
-            ControlReply::Mapped { len, shift } => Layout::new(len, shift).ok_or(EIO)?,
-            _ => return Err(EIO),
+        let ControlReply::Mapped {
+            len,
+            shift,
+            owner_uid,
+            is_named,
+        } = reply.decode()?
+        else {
+            return Err(EIO);
         };
+        let layout = Layout::new(len, shift).ok_or(EIO)?;
+        self.traits.populate(RegionTraits {
+            owner_uid,
+            is_named,
+        });
         let fetch = ChunkMapFetch {
             service,
             mapping: self,

@@ -28,7 +28,7 @@ use crate::{
         migrate::RequestedMove,
         reclaim::Teardown,
         waiters::{WaiterNotifier, WaiterRemoval},
-        Grantee, Region,
+        Grantee, Region, RegionSpec,
     },
     sys::deadline::Deadline,
 };
@@ -137,10 +137,12 @@ impl ControlServer<'_> {
     fn serve_map(&self, request: MapRequest, region: u64) -> Result<ControlReply<'static>> {
         let region = self.service.region(region)?;
         region.map(request)?;
-        let layout = region.spec.layout;
+        let RegionSpec { layout, owner, .. } = region.spec;
         Ok(ControlReply::Mapped {
             len: layout.len(),
             shift: layout.shift(),
+            owner_uid: owner,
+            is_named: region.published_name().is_some(),
         })
     }
 
@@ -291,6 +293,8 @@ impl ControlServer<'_> {
         let spec = &region.spec;
         Some(RegionInfo {
             name,
+            region: region.id,
+            created_at: spec.created_at,
             len: spec.layout.len(),
             owner_uid: spec.owner,
             other_rights: region.other_rights(),

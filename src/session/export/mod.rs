@@ -28,7 +28,10 @@ use super::{
 };
 use crate::{
     bindings, errno,
-    region::alloc::AllocRequest,
+    region::{
+        alloc::AllocRequest,
+        map::open::{MapRequest, RegionSelector},
+    },
     rnic::{self, Caller},
     sys::pin::{PinnedPages, ReleaseCallback},
 };
@@ -243,15 +246,19 @@ unsafe extern "C" fn kite_map(
     // SAFETY: By the safety requirements the session is open.
     let session = unsafe { borrow_session(session) };
     status(session, || {
-        let rights = parse_map_rights(rights)?;
         // SAFETY: By the safety requirements `name` is a C string.
         let name = unsafe { optional_name(name)? }.ok_or(EINVAL)?;
-        let (handle_id, region_len) = session.map(name, ROOT_UID, rights)?;
+        let mapped = session.map(&MapRequest {
+            selector: RegionSelector::Name(name),
+            uid: ROOT_UID,
+            rights: parse_map_rights(rights)?,
+            required_owner: None,
+        })?;
         // SAFETY: By the safety requirements `handle` is writable, and `len` is null or writable.
         unsafe {
-            ptr::write(handle, handle_id);
+            ptr::write(handle, mapped.id);
             if !len.is_null() {
-                ptr::write(len, region_len);
+                ptr::write(len, mapped.len);
             }
         }
         Ok(0)

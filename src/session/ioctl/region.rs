@@ -6,12 +6,15 @@ use super::parse_name;
 use crate::{
     bindings,
     fabric::send::inflight::Direction,
-    region::alloc::AllocRequest,
+    region::{
+        alloc::AllocRequest,
+        map::open::{MapRequest, RegionSelector},
+    },
     session::{
         args::{
             check_node_count, check_region_len, check_region_memory, check_reserved, deadline,
-            parse_access, parse_atomic_update, parse_grant, parse_map_rights, parse_rights,
-            parse_segments,
+            parse_access, parse_atomic_update, parse_grant, parse_map_rights, parse_required_owner,
+            parse_rights, parse_segments,
         },
         source::{self, Requester},
         uapi::UserArray,
@@ -69,11 +72,30 @@ pub(super) fn register(
 }
 
 pub(super) fn map(session: &Session, mut map: bindings::kite_map) -> Result<bindings::kite_map> {
-    check_reserved(map.reserved)?;
-    let rights = parse_map_rights(map.rights)?;
-    let name = parse_name(&map.name)?.ok_or(EINVAL)?;
-    (map.handle, map.len) = session.map(name, source::current_uid(), rights)?;
+    let requester = Requester::CurrentProcess;
+    let mapped = session.map(&MapRequest {
+        selector: parse_selector(&map)?,
+        uid: source::current_uid(),
+        rights: parse_map_rights(map.rights)?,
+        required_owner: parse_required_owner(requester, map.owner, map.flags)?,
+    })?;
+    (map.handle, map.len) = (mapped.id, mapped.len);
+    map.owner = requester.to_local_uid(mapped.owner_uid);
     Ok(map)
+}
+
+/// Returns the region that a map request names.
+///
+/// # Errors
+///
+/// - `EINVAL`: there are both a name and an ID, or neither.
+/// - `ENAMETOOLONG`: the name has no terminating zero.
+fn parse_selector(map: &bindings::kite_map) -> Result<RegionSelector> {
+    match (parse_name(&map.name)?, map.home, map.region) {
+        (Some(name), 0, 0) => Ok(RegionSelector::Name(name)),
+        (None, home, region) if region != 0 => Ok(RegionSelector::Id(home, region)),
+        _ => Err(EINVAL),
+    }
 }
 
 pub(super) fn read_or_write(
@@ -118,11 +140,13 @@ pub(super) fn query_region(
     mut out: bindings::kite_query_region,
 ) -> Result<bindings::kite_query_region> {
     let (mapping, rights) = session.mapping_and_rights(out.handle)?;
-    let layout = mapping.layout()?;
+    let (layout, traits) = (mapping.layout()?, mapping.region_traits()?);
     out.len = layout.len();
     out.chunk_size = 1 << layout.shift();
     out.rights = rights.bits();
-    out.home = mapping.home;
+    (out.home, out.region) = (mapping.home, mapping.region);
+    out.owner = Requester::CurrentProcess.to_local_uid(traits.owner_uid);
+    out.reserved = 0;
     Ok(out)
 }
 
@@ -134,14 +158,21 @@ pub(super) fn list_regions(
         return Err(EINVAL);
     }
     let mut entries = KVec::new();
-    let add_entry = |home, entry: RegionInfo| {
+    let add_entry = |home, entry: RegionInfo, in_conflict| {
         let entry = bindings::kite_region_entry {
             name: *entry.name.as_field(),
+            region: entry.region,
+            created_at: entry.created_at,
             len: entry.len,
             owner: Requester::CurrentProcess.to_local_uid(entry.owner_uid),
             other_rights: entry.other_rights.bits(),
             open_handles: entry.mapping_count,
             home,
+            flags: match in_conflict {
+                true => bindings::KITE_REGION_CONFLICT,
+                false => 0,
+            },
+            reserved: 0,
         };
         Ok(entries.push(entry, GFP_KERNEL)?)
     };

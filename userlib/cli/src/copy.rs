@@ -16,6 +16,9 @@ use kite::{AllocOptions, Cluster, Region, Rights};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
+use crate::args::RegionArgs;
+use crate::regions;
+
 /// Size of a copy request in bytes: large enough to hide the cost of a request, small enough to pin.
 const BLOCK_BYTES: u64 = 4 << 20;
 
@@ -110,9 +113,9 @@ fn register_stop_flag() -> Result<Arc<AtomicBool>> {
 }
 
 /// Copies a region to a file, which appears when the copy is complete. An interrupted copy leaves no file.
-pub(crate) fn get(cluster: &Cluster, name: &str, path: &Path) -> Result<()> {
-    let region = cluster
-        .map(name, Rights::READ)
+pub(crate) fn get(cluster: &Cluster, selected: &RegionArgs, path: &Path) -> Result<()> {
+    let name = &selected.name;
+    let region = regions::open(cluster, selected, Rights::READ)
         .with_context(|| format!("opening {name}"))?;
     if is_stdio(path) {
         let result = copy_to_fd(&region, io::stdout().as_fd());

@@ -74,11 +74,10 @@ fn run(args: Args) -> Result<()> {
             let allocated = cluster.alloc(&options).map(drop);
             allocated.with_context(|| format!("allocating {name}"))
         }
-        Command::Free { name } => {
-            let region = open()?.map(&name, Rights::MASTER);
-            region
-                .and_then(kite::Region::free)
-                .with_context(|| format!("freeing {name}"))
+        Command::Free { region } => {
+            let free =
+                || -> Result<()> { Ok(regions::open(&open()?, &region, Rights::MASTER)?.free()?) };
+            free().with_context(|| format!("freeing {}", region.name))
         }
         Command::Grant { name, user, rights } => {
             let region = open()?.map(&name, Rights::MASTER);
@@ -111,7 +110,7 @@ fn run(args: Args) -> Result<()> {
             };
             copy::put(&cluster, &file, &name, options)
         }
-        Command::Get { name, file } => copy::get(&open()?, &name, &file),
+        Command::Get { region, file } => copy::get(&open()?, &region, &file),
         Command::Bench(bench) => bench::run(&open()?, &bench),
         Command::Run { verbose, program } => preload::run(&program, verbose),
         Command::Completion { shell } => complete::print_script(shell),

@@ -3,12 +3,34 @@
 
 use anyhow::{Context, Result};
 use indicatif::BinaryBytes;
-use kite::{Cluster, RegionEntry, View};
+use kite::{Cluster, MapOptions, Region, RegionEntry, Rights, View};
 use serde::Serialize;
 
+use crate::args::RegionArgs;
 use crate::nodes::{joined_view, HostNames, NodeArg};
 use crate::output::{print_json, print_line, replace_control};
 use crate::users::{self, WithUserName};
+
+/// Opens the region that the arguments select.
+pub(crate) fn open(cluster: &Cluster, selected: &RegionArgs, rights: Rights) -> Result<Region> {
+    let Some(home) = &selected.home else {
+        return Ok(cluster.map(&selected.name, rights)?);
+    };
+    let home = home.resolve(cluster)?;
+    let regions = cluster.regions(home).collect::<kite::Result<Vec<_>>>()?;
+    let is_selected =
+        |entry: &&RegionEntry| entry.name == selected.name || display_id(entry) == selected.name;
+    let entry = regions
+        .iter()
+        .find(is_selected)
+        .ok_or(kite::Error::NotFound)?;
+    Ok(cluster.map_with(&MapOptions::by_id(home, entry.id), rights)?)
+}
+
+/// Returns the ID of a region as the command prints it.
+fn display_id(entry: &RegionEntry) -> String {
+    format!("{:#x}", entry.id)
+}
 
 /// Named regions of several nodes.
 #[derive(Default, Serialize)]
@@ -107,7 +129,7 @@ fn print_table(
         (
             size,
             entry.other_rights.to_string(),
-            entry.open_handles.to_string(),
+            format!("{}{}", entry.open_handles, conflict_note(entry)),
         )
     });
     let headings = ("SIZE".into(), "OTHER RIGHTS".into(), "HANDLES".into());
@@ -118,4 +140,12 @@ fn print_table(
         ))?;
     }
     Ok(())
+}
+
+/// Returns the text behind the line of a region whose name belongs to an older region.
+fn conflict_note(entry: &RegionEntry) -> String {
+    match entry.in_conflict {
+        true => format!("  in conflict: ID {}", display_id(entry)),
+        false => String::new(),
+    }
 }

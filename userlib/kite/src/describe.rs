@@ -183,6 +183,10 @@ pub struct RegionInfo {
     pub rights: Rights,
     /// Home of the region: the node that allocated it.
     pub home: u32,
+    /// ID of the region, unique at its home: see [`MapOptions::by_id`](crate::MapOptions::by_id).
+    pub id: u64,
+    /// User that owns the region.
+    pub owner: u32,
 }
 
 /// Named region in a listing.
@@ -200,6 +204,13 @@ pub struct RegionInfo {
 pub struct RegionEntry {
     /// Name.
     pub name: String,
+    /// ID of the region, unique at its home: see [`MapOptions::by_id`](crate::MapOptions::by_id).
+    pub id: u64,
+    /// Time of creation by the clock of the home, in ns since 1970.
+    pub created_at: u64,
+    /// `true` if the name belongs to an older region, which nodes created that could not reach this one. The region can
+    /// be opened by its ID until it is freed, or the older one is.
+    pub in_conflict: bool,
     /// Length in bytes.
     pub len: u64,
     /// User that owns the region.
@@ -216,6 +227,9 @@ impl From<&sys::kite_region_entry> for RegionEntry {
     fn from(raw: &sys::kite_region_entry) -> Self {
         Self {
             name: sys::unpack_name(&raw.name),
+            id: raw.region,
+            created_at: raw.created_at,
+            in_conflict: raw.flags & sys::KITE_REGION_CONFLICT != 0,
             len: raw.len,
             owner: raw.owner,
             other_rights: Rights::from_bits_truncate(raw.other_rights),

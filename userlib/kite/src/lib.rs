@@ -70,7 +70,7 @@ pub use memory::Buffer;
 pub use parameters::{parameters, Parameters};
 pub use qos::{LimitSubject, LimitUsage, ParseQosPolicyError, Priority, Qos, QosPolicy, RateLimit};
 pub use queue::{IoQueue, QueueWaiter, ReceivedRpc};
-pub use region::{AllocOptions, Region, Regions};
+pub use region::{AllocOptions, MapOptions, Region, Regions};
 pub use rights::{ParseRightsError, Rights};
 pub use rpc::{IncomingRpc, PendingCall, ServeOptions, Service};
 pub use stats::Stats;

@@ -83,7 +83,7 @@ impl ControlReply<'_> {
     pub(in crate::wire) fn is_valid(&self) -> bool {
         match *self {
             Self::Failed { errno } => (1..=4095).contains(&errno),
-            Self::Mapped { len, shift } => Layout::new(len, shift).is_some(),
+            Self::Mapped { len, shift, .. } => Layout::new(len, shift).is_some(),
             Self::Addresses(ref addresses) => addresses.clone().all(is_valid_chunk_addr),
             Self::DirectoryAddr { addr, bucket_count } => {
                 let len = u64::from(bucket_count).saturating_mul(BUCKET_SIZE as u64);
@@ -173,7 +173,7 @@ wire_format!(ControlReply {
     2 => Failed { errno },
     3 => Addresses(addresses),
     4 => NameFound { home, region },
-    5 => Mapped { len, shift },
+    5 => Mapped { len, shift, owner_uid, is_named },
     6 => Located(chunks),
     7 => Listed { cursor, entries },
     8 => OldValue { word },

@@ -403,6 +403,10 @@ pub enum ControlReply<'a> {
         len: u64,
         /// Binary logarithm of the chunk size in bytes.
         shift: u8,
+        /// Owner of the region.
+        owner_uid: u32,
+        /// The region has a name.
+        is_named: bool,
     },
     /// Chunk locations of a region.
     Located(ChunkLocations<'a>),

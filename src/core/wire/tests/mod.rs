@@ -38,6 +38,27 @@ fn named_region() -> NamedRegion {
     }
 }
 
+fn mapped_reply(len: u64, shift: u8) -> ControlReply<'static> {
+    ControlReply::Mapped {
+        len,
+        shift,
+        owner_uid: 1000,
+        is_named: true,
+    }
+}
+
+fn listed_region() -> RegionInfo {
+    RegionInfo {
+        name: name("n"),
+        region: 4,
+        created_at: 5,
+        len: 1,
+        owner_uid: 2,
+        other_rights: Rights::READ,
+        mapping_count: 3,
+    }
+}
+
 fn request(request: &ControlRequest<'_>) -> Vec<u8> {
     let mut out = vec![0xaa; MAX_CONTROL_BYTES];
     let len = encode_request(&REQUEST, request, &mut out).unwrap();
@@ -196,7 +217,7 @@ fn message_with_out_of_range_field_is_not_encoded() {
             None
         );
     }
-    let mapped = |len, shift| ControlReply::Mapped { len, shift };
+    let mapped = mapped_reply;
     for invalid in [mapped(0, 12), mapped(1, 11), mapped(u64::MAX, 22)] {
         assert_eq!(encode_reply(&REPLY, &invalid, &mut [0; 100]), None);
     }
@@ -277,7 +298,8 @@ fn invalid_body_is_malformed() {
     assert_malformed(request(&map), 23, 1);
     assert_malformed(reply(&ControlReply::Failed { errno: 1 }), 0, 0);
     assert_malformed(reply(&ControlReply::Failed { errno: 1 }), 1, 16);
-    assert_malformed(reply(&ControlReply::Mapped { len: 1, shift: 12 }), 0, 0);
+    assert_malformed(reply(&mapped_reply(1, 12)), 0, 0);
+    assert_malformed(reply(&mapped_reply(1, 12)), 13, 2);
     let sync = ControlRequest::SyncNames {
         epoch: 1,
         is_last: true,
@@ -300,13 +322,7 @@ fn invalid_name_is_malformed() {
 
 #[test]
 fn invalid_list_item_is_malformed() {
-    let entry = RegionInfo {
-        name: name("n"),
-        len: 1,
-        owner_uid: 2,
-        other_rights: Rights::READ,
-        mapping_count: 3,
-    };
+    let entry = listed_region();
     let mut out = [0; MAX_CONTROL_BYTES];
     let mut writer = ListWriter::regions(&mut out, 1, 2);
     assert!(writer.push(entry) && writer.push(entry));
@@ -340,16 +356,10 @@ fn list_writer_stops_when_the_message_is_full() {
         fill_list(ListWriter::names(&mut out, 1, 2, 3), named_region()),
         (11, 965)
     );
-    let entry = RegionInfo {
-        name: name("n"),
-        len: 1,
-        owner_uid: 2,
-        other_rights: Rights::READ,
-        mapping_count: 3,
-    };
+    let entry = listed_region();
     assert_eq!(
         fill_list(ListWriter::regions(&mut out, 1, 2), entry),
-        (11, 964)
+        (9, 940)
     );
     assert_eq!(out[MAX_CONTROL_BYTES..], [0xaa; MAX_CONTROL_BYTES]);
 }

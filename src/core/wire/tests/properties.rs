@@ -69,7 +69,7 @@ proptest! {
     }
 
     #[test]
-    fn region_infos_round_trip(items in prop::collection::vec(region_infos(), 0..12), next_cursor: u64, set_cursor_last: bool) {
+    fn region_infos_round_trip(items in prop::collection::vec(region_infos(), 0..10), next_cursor: u64, set_cursor_last: bool) {
         let mut out = [0xaa; MAX_CONTROL_BYTES];
         let mut writer = ListWriter::regions(&mut out, 1, 2);
         if !set_cursor_last {

@@ -258,10 +258,15 @@ pub(super) fn replies() -> impl Strategy<Value = ControlReply<'static>> {
         }),
         (1u32..4096).prop_map(|errno| ControlReply::Failed { errno }),
         any::<(u32, u64)>().prop_map(|(home, region)| ControlReply::NameFound { home, region }),
-        (1u64..1 << 44, 12u8..=22)
-            .prop_filter("a layout", |(len, shift)| Layout::new(*len, *shift)
+        (1u64..1 << 44, 12u8..=22, any::<(u32, bool)>())
+            .prop_filter("a layout", |(len, shift, _)| Layout::new(*len, *shift)
                 .is_some())
-            .prop_map(|(len, shift)| ControlReply::Mapped { len, shift }),
+            .prop_map(|(len, shift, (owner_uid, is_named))| ControlReply::Mapped {
+                len,
+                shift,
+                owner_uid,
+                is_named,
+            }),
     ]
 }
 
@@ -278,9 +283,11 @@ pub(super) fn chunk_locations() -> impl Strategy<Value = ChunkLocation> {
 }
 
 pub(super) fn region_infos() -> impl Strategy<Value = RegionInfo> {
-    (names(), any::<(u64, u32, u32)>(), rights()).prop_map(
-        |(name, (len, owner, mappers), others)| RegionInfo {
+    (names(), any::<([u64; 3], u32, u32)>(), rights()).prop_map(
+        |(name, ([region, created_at, len], owner, mappers), others)| RegionInfo {
             name,
+            region,
+            created_at,
             len,
             owner_uid: owner,
             other_rights: others,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Grants: rejected requests. Run by a user other than root.
 
-use anyhow::Result;
+use anyhow::{ensure, Result};
 use libc::*;
 
 use super::{alloc, ioctl_handle, map, unique_name, Checks};
@@ -102,4 +102,132 @@ fn check_grants_max(checks: &mut Checks, device: &Device, grant: kite_grant) {
     let uid = 100_000;
     check_grant(checks, device, kite_grant { uid, ..grant }, ENOMEM);
     check_grant(checks, device, grant, 0);
+}
+
+/// Returns the attributes of an open region.
+fn query(device: &Device, handle: u64) -> Result<kite_query_region> {
+    let mut region = kite_query_region {
+        handle,
+        ..Default::default()
+    };
+    let errno = device.ioctl(KITE_IOC_QUERY_REGION_NR, &mut region);
+    ensure!(errno == 0, "cannot query: {}", symbol(errno));
+    Ok(region)
+}
+
+/// Maps regions by name and by ID, with and without a required owner.
+pub(super) fn check_maps(checks: &mut Checks) -> Result<()> {
+    // SAFETY: the function has no preconditions.
+    let own = unsafe { libc::geteuid() };
+    let device = Device::open_bound()?;
+    let text = unique_name("maps");
+    let master = alloc(&device, 1, &text, &[2])?;
+    let region = query(&device, master)?;
+    let by_name = kite_map {
+        name: name(&text),
+        rights: KITE_READ,
+        ..Default::default()
+    };
+    let by_id = kite_map {
+        name: name(""),
+        region: region.region,
+        home: region.home,
+        ..by_name
+    };
+    let anonymous = query(&device, alloc(&device, 1, "", &[])?)?;
+    let owned_by = |owner, flags, map| kite_map {
+        owner,
+        flags,
+        ..map
+    };
+    for (what, mut map, want) in [
+        ("by name", by_name, 0),
+        ("by ID", by_id, 0),
+        ("by ID at this node", kite_map { home: 0, ..by_id }, 0),
+        (
+            "by name and ID",
+            kite_map {
+                home: 0,
+                name: by_name.name,
+                ..by_id
+            },
+            EINVAL,
+        ),
+        ("by name and home", kite_map { home: 1, ..by_name }, EINVAL),
+        (
+            "by neither name nor ID",
+            kite_map { region: 0, ..by_id },
+            EINVAL,
+        ),
+        (
+            "by an unknown ID",
+            kite_map {
+                region: region.region + 1000,
+                ..by_id
+            },
+            ENOENT,
+        ),
+        (
+            "by an ID of another home",
+            kite_map { home: 2, ..by_id },
+            ENOENT,
+        ),
+        (
+            "by an ID of no node",
+            kite_map { home: 77, ..by_id },
+            EHOSTDOWN,
+        ),
+        (
+            "an anonymous region",
+            kite_map {
+                region: anonymous.region,
+                ..by_id
+            },
+            ENOENT,
+        ),
+        ("of the owner", owned_by(own, KITE_MAP_OWNER, by_name), 0),
+        (
+            "of the owner by ID",
+            owned_by(own, KITE_MAP_OWNER, by_id),
+            0,
+        ),
+        (
+            "of another owner",
+            owned_by(own + 1, KITE_MAP_OWNER, by_name),
+            EACCES,
+        ),
+        (
+            "of another owner by ID",
+            owned_by(own + 1, KITE_MAP_OWNER, by_id),
+            EACCES,
+        ),
+        (
+            "of no user",
+            owned_by(u32::MAX, KITE_MAP_OWNER, by_name),
+            EINVAL,
+        ),
+        (
+            "of an owner without the flag",
+            owned_by(own + 1, 0, by_name),
+            EINVAL,
+        ),
+        ("with an unknown flag", owned_by(0, 2, by_name), EINVAL),
+    ] {
+        let got = device.ioctl(KITE_IOC_MAP_NR, &mut map);
+        checks.expect(&format!("mapping {what}"), got, want);
+        if got == 0 {
+            let mapped = query(&device, map.handle)?;
+            ensure!((map.owner, mapped.owner) == (own, own), "{what}: {map:?}");
+            ensure!(
+                (mapped.home, mapped.region) == (region.home, region.region),
+                "{mapped:?}"
+            );
+        }
+    }
+    checks.expect(
+        "freeing",
+        ioctl_handle(&device, KITE_IOC_FREE_NR, master),
+        0,
+    );
+    Ok(())
 }

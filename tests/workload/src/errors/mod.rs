@@ -90,7 +90,10 @@ pub(crate) enum Case {
 pub(crate) fn run(case: Case) -> Result<()> {
     let mut checks = Checks::default();
     match case {
-        Case::Names => requests::check_names(&mut checks)?,
+        Case::Names => {
+            requests::check_names(&mut checks)?;
+            grants::check_maps(&mut checks)?;
+        }
         Case::Rights => requests::check_rights(&mut checks)?,
         Case::Range => ranges::check_ranges(&mut checks)?,
         Case::Values => requests::check_values(&mut checks)?,

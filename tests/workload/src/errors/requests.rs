@@ -151,15 +151,15 @@ pub(super) fn check_values(checks: &mut Checks) -> Result<()> {
     }
     let region = unique_name("values");
     let handle = alloc(&device, 100, &region, &[])?;
-    for (what, rights, reserved) in [
+    for (what, rights, flags) in [
         ("no rights", 0, 0),
         ("an unknown right", 8, 0),
-        ("a reserved field of a map", KITE_READ, 1),
+        ("an unknown flag of a map", KITE_READ, 2),
     ] {
         let mut map = kite_map {
             name: name(&region),
             rights,
-            reserved,
+            flags,
             ..Default::default()
         };
         checks.expect(what, device.ioctl(KITE_IOC_MAP_NR, &mut map), EINVAL);

@@ -244,7 +244,11 @@ impl RequestFuzzer {
         let mut map = kite_map {
             name: name(&self.name()),
             rights: self.random.pick(&[1, 2, 3, 4, 7, 7, 7, 0, 8]),
-            reserved: self.random.pick(&[0, 0, 0, 0, 0, 1]),
+            region: self.random.pick(&[0, 0, 0, 0, 0, 1]),
+            flags: self
+                .random
+                .pick(&[0, 0, 0, KITE_MAP_OWNER, KITE_MAP_OWNER, 2]),
+            owner: self.random.pick(&[0, 0, 0, 0, 1000, u32::MAX]),
             ..Default::default()
         };
         if self.handles.len() >= HANDLES {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kite::Rights;
 
-use super::values::{candidates, parse_bytes};
+use super::values::{candidates, name_parser, parse_bytes};
 use crate::nodes::NodeArg;
 use crate::{complete, users};
 
@@ -46,6 +46,19 @@ pub(crate) struct StoreArgs {
     /// Absolute path of the private key of --store-cert
     #[arg(long, value_name = "FILE", requires = "store_cert")]
     pub(crate) store_key: Option<PathBuf>,
+}
+
+/// Named region.
+#[derive(Debug, Args)]
+pub(crate) struct RegionArgs {
+    /// Name of the region
+    #[arg(value_parser = name_parser(), add = candidates(complete::regions))]
+    pub(crate) name: String,
+
+    /// Home of the region, by number or host name: selects one of several regions with this name. NAME may then be the
+    /// ID of the region
+    #[arg(long, value_name = "NODE", add = candidates(complete::nodes))]
+    pub(crate) home: Option<NodeArg>,
 }
 
 /// Arguments of `kite limit`: the limit to set, or none to show all limits.

@@ -17,7 +17,7 @@ use crate::nodes::NodeArg;
 use crate::{complete, users};
 use values::{candidates, name_parser, parse_bytes, parse_seconds};
 
-pub(crate) use groups::{LimitArgs, PlacementArgs, StoreArgs};
+pub(crate) use groups::{LimitArgs, PlacementArgs, RegionArgs, StoreArgs};
 
 /// Allocate, inspect and measure named memory regions of a cluster.
 #[derive(Debug, Parser)]
@@ -138,9 +138,8 @@ pub(crate) enum Command {
     },
     /// Free a named region; its open handles become invalid
     Free {
-        /// Name of the region
-        #[arg(value_parser = name_parser(), add = candidates(complete::regions))]
-        name: String,
+        #[command(flatten)]
+        region: RegionArgs,
     },
     /// Set rights to a named region; handles opened with a revoked right become invalid
     Grant {
@@ -193,9 +192,8 @@ pub(crate) enum Command {
     },
     /// Copy a region to a file; an existing file is replaced
     Get {
-        /// Name of the region
-        #[arg(value_parser = name_parser(), add = candidates(complete::regions))]
-        name: String,
+        #[command(flatten)]
+        region: RegionArgs,
         /// File, or - for standard output
         file: PathBuf,
     },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Creating and opening regions.
+//! Creating regions.
 
 use std::os::fd::AsFd;
 
@@ -113,25 +113,5 @@ impl Cluster {
         };
         sys::register_region(self.as_fd(), memory.mapping(), &mut register)?;
         Region::from_handle(self.clone(), register.handle)
-    }
-
-    /// Opens the region of this name with exactly these rights, at least one.
-    ///
-    /// # Errors
-    /// - [`Error::Denied`](crate::Error::Denied): the user lacks one of the rights.
-    /// - [`Error::HostDown`](crate::Error::HostDown): the home of the region is down.
-    /// - [`Error::Invalid`](crate::Error::Invalid): no rights, or no name.
-    /// - [`Error::NotFound`](crate::Error::NotFound): no region has the name.
-    /// - [`Error::NameTooLong`](crate::Error::NameTooLong), [`Error::NotJoined`](crate::Error::NotJoined),
-    ///   [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::TimedOut`](crate::Error::TimedOut): see
-    ///   [`alloc`](Self::alloc).
-    pub fn map(&self, name: &str, rights: Rights) -> Result<Region> {
-        let mut map = sys::kite_map {
-            name: sys::pack_name(name)?,
-            rights: rights.bits(),
-            ..Default::default()
-        };
-        sys::map(self.as_fd(), &mut map)?;
-        Region::from_handle(self.clone(), map.handle)
     }
 }

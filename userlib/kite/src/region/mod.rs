@@ -8,6 +8,7 @@ mod access;
 mod alloc;
 mod atomic;
 mod list;
+mod map;
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +24,7 @@ use crate::timeout::timeout_to_ms;
 
 pub use alloc::AllocOptions;
 pub use list::Regions;
+pub use map::MapOptions;
 
 /// An open region: memory of one or more nodes, accessed in place by RDMA.
 ///
@@ -84,6 +86,8 @@ impl Region {
             chunk_size: raw.chunk_size,
             rights: Rights::from_bits_truncate(raw.rights),
             home: raw.home,
+            id: raw.region,
+            owner: raw.owner,
         };
         Ok(Self {
             handle: Arc::new(handle),
