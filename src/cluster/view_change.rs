@@ -37,6 +37,8 @@ pub(crate) struct PreparedView {
     peers: KVec<Arc<Peer>>,
     /// Nodes whose peers were closed, but which stay in the view.
     fenced: KVec<NodeInstance>,
+    /// Reachable nodes whose peers are new: they were not reachable before, or were admitted again.
+    admitted: KVec<NodeInstance>,
     /// Nodes that are no longer in the view.
     removed: KVec<NodeInstance>,
 }
@@ -45,6 +47,11 @@ impl PreparedView {
     /// Returns the nodes that were fenced and remain members.
     pub(crate) fn fenced(&self) -> &[NodeInstance] {
         &self.fenced
+    }
+
+    /// Returns the nodes that are reachable by a later admission than before.
+    pub(crate) fn admitted(&self) -> &[NodeInstance] {
+        &self.admitted
     }
 
     /// Returns the nodes that were removed.
@@ -59,6 +66,8 @@ struct PeerDelta {
     peers: KVec<Arc<Peer>>,
     /// Peers of both views.
     kept: KVec<Arc<Peer>>,
+    /// Nodes of the peers of the new view only.
+    admitted: KVec<NodeInstance>,
     /// Peers of the old view only.
     closed: KVec<Arc<Peer>>,
 }
@@ -97,6 +106,7 @@ impl Cluster {
         Ok(PreparedView {
             peers: delta.peers,
             fenced,
+            admitted: delta.admitted,
             removed,
         })
     }
@@ -136,6 +146,7 @@ impl Cluster {
         members: &[bindings::kite_member],
     ) -> Result<PeerDelta> {
         let (mut peers, mut kept, mut closed) = (KVec::new(), KVec::new(), KVec::new());
+        let mut admitted = KVec::new();
         let own_admission = members
             .iter()
             .find(|member| member.node == own.instance.node)
@@ -153,7 +164,10 @@ impl Cluster {
                     kept.push(peer.clone(), GFP_KERNEL)?;
                     peers.push(peer, GFP_KERNEL)?;
                 }
-                None => peers.push(new_peer(own, member, admission)?, GFP_KERNEL)?,
+                None => {
+                    peers.push(new_peer(own, member, admission)?, GFP_KERNEL)?;
+                    admitted.push(member_instance(member), GFP_KERNEL)?;
+                }
             }
         }
         for old in self.fabric.peers.all()? {
@@ -164,6 +178,7 @@ impl Cluster {
         Ok(PeerDelta {
             peers,
             kept,
+            admitted,
             closed,
         })
     }

@@ -12,7 +12,8 @@
 //! # Recovery
 //!
 //! The loans of a removed home stay in quarantine until all members have synchronized the view. The loans and
-//! names of a fenced home remain, since the home still has its regions.
+//! names of a fenced home remain, since the home still has its regions. Once the home is admitted again, it
+//! sends its names.
 //!
 //! # Locking
 //!
@@ -118,6 +119,9 @@ impl ViewChange<'_> {
         for &fenced in view.fenced() {
             self.clear_fenced(fenced);
         }
+        for &admitted in view.admitted() {
+            self.clear_names(admitted.node);
+        }
         cluster.commit_view(view);
         for home in self.reachable_instances() {
             reopen_mappings(self.service, home);
@@ -140,12 +144,17 @@ impl ViewChange<'_> {
         }
         service.loans().quarantine_home(node, self.epoch);
         self.remove_mappers(node);
-        let names = &service.cluster.names;
-        names.retain(|named| named.home != node);
+        self.clear_names(node);
     }
 
-    /// Clears the state that a fenced node establishes again once it is admitted: mappings and mappers, and
-    /// the names if the node sends them for this view.
+    /// Removes the names of regions of a home. A home that is admitted sends its names for this view, and may
+    /// have freed or renamed some since the other nodes have stored them.
+    fn clear_names(&self, home: u32) {
+        let names = &self.service.cluster.names;
+        names.retain(|named| named.home != home);
+    }
+
+    /// Clears the state that a fenced node establishes again once it is admitted: mappings and mappers.
     fn clear_fenced(&self, fenced: NodeInstance) {
         let service = self.service;
         let is_reachable = service.cluster.is_reachable(fenced);
@@ -154,10 +163,6 @@ impl ViewChange<'_> {
             mapping.on_home_fenced(is_reachable);
         }
         self.remove_mappers(fenced.node);
-        if is_reachable {
-            let names = &service.cluster.names;
-            names.retain(|named| named.home != fenced.node);
-        }
     }
 
     fn remove_mappers(&self, node: u32) {
