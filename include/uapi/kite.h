@@ -28,7 +28,7 @@
  *  EAGAIN           no event, completion, call or message is available; the lock is held
  *  EBADF            the session has no such handle, call, lock, I/O queue, VQP or key
  *  EBUSY            the session is bound, the RNIC has a daemon, the handle is served, the region
- *                   is migrating, or a maximum per session is reached
+ *                   is migrating or being renamed, or a maximum per session is reached
  *  ECANCELED        the process canceled the submission
  *  ECONNREFUSED     the region has no server, or the port no listener
  *  ECONNRESET       the server closed before it replied, or the other end of a VQP closed
@@ -98,7 +98,7 @@
 /* Rights to a region. */
 #define KITE_READ (1 << 0) /* read the memory */
 #define KITE_WRITE (1 << 1) /* write the memory, call the servers */
-#define KITE_MASTER (1 << 2) /* serve, free, migrate, grant rights */
+#define KITE_MASTER (1 << 2) /* serve, free, migrate, rename, grant rights */
 #define KITE_RIGHTS (KITE_READ | KITE_WRITE | KITE_MASTER)
 
 /**
@@ -262,15 +262,37 @@ struct kite_grant {
  *
  * After an error a part of the chunks may have moved. Chunks that moved to a node that died are
  * lost. The migration continues until its deadline when the caller is killed, or receives no reply
- * from the home. EACCES, EBADF, EBUSY (a migration is in progress), EHOSTDOWN, EHOSTUNREACH,
- * EINVAL, EIO, ENOMEM (also if a node has no contiguous memory of the chunk size), ESTALE,
- * ETIMEDOUT.
+ * from the home. EACCES, EBADF, EBUSY (a migration or rename is in progress), EHOSTDOWN,
+ * EHOSTUNREACH, EINVAL, EIO, ENOMEM (also if a node has no contiguous memory of the chunk size),
+ * ESTALE, ETIMEDOUT.
  */
 struct kite_migrate {
 	__u64 handle;
 	__u64 nodes;
 	__u32 node_count;
 	__u32 timeout_ms;
+};
+
+/**
+ * struct kite_rename - gives a named region another name while the region is in use.
+ * @handle: in: the handle, with KITE_MASTER.
+ * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ * @reserved: zero.
+ * @name: in: the new name, unique in the cluster.
+ *
+ * Handles stay valid. A region in conflict (see struct kite_region_entry) has the new name alone
+ * afterwards. On success the old name is free, or belongs to the other region of this name. The
+ * region has the old or the new name at any time. After EHOSTDOWN, EHOSTUNREACH, EIO, ENODEV,
+ * ENOMEM, ESTALE and ETIMEDOUT the region may have either name, or be renamed until the deadline.
+ * After all other errors it has the old name. EACCES, EBADF, EBUSY (a migration or rename is in
+ * progress), EEXIST (also if the region has this name), EHOSTDOWN, EHOSTUNREACH, EINVAL (also for
+ * an anonymous region), EIO, ENAMETOOLONG, ENOMEM, ESTALE, ETIMEDOUT.
+ */
+struct kite_rename {
+	__u64 handle;
+	__u32 timeout_ms;
+	__u32 reserved;
+	char name[KITE_NAME_SIZE];
 };
 
 /**
@@ -974,8 +996,8 @@ struct kite_query_region {
  *
  * If nodes that could not reach each other have created two regions of one name, the name belongs
  * to the older one, by the clocks of the homes. The other one is in conflict: it can be opened by
- * @home and @region only, until the older one is freed. The flag is not set while the nodes that
- * store the name do not reply.
+ * @home and @region only, until it is renamed, or the older one is renamed or freed. The flag is
+ * not set while the nodes that store the name do not reply.
  */
 struct kite_region_entry {
 	char name[KITE_NAME_SIZE];
@@ -1311,6 +1333,7 @@ struct kite_probe {
 
 #define KITE_IOC_SET_PRIORITY _IOW(KITE_IOC_MAGIC, 0x1d, struct kite_priority)
 #define KITE_IOC_MIGRATE _IOW(KITE_IOC_MAGIC, 0x1e, struct kite_migrate)
+#define KITE_IOC_RENAME _IOW(KITE_IOC_MAGIC, 0x1f, struct kite_rename)
 
 #define KITE_IOC_GET_VIEW _IOWR(KITE_IOC_MAGIC, 0x20, struct kite_get_view)
 #define KITE_IOC_QUERY_RNIC _IOWR(KITE_IOC_MAGIC, 0x21, struct kite_query_rnic)

@@ -14,18 +14,18 @@
 
 use super::{
     home::{
-        borrowed_loan::BorrowedLoan, placement::Placement, reclaim::Teardown, Region,
-        RegionReservation, RegionSpec,
+        borrowed_loan::BorrowedLoan, name_change::NameChange, placement::Placement,
+        reclaim::Teardown, Region, RegionReservation, RegionSpec,
     },
     lend::loan::NodeScopedId,
     map::{open::OpenRequest, MapTerms, Mapping},
     MemoryService,
 };
 use crate::{
-    control::{client::ControlClient, priority::WorkPriority, retry::CONTROL_TIMEOUT_MS},
+    control::{priority::WorkPriority, retry::CONTROL_TIMEOUT_MS},
     errno,
     sys::{
-        deadline::{real_time_ns, retry_until, Deadline},
+        deadline::{real_time_ns, Deadline},
         event_counter::EventCounter,
         pin::PinnedPages,
     },
@@ -36,7 +36,7 @@ use kite_core::{
     name::Name,
     rights::Rights,
     view::NodeInstance,
-    wire::{ChunkLocation, ControlRequest},
+    wire::ChunkLocation,
 };
 
 /// Maximum size of the chunk table of a region: enough for 46 TiB in chunks of 4 MiB.
@@ -63,7 +63,6 @@ pub(crate) struct AllocRequest<'a> {
 impl AllocRequest<'_> {
     fn region_spec(&self, layout: Layout) -> RegionSpec {
         RegionSpec {
-            name: self.name,
             created_at: real_time_ns(),
             layout,
             owner: self.owner,
@@ -85,7 +84,7 @@ impl MemoryService {
     ) -> Result<Arc<Mapping>> {
         let local_node = self.cluster.local_node()?;
         let region = RegionBuilder::new(self, local_node, request)?.build_from_loans()?;
-        Publication::new(self, local_node, &region).run(event_counter)
+        Publication::new(self, local_node, &region, request.name).run(event_counter)
     }
 
     /// Makes a region from pinned memory and maps it with all rights.
@@ -101,7 +100,7 @@ impl MemoryService {
     ) -> Result<Arc<Mapping>> {
         let local_node = self.cluster.local_node()?;
         let region = RegionBuilder::new(self, local_node, request)?.build_from_pinned(pinned)?;
-        Publication::new(self, local_node, &region).run(event_counter)
+        Publication::new(self, local_node, &region, request.name).run(event_counter)
     }
 }
 
@@ -305,15 +304,22 @@ struct Publication<'a> {
     service: &'a Arc<MemoryService>,
     local_node: u32,
     region: &'a Arc<Region>,
+    name: Option<Name>,
     deadline: Deadline,
 }
 
 impl<'a> Publication<'a> {
-    fn new(service: &'a Arc<MemoryService>, local_node: u32, region: &'a Arc<Region>) -> Self {
+    fn new(
+        service: &'a Arc<MemoryService>,
+        local_node: u32,
+        region: &'a Arc<Region>,
+        name: Option<Name>,
+    ) -> Self {
         Self {
             service,
             local_node,
             region,
+            name,
             deadline: Deadline::after_ms(CONTROL_TIMEOUT_MS),
         }
     }
@@ -351,31 +357,15 @@ impl<'a> Publication<'a> {
 
     /// Registers the region's name, if any, at its owners.
     fn register_name(&self) -> Result {
-        let Some(name) = self.region.spec.name else {
+        let Some(name) = self.name else {
             return Ok(());
         };
-        let request = ControlRequest::RegisterName {
+        let change = NameChange {
+            service: self.service,
+            region: self.region,
             name,
-            region: self.region.id,
-            created_at: self.region.spec.created_at,
+            deadline: self.deadline,
         };
-        let (service, cluster) = (self.service, &self.service.cluster);
-        loop {
-            let epoch = cluster.epoch();
-            retry_until(self.deadline, || {
-                let owners = cluster.name_owners(&name)?;
-                // The primary comes first: of two nodes with one name, the primary rejects one.
-                for owner in [Some(owners.primary), owners.backup].into_iter().flatten() {
-                    let reply = service.request(owner, &request, self.deadline)?;
-                    reply.expect_done()?;
-                }
-                Ok(())
-            })?;
-            self.region.set_name_registered();
-            // From now on, each view change sends the name to its new owners. Repeat if one was missed.
-            if cluster.epoch() == epoch {
-                return Ok(());
-            }
-        }
+        change.name_new()
     }
 }

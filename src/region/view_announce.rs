@@ -148,7 +148,7 @@ impl ViewAnnouncement {
                 );
             }
             if !is_published(service, &named) {
-                // The region was freed meanwhile, perhaps before the name was added.
+                // The region was freed or renamed meanwhile, perhaps before the name was added.
                 cluster.names.unregister(&name, home, region);
             }
         }
@@ -218,7 +218,7 @@ impl ViewAnnouncement {
         failures.iter().all(StaleQp::is_fenced)
     }
 
-    /// Sends encoded names, and repeats while the epoch is current. Regions freed meanwhile may have
+    /// Sends encoded names, and repeats while the epoch is current. Regions freed or renamed meanwhile may have
     /// unregistered their names before the names arrived. So these names are unregistered again.
     fn send_encoded_names(self, service: &Arc<MemoryService>, bytes: &[u8]) {
         let Ok((_, ControlBody::Request(request))) = decode_control(bytes) else {
@@ -230,9 +230,9 @@ impl ViewAnnouncement {
             return;
         };
         let local_node = service.cluster.local_node();
-        let is_freed =
+        let is_unused =
             |named: &NamedRegion| Ok(named.home) == local_node && !is_published(service, named);
-        for NamedRegion { name, region, .. } in names.filter(is_freed) {
+        for NamedRegion { name, region, .. } in names.filter(is_unused) {
             let request = ControlRequest::UnregisterName { name, region };
             service.request_while_reachable(self.member, &request);
         }
@@ -248,18 +248,19 @@ fn owns_name(service: &MemoryService, node: u32, name: &Name) -> bool {
 /// Returns `true` if a region of this home still has its name.
 fn is_published(service: &MemoryService, named: &NamedRegion) -> bool {
     let region = service.region(named.region);
-    region.is_ok_and(|region| region.published_name() == Some(named.name))
+    region.is_ok_and(|region| region.published_names().any(|name| name == named.name))
 }
 
-/// Returns the named regions of this home.
+/// Returns the named regions of this home. A region that is being renamed has two names.
 fn local_names(service: &MemoryService) -> impl Iterator<Item = NamedRegion> + '_ {
     let home = service.cluster.local_node().unwrap_or(0);
-    service.regions().filter_map(move |region| {
-        Some(NamedRegion {
-            name: region.published_name()?,
+    service.regions().flat_map(move |region| {
+        let names = region.published_names();
+        names.map(move |name| NamedRegion {
+            name,
+            created_at: region.spec.created_at,
             home,
             region: region.id,
-            created_at: region.spec.created_at,
         })
     })
 }

@@ -21,7 +21,7 @@ use crate::{
     region::{
         alloc::AllocRequest,
         grant::GrantRequest,
-        home::migrate::MoveRequest,
+        home::change::{Change, ChangeRequest},
         map::{
             access::{AccessRequest, SubmitContext},
             atomic::AtomicRequest,
@@ -154,14 +154,24 @@ impl Session {
 
     /// Migrates a region to `nodes`. An empty list stands for this node.
     pub(super) fn move_region(&self, handle_id: u64, nodes: &[u32], deadline: Deadline) -> Result {
+        let nodes = if nodes.is_empty() { &[0] } else { nodes };
+        self.change_region(handle_id, Change::Migrate(nodes), deadline)
+    }
+
+    /// Changes a region in the background of its home.
+    pub(super) fn change_region(
+        &self,
+        handle_id: u64,
+        change: Change<'_>,
+        deadline: Deadline,
+    ) -> Result {
         let handle = self.get(handle_id)?;
         if !handle.rights.contains(Rights::MASTER) {
             return Err(EACCES);
         }
-        let nodes = if nodes.is_empty() { &[0] } else { nodes };
-        let request = MoveRequest {
+        let request = ChangeRequest {
             mapping: &handle.mapping,
-            nodes,
+            change,
             deadline,
         };
         let memory_service = self.enter_memory_service()?;

@@ -66,6 +66,7 @@ abi! {
     kite_copy 48,
     kite_grant 24,
     kite_migrate 24,
+    kite_rename 80,
     kite_ring_header 384,
     kite_sqe 72,
     kite_cqe 24,

@@ -50,7 +50,7 @@ impl Region {
         if state.mappers.get(&key).is_some() {
             return state.check_rights(request.node, request.mapping, rights);
         }
-        if state.move_state.frozen {
+        if state.change_state.frozen {
             return Err(TryError::InTransition.into());
         }
         let entry = MapperInfo {

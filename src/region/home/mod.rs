@@ -7,7 +7,7 @@
 //! # Operation
 //!
 //! Nodes map the region ([`mappers`]) with the rights of a user ([`acl`]), and wait for its locks and
-//! barriers ([`waiters`]). A master moves the region ([`migrate`]) or frees it: the region is marked as
+//! barriers ([`waiters`]). A master moves or renames the region ([`change`]) or frees it: the region is marked as
 //! freeing, and is torn down in the background ([`reclaim`]).
 //!
 //! # Recovery
@@ -17,7 +17,7 @@
 //!
 //! # Locking
 //!
-//! - `Region::state` (mutex) protects [`RegionState`]: rights, mappers, move state and lock table. The mutex
+//! - `Region::state` (mutex) protects [`RegionState`]: names, rights, mappers, state of changes and lock table. The mutex
 //!   is never held while a request is sent.
 //! - `Region::placement` (mutex) protects the chunk locations and loans, and nests inside `state`.
 //! - `teardown_refs` is atomic: the thread that drops the last reference starts the next teardown step.
@@ -26,10 +26,12 @@
 
 pub(crate) mod acl;
 pub(super) mod borrowed_loan;
+pub(crate) mod change;
 mod latch;
 pub(crate) mod lock_table;
 pub(super) mod mappers;
-pub(crate) mod migrate;
+mod migrate;
+pub(super) mod name_change;
 pub(crate) mod placement;
 pub(crate) mod quiesce;
 pub(crate) mod reclaim;
@@ -49,7 +51,10 @@ use kernel::{
         Arc, Mutex, UniqueArc,
     },
 };
-use kite_core::{layout::Layout, name::Name, rights::Rights, view::NodeInstance};
+use kite_core::{
+    layout::Layout, name::Name, proto::region_names::RegionNames, rights::Rights,
+    view::NodeInstance,
+};
 
 pub(crate) use self::acl::Grantee;
 
@@ -62,6 +67,7 @@ struct MapperInfo {
 }
 
 struct RegionState {
+    names: RegionNames,
     owner: u32,
     other_rights: Rights,
     /// Rights of users with an own entry.
@@ -75,7 +81,7 @@ struct RegionState {
     last_grant: Option<(NodeInstance, u64)>,
     mapping_count: u32,
     freeing: bool,
-    move_state: MoveState,
+    change_state: ChangeState,
     /// Locks and barriers of the region.
     lock_table: LockTable,
 }
@@ -100,8 +106,7 @@ impl RegionState {
 
 /// Parameters of a region that do not change.
 pub(crate) struct RegionSpec {
-    pub(crate) name: Option<Name>,
-    /// Time of creation, in ns since 1970.
+    /// Time of creation, in ns since 1970. Decides which of several regions has a name.
     pub(crate) created_at: u64,
     pub(crate) layout: Layout,
     pub(crate) owner: u32,
@@ -109,27 +114,25 @@ pub(crate) struct RegionSpec {
     pub(crate) other_rights: Rights,
 }
 
-/// State of the moves of a region to other nodes.
+/// State of the changes of a region in the background: moves to other nodes, and renames.
 #[derive(Default)]
-struct MoveState {
-    /// Last moves: requesting node, token chosen by that node, and result. The result is `None` while the
-    /// move runs.
-    recent: [((u32, u64), Option<Result>); MAX_MOVE_RESULTS],
+struct ChangeState {
+    /// Last changes: requesting node, token chosen by that node, and result. The result is `None` while the
+    /// change runs.
+    recent: [((u32, u64), Option<Result>); MAX_CHANGE_RESULTS],
     running: bool,
     /// Set while chunk locations may not be given out.
     frozen: bool,
 }
 
-/// Number of move results that are kept. A requester may query its result after other moves have started.
-const MAX_MOVE_RESULTS: usize = 8;
+/// Number of results that are kept. A requester may query its result after other changes have started.
+const MAX_CHANGE_RESULTS: usize = 8;
 
 /// Region at its home.
 #[pin_data]
 pub(crate) struct Region {
     pub(crate) id: u64,
     pub(crate) spec: RegionSpec,
-    /// Set once the name is registered. View changes then send the name to its owner.
-    name_registered: AtomicFlag,
     /// Number of items that the next teardown step waits for.
     teardown_refs: Atomic<u32>,
     /// Set by the teardown once no node can access the region any longer. Only its loans are left.
@@ -155,6 +158,7 @@ impl RegionReservation {
     /// Initializes region `id` without mappers.
     pub(crate) fn fill(self, id: u64, spec: RegionSpec, placement: Placement) -> Arc<Region> {
         let state = RegionState {
+            names: RegionNames::ANONYMOUS,
             owner: spec.owner,
             other_rights: spec.other_rights,
             acl: RBTree::new(),
@@ -164,13 +168,12 @@ impl RegionReservation {
             mappers: RBTree::new(),
             mapping_count: 0,
             freeing: false,
-            move_state: MoveState::default(),
+            change_state: ChangeState::default(),
             lock_table: LockTable::new(),
         };
         let Ok(region) = self.0.pin_init_with::<Infallible>(pin_init!(Region {
             id,
             spec,
-            name_registered: AtomicFlag::new(false),
             teardown_refs: Atomic::new(0u32),
             access_ended: AtomicFlag::new(false),
             owner_memcg: Memcg::current(),
@@ -188,16 +191,45 @@ impl Numbered for Region {
 }
 
 impl Region {
-    /// Records that the name was registered.
-    pub(crate) fn set_name_registered(&self) {
-        self.name_registered.store(true, Release);
+    /// Runs `f` with the names of the region.
+    pub(crate) fn with_names<R>(&self, f: impl FnOnce(&mut RegionNames) -> R) -> R {
+        f(&mut self.state.lock().names)
+    }
+
+    /// Starts to rename the region, on `move_queue`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: the region is anonymous.
+    /// - `EBUSY`: the region is being created.
+    /// - `EEXIST`: the region has this name.
+    pub(crate) fn start_rename(&self, name: Name) -> Result {
+        self.with_names(|names| match names.current() {
+            _ if names.is_new() => Err(EBUSY),
+            None => Err(EINVAL),
+            Some(current) if current == name => Err(EEXIST),
+            Some(_) => {
+                names.begin(name);
+                Ok(())
+            }
+        })
     }
 
     /// Returns the name if it is registered and the region is not being freed.
     pub(crate) fn published_name(&self) -> Option<Name> {
-        self.spec
-            .name
-            .filter(|_| self.name_registered.load(Acquire) && !self.is_freeing())
+        self.published_names().next()
+    }
+
+    /// Returns the registered names of the region, two while it is renamed, and none while it is being freed.
+    /// A view change sends them to their owners.
+    pub(crate) fn published_names(&self) -> impl Iterator<Item = Name> {
+        let state = self.state.lock();
+        let names = if state.freeing {
+            RegionNames::ANONYMOUS
+        } else {
+            state.names
+        };
+        names.published()
     }
 
     /// Runs `f` with allocations charged to the cgroup of the region's owner.
@@ -226,7 +258,7 @@ impl Region {
     }
 
     /// Starts freeing the region on behalf of a mapper. Returns `true` if the caller must reclaim the region
-    /// now: freeing was not started before, and no move is running. All mappings are then invalidated,
+    /// now: freeing was not started before, and no change is running. All mappings are then invalidated,
     /// including the one of the caller, which its session may still use.
     ///
     /// # Errors
@@ -240,50 +272,50 @@ impl Region {
         }
         state.check_rights(node, mapping, Rights::MASTER)?;
         state.freeing = true;
-        Ok(!state.move_state.running)
+        Ok(!state.change_state.running)
     }
 
-    /// Starts a move of the region on behalf of a mapper, which chose `token`.
+    /// Starts a change of the region on behalf of a mapper, which chose `token`.
     ///
     /// # Errors
     ///
-    /// - `EBUSY`: a move is running.
+    /// - `EBUSY`: a change is running.
     /// - `EACCES`: the mapper is not a master.
     /// - `ENOENT`: the mapper does not exist, or the region is being freed.
-    pub(crate) fn start_move(&self, node: u32, mapping: u64, token: u64) -> Result {
+    pub(crate) fn start_change(&self, node: u32, mapping: u64, token: u64) -> Result {
         let mut state = self.state.lock();
         if state.freeing {
             return Err(ENOENT);
         }
         state.check_rights(node, mapping, Rights::MASTER)?;
-        if state.move_state.running {
+        if state.change_state.running {
             return Err(EBUSY);
         }
-        state.move_state.running = true;
-        state.move_state.recent.rotate_right(1);
-        state.move_state.recent[0] = ((node, token), None);
+        state.change_state.running = true;
+        state.change_state.recent.rotate_right(1);
+        state.change_state.recent[0] = ((node, token), None);
         Ok(())
     }
 
-    /// Records the result of the move. Returns `true` if the region was freed meanwhile, so the caller must
+    /// Records the result of the change. Returns `true` if the region was freed meanwhile, so the caller must
     /// reclaim it.
-    pub(crate) fn finish_move(&self, result: Result) -> bool {
+    pub(crate) fn finish_change(&self, result: Result) -> bool {
         let mut state = self.state.lock();
-        state.move_state.running = false;
-        state.move_state.recent[0].1 = Some(result);
+        state.change_state.running = false;
+        state.change_state.recent[0].1 = Some(result);
         state.freeing
     }
 
-    /// Returns the result of a move.
+    /// Returns the result of a change.
     ///
     /// # Errors
     ///
-    /// - `EINPROGRESS`: the move is running.
-    /// - `ENOENT`: the move is not among the last [`MAX_MOVE_RESULTS`].
-    /// - Other errors: the error of the move.
-    pub(crate) fn move_result(&self, node: u32, token: u64) -> Result {
+    /// - `EINPROGRESS`: the change is running.
+    /// - `ENOENT`: the change is not among the last [`MAX_CHANGE_RESULTS`].
+    /// - Other errors: the error of the change.
+    pub(crate) fn change_result(&self, node: u32, token: u64) -> Result {
         let state = self.state.lock();
-        let mut recent = state.move_state.recent.iter();
+        let mut recent = state.change_state.recent.iter();
         let (_, result) = recent
             .find(|(requester, _)| *requester == (node, token))
             .ok_or(ENOENT)?;
@@ -292,7 +324,7 @@ impl Region {
 
     /// Blocks or allows new mappers.
     pub(crate) fn set_frozen(&self, frozen: bool) {
-        self.state.lock().move_state.frozen = frozen;
+        self.state.lock().change_state.frozen = frozen;
     }
 
     /// Runs `f` with the placement of the chunks locked.
@@ -316,7 +348,7 @@ impl Region {
         let mut state = self.state.lock();
         let is_first = !state.freeing;
         state.freeing = true;
-        is_first && !state.move_state.running
+        is_first && !state.change_state.running
     }
 
     /// Returns `true` if the region is being freed.

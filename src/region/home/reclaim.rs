@@ -57,7 +57,7 @@ impl Teardown {
             priority,
         };
         let guard = TeardownGuard::new(teardown, Self::return_all_loans);
-        if let Some(name) = region.spec.name {
+        for name in region.with_names(|names| names.all()) {
             guard.clone().unregister_name_deferred(name);
         }
         for node in region.mapper_nodes() {

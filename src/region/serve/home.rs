@@ -4,14 +4,14 @@
 //!
 //! # Operation
 //!
-//! Requests map, unmap and free the region, grant rights, migrate the region, and enqueue and remove waiters.
-//! Requests that take long start the work and return: the requester retries a request to free, and polls
-//! `MigrationStatus`.
+//! Requests map, unmap and free the region, grant rights, migrate and rename the region, and enqueue and remove
+//! waiters. Requests that take long start the work and return: the requester retries a request to free, and polls
+//! `ChangeStatus`.
 //!
 //! # Recovery
 //!
 //! A request to free starts the work or reports its progress with `EINPROGRESS`, and succeeds if the region
-//! does not exist. Grants, migrations and waiters are executed once by sequence number or ticket.
+//! does not exist. Grants, migrations, renames and waiters are executed once by sequence number or ticket.
 
 use super::{to_done, to_old_value, ControlServer};
 use crate::{
@@ -23,9 +23,9 @@ use crate::{
     fabric::peer::Peer,
     region::grant::RightsChange,
     region::home::{
+        change::RequestedChange,
         lock_table::{EnqueueRequest, WaitQueueKey, WaiterId},
         mappers::MapRequest,
-        migrate::RequestedMove,
         reclaim::Teardown,
         waiters::{WaiterNotifier, WaiterRemoval},
         Grantee, Region, RegionSpec,
@@ -35,7 +35,7 @@ use crate::{
 use kernel::prelude::*;
 use kite_core::{
     sync::ticket::AcquireReply,
-    wire::{ControlReply, ControlRequest, ListWriter, RegionInfo, U32List},
+    wire::{ControlReply, ControlRequest, ListWriter, RegionInfo},
 };
 
 /// Returns the waiter of a peer with this ticket.
@@ -93,9 +93,23 @@ impl ControlServer<'_> {
                 token,
                 timeout_ms,
                 ref nodes,
-            } => self.serve_migrate(mapping, sequence, region, token, timeout_ms, nodes),
-            ControlRequest::MigrationStatus { region, token } => {
-                self.serve_migration_status(region, token)
+            } => {
+                let change = self.requested_change(mapping, region, token, timeout_ms);
+                self.serve_change(sequence, || change.migrate(self.service, nodes.clone()))
+            }
+            ControlRequest::RenameRegion {
+                sequence,
+                region,
+                mapping,
+                token,
+                timeout_ms,
+                name,
+            } => {
+                let change = self.requested_change(mapping, region, token, timeout_ms);
+                self.serve_change(sequence, || change.rename(self.service, name))
+            }
+            ControlRequest::ChangeStatus { region, token } => {
+                self.serve_change_status(region, token)
             }
             ControlRequest::EnqueueWaiter {
                 ticket,
@@ -199,30 +213,30 @@ impl ControlServer<'_> {
         is_complete.then_some(()).ok_or_else(errno::inprogress)
     }
 
-    fn serve_migrate(
+    /// Returns the change that a mapping of the requester requests.
+    fn requested_change(
         &self,
         mapping: u64,
-        sequence: u64,
         region: u64,
         token: u64,
         timeout_ms: u32,
-        nodes: &U32List<'_>,
-    ) -> Result {
-        let requested = RequestedMove {
+    ) -> RequestedChange {
+        RequestedChange {
             mapper: (self.node, mapping),
             region,
             token,
             deadline: Deadline::after_ms(timeout_ms),
-        };
-        let start = || {
-            let started = requested.start(self.service, nodes.clone());
-            Ok(started.err().map_or(0, errno_of))
-        };
+        }
+    }
+
+    /// Starts a change once.
+    fn serve_change(&self, sequence: u64, start: impl FnOnce() -> Result) -> Result {
+        let start = || Ok(start().err().map_or(0, errno_of));
         result_from_errno(self.peer()?.execute_once(sequence, start)?)
     }
 
-    fn serve_migration_status(&self, region: u64, token: u64) -> Result {
-        self.service.region(region)?.move_result(self.node, token)
+    fn serve_change_status(&self, region: u64, token: u64) -> Result {
+        self.service.region(region)?.change_result(self.node, token)
     }
 
     /// Adds a waiter of a peer. Returns the encoded reply.

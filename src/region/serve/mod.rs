@@ -211,7 +211,8 @@ fn role_of(request: &ControlRequest<'_>) -> Role {
         | ControlRequest::EnqueueWaiter { .. }
         | ControlRequest::RemoveWaiter { .. }
         | ControlRequest::MigrateRegion { .. }
-        | ControlRequest::MigrationStatus { .. }
+        | ControlRequest::RenameRegion { .. }
+        | ControlRequest::ChangeStatus { .. }
         | ControlRequest::GrantRights { .. }
         | ControlRequest::RevokeStatus { .. } => Role::Home,
         ControlRequest::InvalidateMapping { .. }

@@ -102,6 +102,7 @@ pub(super) fn dispatch(session: ArcBorrow<'_, Session>, cmd: u32, arg: usize) ->
         bindings::kite_command_KITE_CMD_MIGRATE => {
             ioctl_w(arg, |m| region::move_region(session, &m))
         }
+        bindings::kite_command_KITE_CMD_RENAME => ioctl_w(arg, |r| region::rename(session, &r)),
         bindings::kite_command_KITE_CMD_CREATE_QUEUE => {
             let undo = |created: bindings::kite_create_queue| session.destroy_queue(created.queue);
             ioctl_wr_undo(arg, |q| queue::create_queue(&session_arc.into(), q), undo)

@@ -8,6 +8,7 @@ use crate::{
     fabric::send::inflight::Direction,
     region::{
         alloc::AllocRequest,
+        home::change::Change,
         map::open::{MapRequest, RegionSelector},
     },
     session::{
@@ -125,6 +126,12 @@ pub(super) fn grant(session: &Session, grant: &bindings::kite_grant) -> Result {
 pub(super) fn move_region(session: &Session, args: &bindings::kite_migrate) -> Result {
     let nodes = read_nodes(args.nodes, args.node_count)?;
     session.move_region(args.handle, &nodes, deadline(args.timeout_ms))
+}
+
+pub(super) fn rename(session: &Session, args: &bindings::kite_rename) -> Result {
+    check_reserved(args.reserved)?;
+    let name = parse_name(&args.name)?.ok_or(EINVAL)?;
+    session.change_region(args.handle, Change::Rename(name), deadline(args.timeout_ms))
 }
 
 pub(super) fn atomic_update(

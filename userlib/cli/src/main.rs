@@ -79,6 +79,12 @@ fn run(args: Args) -> Result<()> {
                 || -> Result<()> { Ok(regions::open(&open()?, &region, Rights::MASTER)?.free()?) };
             free().with_context(|| format!("freeing {}", region.name))
         }
+        Command::Rename { region, new_name } => {
+            let rename = || -> Result<()> {
+                Ok(regions::open(&open()?, &region, Rights::MASTER)?.rename(&new_name)?)
+            };
+            rename().with_context(|| format!("renaming {} to {new_name}", region.name))
+        }
         Command::Grant { name, user, rights } => {
             let region = open()?.map(&name, Rights::MASTER);
             let granted = region.and_then(|region| match user {

@@ -136,10 +136,18 @@ int LT_grant_others(LT_lh lh, uint32_t rights);
  * Migrates the region to other nodes, placed as by LT_malloc, in at most timeout_ms milliseconds;
  * 0 is the default of the module. Needs LT_MASTER. All users may access the region meanwhile:
  * handles stay valid, and no write is lost. The home of the region does not change. -EBUSY if
- * another migration of the region is in progress. After other errors but -EACCES and -EINVAL some
+ * another migration of the region, or a rename, is in progress. After other errors but -EACCES and -EINVAL some
  * chunks may have been migrated.
  */
 int LT_move(LT_lh lh, const uint32_t *nodes, uint32_t node_count, uint32_t timeout_ms);
+
+/*
+ * Gives a named region another name. Needs LT_MASTER. Handles stay valid, and the old name is free
+ * when the function returns 0. -EEXIST if a region has the name, -EBUSY if a migration or another
+ * rename of the region is in progress, and -EINVAL if the region is anonymous. The region has one
+ * of the names at any time; the old one after -EACCES, -EBUSY, -EEXIST, -EINVAL and -ENAMETOOLONG.
+ */
+int LT_rename(LT_lh lh, const char *name);
 
 /* Reads size bytes at offset of the region to buffer. Returns 0. */
 int LT_read(LT_lh lh, uint64_t offset, void *buffer, uint64_t size);

@@ -17,7 +17,7 @@ pub const fn size(number: u32) -> usize {
 }
 
 /// All request numbers.
-pub const REQUESTS: [u32; 52] = [
+pub const REQUESTS: [u32; 53] = [
     KITE_IOC_BIND_NR,
     KITE_IOC_ALLOC_NR,
     KITE_IOC_MAP_NR,
@@ -41,6 +41,7 @@ pub const REQUESTS: [u32; 52] = [
     KITE_IOC_COPY_NR,
     KITE_IOC_GRANT_NR,
     KITE_IOC_MIGRATE_NR,
+    KITE_IOC_RENAME_NR,
     KITE_IOC_CREATE_QUEUE_NR,
     KITE_IOC_ENTER_NR,
     KITE_IOC_DESTROY_QUEUE_NR,

@@ -119,6 +119,16 @@ extern "C" fn LT_grant_others(lh: i64, rights: u32) -> c_int {
 }
 
 /// # Safety
+/// `name` must be NULL or a C string.
+#[no_mangle]
+unsafe extern "C" fn LT_rename(lh: i64, name: *const c_char) -> c_int {
+    // SAFETY: `name` is valid by the safety requirements.
+    let name = unsafe { str_from_c(name) };
+    let rename = |name| process::region(lh)?.rename(name);
+    to_status(name.and_then(rename).map(|()| 0))
+}
+
+/// # Safety
 /// `nodes` must be NULL or point to `node_count` numbers.
 #[no_mangle]
 unsafe extern "C" fn LT_move(
@@ -151,6 +161,7 @@ mod tests {
                 -i64::from(libc::EFAULT)
             );
             assert_eq!(LT_move(1, null(), 0, 0), bad);
+            assert_eq!(LT_rename(1, c"name".as_ptr()), bad);
         }
         assert_eq!(LT_set_priority(1), -libc::ENOTCONN);
         assert_eq!(LT_grant_others(1, 7), bad);

@@ -56,6 +56,9 @@ impl ControlRequest<'_> {
             | Self::ResumeRegion {
                 sequence: number, ..
             }
+            | Self::RenameRegion {
+                sequence: number, ..
+            }
             | Self::CancelRequest { sequence: number } => number != 0,
             Self::PushCopy {
                 sequence: number,
@@ -159,13 +162,14 @@ wire_format!(ControlRequest {
     24 => CancelRequest { sequence },
     25 => PushCopy { sequence, source, home, destination, len },
     26 => MigrateRegion { sequence, region, mapping, token, timeout_ms, nodes },
-    27 => MigrationStatus { region, token },
+    27 => ChangeStatus { region, token },
     28 => QuiesceRegion { sequence, region },
     29 => ResumeRegion { sequence, region, moved },
     30 => ShrinkLoan { loan, chunks },
     31 => PublishAddress { entry },
     32 => MrAtomic { sequence, mr_key, uid, addr, op },
     33 => Probe,
+    34 => RenameRegion { sequence, region, mapping, token, timeout_ms, name },
 });
 
 wire_format!(ControlReply {

@@ -17,6 +17,7 @@
 //! `CONTRIBUTING.md` lists the places of a new control message.
 
 mod fields;
+mod class;
 mod format;
 
 pub use self::fields::{InvalidateReason, LentChunkAddr};
@@ -275,7 +276,7 @@ pub enum ControlRequest<'a> {
         len: u32,
     },
     /// To the home: start to migrate a region to `nodes`, round robin. Reply: [`ControlReply::Done`] once
-    /// started; [`Self::MigrationStatus`] returns the result.
+    /// started; [`Self::ChangeStatus`] returns the result.
     MigrateRegion {
         /// Sequence number from the sender to the home ([`crate::proto::once`]).
         sequence: u64,
@@ -283,19 +284,35 @@ pub enum ControlRequest<'a> {
         region: u64,
         /// Mapping of the sender with the right to migrate the region.
         mapping: u64,
-        /// Identifier of the migration for [`Self::MigrationStatus`], chosen by the sender.
+        /// Identifier of the migration for [`Self::ChangeStatus`], chosen by the sender.
         token: u64,
         /// Maximum duration of the migration, in milliseconds.
         timeout_ms: u32,
         /// Node IDs, at least one.
         nodes: U32List<'a>,
     },
-    /// To the home: return the result of a migration. Reply: [`ControlReply::Done`], or the errno of the
-    /// migration; `EINPROGRESS` while the migration runs.
-    MigrationStatus {
+    /// To the home: start to rename a region. Reply: [`ControlReply::Done`] once started;
+    /// [`Self::ChangeStatus`] returns the result.
+    RenameRegion {
+        /// Sequence number from the sender to the home ([`crate::proto::once`]).
+        sequence: u64,
         /// Region ID.
         region: u64,
-        /// Token of the migration.
+        /// Mapping of the sender with the right to rename the region.
+        mapping: u64,
+        /// Identifier of the rename for [`Self::ChangeStatus`], chosen by the sender.
+        token: u64,
+        /// Maximum duration of the rename, in milliseconds.
+        timeout_ms: u32,
+        /// New name.
+        name: Name,
+    },
+    /// To the home: return the result of a migration or rename. Reply: [`ControlReply::Done`], or the errno of
+    /// the change; `EINPROGRESS` while the change runs.
+    ChangeStatus {
+        /// Region ID.
+        region: u64,
+        /// Token of the migration or rename.
         token: u64,
     },
     /// From the home: block accesses to a region until [`Self::ResumeRegion`]. Reply: [`ControlReply::Done`]
@@ -356,26 +373,6 @@ pub enum ControlRequest<'a> {
     },
     /// Check that the receiver serves requests. Reply: [`ControlReply::Done`].
     Probe,
-}
-
-impl ControlRequest<'_> {
-    /// Returns `true` if the receiver needs long for the reply, since it clears memory first.
-    pub fn is_long(&self) -> bool {
-        matches!(self, Self::AllocLoan { .. })
-    }
-
-    /// Returns `true` if the request reverts the effect of another request.
-    pub fn is_undo(&self) -> bool {
-        matches!(
-            self,
-            Self::ReleaseLoan { .. }
-                | Self::ShrinkLoan { .. }
-                | Self::UnregisterName { .. }
-                | Self::UnmapRegion { .. }
-                | Self::FreeRegion { .. }
-                | Self::DetachRing { .. }
-        )
-    }
 }
 
 /// Reply to a control request.

@@ -215,7 +215,19 @@ pub(super) fn requests() -> impl Strategy<Value = ControlRequest<'static>> {
                     len,
                 }
             }),
-        ids().prop_map(|(region, token)| ControlRequest::MigrationStatus { region, token }),
+        ids().prop_map(|(region, token)| ControlRequest::ChangeStatus { region, token }),
+        (1u64.., ids(), any::<(u64, u32)>(), names()).prop_map(
+            |(sequence, (region, mapping), (token, timeout_ms), name)| {
+                ControlRequest::RenameRegion {
+                    sequence,
+                    region,
+                    mapping,
+                    token,
+                    timeout_ms,
+                    name,
+                }
+            }
+        ),
         (1u64.., any::<u64>())
             .prop_map(|(sequence, region)| ControlRequest::QuiesceRegion { sequence, region }),
         (any::<u64>(), 0u64..1 << 60).prop_map(|(ticket, generation)| {

@@ -4,7 +4,7 @@
 //!
 //! # Operation
 //!
-//! [`RequestedMove`] starts a [`Migration`] on `move_queue`. The migration borrows the destination memory of
+//! [`super::change`] starts a [`Migration`] on `move_queue`. The migration borrows the destination memory of
 //! all chunks, and then moves the region window by window ([`window`]). Afterwards it returns the memory that
 //! the region does not use any longer.
 //!
@@ -20,128 +20,20 @@ use super::{
     borrowed_loan::BorrowedLoan,
     latch::Latch,
     placement::{ChunkSource, Placement},
-    reclaim::Teardown,
     Region,
 };
 use crate::{
-    control::{
-        client::ControlClient,
-        priority::WorkPriority,
-        retry::{retry_alloc, CONTROL_TIMEOUT_MS},
-    },
+    control::{priority::WorkPriority, retry::retry_alloc},
     errno,
-    region::{map::Mapping, MemoryService},
+    region::MemoryService,
     sys::deadline::Deadline,
     trace,
 };
 use kernel::{prelude::*, sync::Arc};
 use kite_core::{
     layout::{stripe_index, StripeShare},
-    wire::{ChunkLocation, ControlRequest, U32List, WireList, MAX_CONTROL_BYTES},
+    wire::ChunkLocation,
 };
-
-/// Request of this node to move a mapped region.
-pub(crate) struct MoveRequest<'a> {
-    pub(crate) mapping: &'a Mapping,
-    /// Nodes to which the chunks move, round robin; 0 is this node.
-    pub(crate) nodes: &'a [u32],
-    pub(crate) deadline: Deadline,
-}
-
-impl MoveRequest<'_> {
-    /// Moves the region, and waits for the end of the move.
-    ///
-    /// # Errors
-    ///
-    /// See `struct kite_migrate` in `include/uapi/kite.h`.
-    pub(crate) fn run(&self, service: &Arc<MemoryService>) -> Result {
-        let (region, token) = (self.mapping.region, service.new_id());
-        // The home ends the move at `deadline`. Allow extra time to receive the result.
-        let remaining_ms = self.deadline.remaining_ms();
-        let reply_deadline = Deadline::after_ms(remaining_ms.saturating_add(CONTROL_TIMEOUT_MS));
-        let started = self.start(service, token, reply_deadline);
-        let result = started.and_then(|()| {
-            let request = ControlRequest::MigrationStatus { region, token };
-            service
-                .request_with_retry(self.mapping.home, &request, reply_deadline)?
-                .expect_done()
-        });
-        result.map_err(|error| self.mapping.convert_home_error(error))
-    }
-
-    /// Starts the move at the home.
-    fn start(&self, service: &Arc<MemoryService>, token: u64, reply_deadline: Deadline) -> Result {
-        let (mapping, cluster) = (self.mapping, &service.cluster);
-        let (local_node, home) = (cluster.local_node()?, cluster.instance_of(mapping.home)?);
-        mapping.wait_home(reply_deadline)?;
-        let nodes = self.nodes.iter();
-        let nodes = nodes.map(|&node| if node == 0 { local_node } else { node });
-        if home.node == local_node {
-            let requested = RequestedMove {
-                mapper: (local_node, mapping.id),
-                region: mapping.region,
-                token,
-                deadline: self.deadline,
-            };
-            return requested.start(service, nodes);
-        }
-        let mut list_buffer = [0; MAX_CONTROL_BYTES / 2];
-        let nodes: U32List<'_> = WireList::from_items(nodes, &mut list_buffer);
-        let request = |sequence| ControlRequest::MigrateRegion {
-            sequence,
-            region: mapping.region,
-            mapping: mapping.id,
-            token,
-            timeout_ms: self.deadline.remaining_ms(),
-            nodes,
-        };
-        let reply = service.request_once((), (home, 0), reply_deadline, request);
-        reply.and_then(|reply| reply.expect_done())
-    }
-}
-
-/// Move of a region of this home, as requested by a mapper.
-pub(in crate::region) struct RequestedMove {
-    /// Node and number of the mapping.
-    pub(in crate::region) mapper: (u32, u64),
-    pub(in crate::region) region: u64,
-    /// Number of the move, chosen by the requesting node.
-    pub(in crate::region) token: u64,
-    pub(in crate::region) deadline: Deadline,
-}
-
-impl RequestedMove {
-    /// Starts the move to `nodes`, round robin.
-    ///
-    /// # Errors
-    ///
-    /// - `EHOSTDOWN`: one of the nodes is not reachable.
-    /// - `ENOMEM`: out of memory.
-    /// - Other errors: see [`Region::start_move`].
-    pub(in crate::region) fn start(
-        &self,
-        service: &Arc<MemoryService>,
-        nodes: impl Iterator<Item = u32>,
-    ) -> Result {
-        let region = service.region(self.region)?;
-        let mut target_nodes = KVec::new();
-        for target_node in nodes {
-            service.cluster.instance_of(target_node)?;
-            target_nodes.push(target_node, GFP_KERNEL)?;
-        }
-        let (node, mapping) = self.mapper;
-        region.start_move(node, mapping, self.token)?;
-        let (worker_service, deadline) = (service.clone(), self.deadline);
-        service.move_queue().spawn(move || {
-            let migration = Migration::new(&worker_service, &region, deadline);
-            let result = migration.and_then(|migration| migration.run(&target_nodes));
-            if region.finish_move(result) {
-                Teardown::start_deferred(&worker_service, &region, WorkPriority::Foreground);
-            }
-        });
-        Ok(())
-    }
-}
 
 /// Destination of a chunk.
 #[derive(Clone, Copy)]
@@ -152,7 +44,7 @@ struct MoveTarget {
 }
 
 /// Move in progress of a region of this home.
-struct Migration<'a> {
+pub(super) struct Migration<'a> {
     service: &'a Arc<MemoryService>,
     region: &'a Region,
     deadline: Deadline,
@@ -165,7 +57,7 @@ struct Migration<'a> {
 }
 
 impl<'a> Migration<'a> {
-    fn new(
+    pub(super) fn new(
         service: &'a Arc<MemoryService>,
         region: &'a Region,
         deadline: Deadline,
@@ -181,7 +73,7 @@ impl<'a> Migration<'a> {
     }
 
     /// Moves the region to `nodes`, and returns the memory that the region does not use any longer.
-    fn run(&self, nodes: &[u32]) -> Result {
+    pub(super) fn run(&self, nodes: &[u32]) -> Result {
         let mut targets = KVVec::new();
         let reserve = || self.reserve_destination(nodes, &mut targets);
         let reserved = self.region.with_owner_memcg(reserve);

@@ -93,6 +93,7 @@ pub(crate) fn run(case: Case) -> Result<()> {
         Case::Names => {
             requests::check_names(&mut checks)?;
             grants::check_maps(&mut checks)?;
+            moves::check_renames(&mut checks)?;
         }
         Case::Rights => requests::check_rights(&mut checks)?,
         Case::Range => ranges::check_ranges(&mut checks)?,

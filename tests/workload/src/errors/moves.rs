@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Valid and invalid migrations. Run by root on a node that the other nodes can reach.
+//! Valid and invalid migrations, run by root on a node that the other nodes can reach, and renames.
 
 use anyhow::Result;
 use libc::*;
 
-use super::{alloc, ioctl_handle, map, unique_name, Checks};
+use super::{alloc, ioctl_handle, map, rw, unique_name, Checks};
 use crate::support::abi::{name, *};
 
 pub(super) fn check_moves(checks: &mut Checks) -> Result<()> {
@@ -79,4 +79,135 @@ fn check_rights(checks: &mut Checks, device: &Device, region: &str) {
             0,
         );
     }
+}
+
+/// Renames the region of a handle. Returns the errno.
+fn rename(device: &Device, handle: u64, text: &str) -> Errno {
+    let mut wanted = kite_rename {
+        handle,
+        name: name(text),
+        ..Default::default()
+    };
+    device.ioctl(KITE_IOC_RENAME_NR, &mut wanted)
+}
+
+fn check_rejected_renames(checks: &mut Checks, device: &Device, handle: u64, new: &str) {
+    let valid = kite_rename {
+        handle,
+        name: name(new),
+        ..Default::default()
+    };
+    for (what, mut wanted, want) in [
+        (
+            "no name",
+            kite_rename {
+                name: name(""),
+                ..valid
+            },
+            EINVAL,
+        ),
+        (
+            "an unended name",
+            kite_rename {
+                name: [1; 64],
+                ..valid
+            },
+            ENAMETOOLONG,
+        ),
+        (
+            "a reserved field",
+            kite_rename {
+                reserved: 1,
+                ..valid
+            },
+            EINVAL,
+        ),
+        (
+            "an unknown handle",
+            kite_rename {
+                handle: handle + 1000,
+                ..valid
+            },
+            EBADF,
+        ),
+    ] {
+        let got = device.ioctl(KITE_IOC_RENAME_NR, &mut wanted);
+        checks.expect(&format!("renaming with {what}"), got, want);
+    }
+}
+
+pub(super) fn check_renames(checks: &mut Checks) -> Result<()> {
+    let device = Device::open_bound()?;
+    let [old, new, taken] = ["old", "new", "taken"].map(unique_name);
+    let (master, other) = (
+        alloc(&device, 1, &old, &[2])?,
+        alloc(&device, 1, &taken, &[])?,
+    );
+    check_rejected_renames(checks, &device, master, &new);
+    let anonymous = alloc(&device, 1, "", &[])?;
+    checks.expect(
+        "renaming an anonymous region",
+        rename(&device, anonymous, &new),
+        EINVAL,
+    );
+    checks.expect(
+        "renaming to the own name",
+        rename(&device, master, &old),
+        EEXIST,
+    );
+    checks.expect(
+        "renaming to a taken name",
+        rename(&device, master, &taken),
+        EEXIST,
+    );
+    let (_, reader) = map(&device, name(&old), KITE_READ | KITE_WRITE);
+    checks.expect(
+        "renaming without the right",
+        rename(&device, reader, &new),
+        EACCES,
+    );
+    checks.expect("renaming", rename(&device, master, &new), 0);
+    for (what, text, want) in [
+        ("old", &old, ENOENT),
+        ("new", &new, 0),
+        ("taken", &taken, 0),
+    ] {
+        let (got, _) = map(&device, name(text), KITE_READ);
+        checks.expect(&format!("mapping the {what} name"), got, want);
+    }
+    let mut byte = [0];
+    let mut read = rw(reader, 0, &mut byte);
+    let got = device.ioctl(KITE_IOC_READ_NR, &mut read);
+    checks.expect("reading by a handle of before", got, 0);
+    let second = alloc(&device, 1, &old, &[])?;
+    checks.expect(
+        "renaming to a name in use again",
+        rename(&device, master, &old),
+        EEXIST,
+    );
+    for handle in [second, other] {
+        checks.expect(
+            "freeing",
+            ioctl_handle(&device, KITE_IOC_FREE_NR, handle),
+            0,
+        );
+    }
+    checks.expect(
+        "renaming to the first name",
+        rename(&device, master, &old),
+        0,
+    );
+    checks.expect(
+        "freeing",
+        ioctl_handle(&device, KITE_IOC_FREE_NR, master),
+        0,
+    );
+    checks.expect(
+        "renaming a freed region",
+        rename(&device, reader, &new),
+        EACCES,
+    );
+    let (freed, _) = map(&device, name(&old), KITE_READ);
+    checks.expect("mapping a freed region", freed, ENOENT);
+    Ok(())
 }

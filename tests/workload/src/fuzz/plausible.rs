@@ -60,6 +60,15 @@ impl RequestFuzzer {
                 };
                 device.ioctl(number, &mut wanted)
             }
+            KITE_IOC_RENAME_NR => {
+                let mut wanted = kite_rename {
+                    handle,
+                    timeout_ms: self.random.pick(&[0, 1, 10, 1000]),
+                    reserved: self.random.pick(&[0, 0, 0, 1]),
+                    name: name(&self.name()),
+                };
+                device.ioctl(number, &mut wanted)
+            }
             KITE_IOC_FILL_NR => {
                 let mut set = kite_fill {
                     handle,

@@ -141,6 +141,17 @@ pub(crate) enum Command {
         #[command(flatten)]
         region: RegionArgs,
     },
+    /// Give a named region another name while it is in use
+    ///
+    /// If nodes that could not reach each other have created two regions of one name, the name belongs to the older
+    /// region, and `kite regions` shows the other one in conflict. Select it with --home.
+    Rename {
+        #[command(flatten)]
+        region: RegionArgs,
+        /// New name, unique in the cluster
+        #[arg(value_parser = name_parser())]
+        new_name: String,
+    },
     /// Set rights to a named region; handles opened with a revoked right become invalid
     Grant {
         /// Name of the region
@@ -300,6 +311,20 @@ mod tests {
             assert_eq!((user, rights.is_empty()), (subject, subject.is_none()));
         }
         assert!(parse("kite grant n").is_err());
+    }
+
+    #[test]
+    fn rename_by_name_or_at_a_home_is_parsed() {
+        for (words, home) in [
+            ("kite rename a b", None),
+            ("kite rename 0x7 b --home 2", Some(NodeArg::Number(2))),
+        ] {
+            let Command::Rename { region, new_name } = parse(words).unwrap() else {
+                panic!("another command");
+            };
+            assert_eq!((region.home, new_name.as_str()), (home, "b"));
+        }
+        assert!(parse("kite rename a").is_err());
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl Region {
     }
 
     /// Sets the deadline of operations through this value, rounded up to milliseconds, 1 … `u32::MAX`. The deadline
-    /// applies to reads, writes, fills, copies, migrations, atomic operations, calls, locks and barriers. Without
+    /// applies to reads, writes, fills, copies, migrations, renames, atomic operations, calls, locks and barriers. Without
     /// this method the deadline is the module parameter `default_timeout_ms`.
     ///
     /// Signals do not extend the deadline. A read or write without its own deadline that a signal interrupts has
@@ -178,7 +178,7 @@ impl Region {
     /// does not change. Memory that was [registered](Cluster::register_region) is released.
     ///
     /// # Errors
-    /// - [`Error::Busy`]: another migration of the region is in progress.
+    /// - [`Error::Busy`]: another migration of the region, or a rename, is in progress.
     /// - [`Error::Denied`]: the handle lacks [`Rights::MASTER`].
     /// - [`Error::Invalid`]: more than [`STRIPE_WIDTH_MAX`](crate::STRIPE_WIDTH_MAX) nodes.
     /// - [`Error::OutOfMemory`]: no memory, or a node has no free memory in pieces of the chunk size.
@@ -193,6 +193,44 @@ impl Region {
             ..Default::default()
         };
         sys::migrate_region(self.handle.cluster.as_fd(), nodes, &mut args)
+    }
+
+    /// Gives a named region another name, unique in the cluster, of at most [`NAME_MAX`](crate::NAME_MAX) bytes. Needs
+    /// [`Rights::MASTER`]. Handles stay valid. The old name is free afterwards. The region has one of the names at
+    /// any time.
+    ///
+    /// # Errors
+    /// - [`Error::Busy`]: a migration of the region, or another rename, is in progress.
+    /// - [`Error::Denied`]: the handle lacks [`Rights::MASTER`].
+    /// - [`Error::Exists`]: a region has the name.
+    /// - [`Error::Invalid`]: the region is anonymous, or the name is empty.
+    /// - [`Error::NameTooLong`]: more than [`NAME_MAX`](crate::NAME_MAX) bytes.
+    /// - [`Error::HostDown`], [`Error::Io`], [`Error::NoRnic`], [`Error::NotJoined`], [`Error::OutOfMemory`],
+    ///   [`Error::Stale`], [`Error::TimedOut`], [`Error::BadHandle`]: see [`read_at`](Self::read_at). The region has the
+    ///   old or the new name, or is renamed until the deadline.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// use kite::{Cluster, MapOptions, Rights};
+    ///
+    /// let cluster = Cluster::open()?;
+    /// for entry in cluster.regions(kite::NODE_SELF) {
+    ///     let entry = entry?;
+    ///     if entry.in_conflict {
+    ///         let region = cluster.map_with(&MapOptions::by_id(entry.home, entry.id), Rights::MASTER)?;
+    ///         region.rename(&format!("{}.{}", entry.name, entry.home))?;
+    ///     }
+    /// }
+    /// # Ok::<(), kite::Error>(())
+    /// ```
+    pub fn rename(&self, name: &str) -> Result<()> {
+        let mut args = sys::kite_rename {
+            handle: self.open_handle()?,
+            timeout_ms: self.timeout_ms,
+            name: sys::pack_name(name)?,
+            ..Default::default()
+        };
+        sys::rename(self.handle.cluster.as_fd(), &mut args)
     }
 
     /// Frees the region for all users. Its name becomes free, other handles fail with [`Error::Stale`], and no node

@@ -93,6 +93,7 @@ plain_requests! {
     fill(kite_fill) = KITE_IOC_FILL_NR;
     copy(kite_copy) = KITE_IOC_COPY_NR;
     grant(kite_grant) = KITE_IOC_GRANT_NR;
+    rename(kite_rename) = KITE_IOC_RENAME_NR;
     enter(kite_enter) = KITE_IOC_ENTER_NR;
     destroy_queue(kite_destroy_queue) = KITE_IOC_DESTROY_QUEUE_NR;
     cancel(kite_cancel) = KITE_IOC_CANCEL_NR;
