@@ -274,11 +274,11 @@ fn uids_are_those_of_the_user_namespace() -> Result<()> {
     let node = pair.node(1);
     let [alice, bob] = ["alice", "bob"].map(|user| node.sh(&format!("id -u {user}")));
     let (alice, bob) = (alice?, bob?);
-    let in_namespace = |line: &str| {
-        let kite = format!("/kite/target/release/kite {line}");
-        let line = format!("unshare --user --map-user={alice} {kite}");
+    let run_in_namespace = |program: &str| {
+        let line = format!("unshare --user --map-user={alice} /kite/target/release/{program}");
         node.command(line).user("bob").sh()
     };
+    let in_namespace = |line: &str| run_in_namespace(&format!("kite {line}"));
     let owner_row = |listing: &str, name: &str, owner: &str| {
         let row = listing.lines().find(|row| row.starts_with(name));
         let row = row.unwrap_or_else(|| panic!("not listed: {listing}"));
@@ -296,6 +296,7 @@ fn uids_are_those_of_the_user_namespace() -> Result<()> {
         assert!(granted.is_err(), "user {uid}");
     }
     assert_eq!(node.attempt("alice", "map inner r")?, "EACCES");
+    run_in_namespace("kite-workload errors names")?;
     for (user, name) in [("alice", "outer"), ("bob", "inner")] {
         assert_eq!(node.attempt(user, &format!("free {name}"))?, "OK");
     }
