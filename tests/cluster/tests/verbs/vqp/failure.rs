@@ -162,3 +162,33 @@ fn rnic_removal_fails_pushed_work_requests() -> Result<()> {
     }
     idle.kill()
 }
+
+/// Threads of the lowest priority poll the receive queues on a processor that other threads use. The kernel preempts them
+/// while they process messages, and selects them again after 10 s or more.
+#[test]
+fn node_answers_while_preempted_threads_of_low_priority_poll() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    two.kite("alloc answers 4096 --node 2")?;
+    // With lazy preemption a thread is preempted in the kernel only after a whole tick. Groups of sessions would share
+    // the processor regardless of the priority.
+    two.sh(
+        "echo full > /sys/kernel/debug/sched/preempt; sysctl -q kernel.sched_autogroup_enabled=0",
+    )?;
+    let poll = "vqp poll-empty 1 99 --threads 32";
+    let line = format!("exec chrt -i 0 taskset -c 0 /kite/target/release/kite-workload {poll}");
+    let mut pollers = two.command(line).user("alice").spawn()?;
+    pollers.read_until("ready", LONG)?;
+    let hogs = "for hog in 1 2 3 4 5 6 7 8; do while :; do :; done & done; wait";
+    let mut hogs = two.spawn(&format!("exec taskset -c 0 sh -c '{hogs}'"))?;
+    let line = "requests lock answers --count 300 --timeout-ms 2000";
+    let report = one.workload(line).limit(LONG).sh()?;
+    hogs.kill()?;
+    pollers.kill()?;
+    two.sh(
+        "echo lazy > /sys/kernel/debug/sched/preempt; sysctl -q kernel.sched_autogroup_enabled=1",
+    )?;
+    two.kite("free answers")?;
+    assert!(report.contains("300 in"), "{report}");
+    Ok(())
+}
