@@ -18,9 +18,10 @@
 //! `kite_mlx5_cq::lock` in the shim (spin lock, `irqsave`) serializes polling, arming, and the removal of
 //! completions. `kite_mlx5_rmp::lock` nests inside.
 
-use super::{forbid_unload, Mlx5Device};
+use super::Mlx5Device;
 use crate::{
     bindings,
+    sys::compat::forbid_unload,
     verbs::cq::{CompletionHandler, WcStatus, WorkCompletion},
     verbs::log::rnic_warn,
 };

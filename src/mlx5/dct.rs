@@ -18,9 +18,10 @@
 //!
 //! The drain sleeps, so callers must hold no spin lock. The holder of `DcTransport::dct` drains.
 
-use super::{forbid_unload, rmp::Rmp, Mlx5Device, PortConfig, ACCESS_FLAGS};
+use super::{rmp::Rmp, Mlx5Device, PortConfig, ACCESS_FLAGS};
 use crate::{
     bindings::{self, inline},
+    sys::compat::forbid_unload,
     verbs::{cq::CompletionHandler, log::rnic_err},
 };
 use core::ptr::NonNull;

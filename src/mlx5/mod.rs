@@ -19,7 +19,6 @@ pub(crate) mod wr;
 
 use crate::{
     bindings, errno,
-    sys::compat::this_module,
     verbs::{
         device::{IbDevice, PortNum},
         log::{rnic_err, rnic_warn},
@@ -160,12 +159,6 @@ impl Mlx5Device {
     fn local_dma_lkey(&self) -> u32 {
         self.pd.local_dma_lkey()
     }
-}
-
-/// Keeps the module loaded: the device still calls its code for an object that could not be destroyed.
-fn forbid_unload() {
-    // SAFETY: The module is live while its code runs.
-    unsafe { kernel::bindings::__module_get(this_module()) };
 }
 
 /// Creates a key for all DMA-mapped memory, on an open device.

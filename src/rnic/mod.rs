@@ -35,6 +35,7 @@ use crate::{
     region::{lend::loan::LendLimits, MemoryService},
     stats::Stats,
     sys::{
+        compat::forbid_unload,
         pages::total_ram_bytes,
         revocable::{RevocableGuard, SleepableRevocable},
         thread::Thread,
@@ -270,10 +271,14 @@ impl Rnic {
 
     /// Drops the receive handler, flushes the work that the threads have deferred, and drops the services.
     /// The threads must have ended. Until then the receive handler and the fabric reference each other.
+    ///
+    /// If a service is still referenced, its objects of the device outlive the removal, and its code may run
+    /// later. The module then stays loaded.
     fn dismantle(device: IbDevice, services: Arc<RnicServices>) {
         services.fabric().recv_engine.clear_handler();
         services.flush();
         if !services.close() {
+            forbid_unload();
             rnic_err!(device, "services still referenced at removal of the RNIC\n");
         }
     }

@@ -31,6 +31,13 @@ pub(crate) const fn this_module() -> *mut kernel::bindings::module {
     }
 }
 
+/// Keeps the module loaded until the next boot: its code may still run for an object that could not be
+/// destroyed.
+pub(crate) fn forbid_unload() {
+    // SAFETY: The module is live while its code runs.
+    unsafe { kernel::bindings::__module_get(this_module()) };
+}
+
 /// Full memory barrier between processors. Since 7.3 `smp_mb` takes the kind of barrier as an argument.
 pub(crate) fn smp_mb() {
     #[cfg(kernel_7_3)]
