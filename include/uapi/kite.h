@@ -81,6 +81,9 @@
  */
 #define KITE_NOWAIT 1
 
+/* A longer @timeout_ms counts as this time: one hour. */
+#define KITE_TIMEOUT_MAX_MS 3600000
+
 #define KITE_DEVICE "/dev/kite"
 
 /* Sizes of names, terminating zero included. */

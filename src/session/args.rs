@@ -34,11 +34,12 @@ pub(super) fn check_reserved(reserved: u32) -> Result {
     }
 }
 
-/// Returns the deadline for a timeout in milliseconds. 0 selects the default of the module.
+/// Returns the deadline for a timeout in milliseconds. 0 selects the default of the module. A timeout of more
+/// than one hour counts as one hour: a request may occupy a worker until its deadline.
 pub(super) fn deadline(timeout_ms: u32) -> Deadline {
     Deadline::after_ms(match timeout_ms {
         0 => crate::params::default_timeout_ms(),
-        ms => ms,
+        ms => ms.min(bindings::KITE_TIMEOUT_MAX_MS),
     })
 }
 

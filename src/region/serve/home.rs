@@ -15,6 +15,7 @@
 
 use super::{to_done, to_old_value, ControlServer};
 use crate::{
+    bindings,
     control::{
         priority::WorkPriority,
         reply_code::{errno_of, result_from_errno},
@@ -225,7 +226,7 @@ impl ControlServer<'_> {
             mapper: (self.node, mapping),
             region,
             token,
-            deadline: Deadline::after_ms(timeout_ms),
+            deadline: Deadline::after_ms(timeout_ms.min(bindings::KITE_TIMEOUT_MAX_MS)),
         }
     }
 
