@@ -18,15 +18,15 @@
 //! - `LoanTable::chunks_by_addr` (mutex) protects the index of chunks, and nests inside `state`.
 
 mod quarantine;
+mod ram_reservation;
 
-use self::quarantine::OrphanedLoan;
+use self::{quarantine::OrphanedLoan, ram_reservation::RamReservation};
 use crate::{
-    bindings,
     errno::{self, TryError, TryResult},
     stats::{Counter, Stats},
     sys::{
         deadline::fatal_signal_pending,
-        pages::{self, ContiguousPages, MemcgCharge},
+        pages::{ContiguousPages, MemcgCharge},
         pin::PinnedPages,
     },
     verbs::{device::IbDevice, dma::DmaPages},
@@ -105,14 +105,6 @@ pub(crate) struct LoanTable {
     #[pin]
     chunks_by_addr: Mutex<RBTree<(NodeScopedId, u64), Arc<LentChunk>>>,
     stats: Arc<Stats>,
-}
-
-/// Returns the bytes that a region may take: the available memory minus a reserve of 1/8 of RAM.
-fn lendable_bytes() -> u64 {
-    // SAFETY: The function has no preconditions.
-    let pages = unsafe { bindings::si_mem_available() };
-    let available = u64::try_from(pages).unwrap_or(0) * PAGE_SIZE as u64;
-    available.saturating_sub(pages::total_ram_bytes() / 8)
 }
 
 impl LoanTable {
@@ -277,9 +269,7 @@ impl LoanTable {
         remote_home: bool,
         check_live: impl Fn() -> TryResult,
     ) -> Result<LentChunks> {
-        if layout.page_count() * PAGE_SIZE as u64 > lendable_bytes() {
-            return Err(ENOSPC);
-        }
+        let mut reservation = RamReservation::new(layout.page_count() * PAGE_SIZE as u64)?;
         let charge = if remote_home {
             MemcgCharge::Kernel
         } else {
@@ -287,7 +277,9 @@ impl LoanTable {
         };
         self.build_chunks(region, layout, |i| {
             check_live()?;
-            ContiguousPages::new(layout.chunk_len(i) as usize, charge)
+            let chunk = ContiguousPages::new(layout.chunk_len(i) as usize, charge)?;
+            reservation.release(layout.chunk_len(i).into());
+            Ok(chunk)
         })
     }
 
