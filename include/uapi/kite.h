@@ -1401,19 +1401,28 @@ struct kite_dereg_mr {
  * @node: in: a node of the view; without DC another node than this one.
  * @port: in: port of the listener that receives messages, or 0 for none.
  * @timeout_ms: in: deadline in milliseconds, or 0 for the default of the module.
+ * @flags: in: 0 or KITE_CONNECT_OWNER.
+ * @owner: in: with KITE_CONNECT_OWNER the user that the listener must belong to, else zero.
  * @reserved: zero.
  * @vqp: out: number of the VQP.
  *
- * No message is sent to the node before the first SEND. EBUSY (the session has KITE_VQPS_MAX),
- * EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (this node, without DC), ENOMEM, ETIMEDOUT.
+ * No message is sent to the node before the first SEND. The kernel of the node checks @owner before a
+ * process receives a message: if the listener belongs to another user, the VQP is closed with EACCES.
+ * EBUSY (the session has KITE_VQPS_MAX), EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (this node, without
+ * DC; @owner without a port, or not in the user namespace), ENOMEM, ETIMEDOUT.
  */
 struct kite_connect {
 	__u32 node;
 	__u32 port;
 	__u32 timeout_ms;
+	__u32 flags;
+	__u32 owner;
 	__u32 reserved;
 	__u64 vqp;
 };
+
+/* Flag of struct kite_connect: @owner is set. */
+#define KITE_CONNECT_OWNER (1 << 0)
 
 /* Maximum VQPs and listeners of a session. */
 #define KITE_VQPS_MAX 64
@@ -1542,7 +1551,7 @@ struct kite_send_wr {
  * KITE_WR_FLAG_FENCE, as with verbs. If a shared QP fails, reads and writes whose outcome is
  * unknown are executed again: a write may overwrite a later write of another process. Each work
  * request is checked before any is posted. A rejected push affects no other user, and leaves the
- * VQP unchanged. EACCES (the key does not allow the access), EBADF (no such @vqp, or @key of this
+ * VQP unchanged. EACCES (the key does not allow the access, or KITE_CONNECT_OWNER), EBADF (no such @vqp, or @key of this
  * session), ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (also a message by a
  * VQP without a port), ENOBUFS (more than KITE_VQP_DEPTH not popped, or pending from I/O queues),
  * ENOENT (no such @remote_key), ERANGE, ETIMEDOUT.
@@ -1572,7 +1581,8 @@ struct kite_push {
  * @reserved: zero.
  *
  * EBADF, EAGAIN (no completion), EINTR, EINVAL, ETIMEDOUT. After the last completion of a closed
- * VQP: ECONNREFUSED, ECONNRESET (also after a failed message), EHOSTDOWN, EHOSTUNREACH.
+ * VQP: EACCES (KITE_CONNECT_OWNER), ECONNREFUSED, ECONNRESET (also after a failed message), EHOSTDOWN,
+ * EHOSTUNREACH.
  */
 struct kite_pop {
 	__u64 vqp;
@@ -1599,7 +1609,7 @@ struct kite_pop {
  * @reserved: zero.
  *
  * Messages of one sender arrive in order, and before the error of a closed VQP. EAGAIN (no
- * message), EBADF, ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (a VQP without
+ * message), EACCES (KITE_CONNECT_OWNER), EBADF, ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (a VQP without
  * a port), EMSGSIZE (longer than @len; the message stays queued), ERANGE, ETIMEDOUT.
  */
 struct kite_pop_message {

@@ -95,7 +95,7 @@ abi! {
     kite_probe 16,
     kite_reg_mr 24,
     kite_dereg_mr 8,
-    kite_connect 24,
+    kite_connect 32,
     kite_close_vqp 8,
     kite_send_wr 56,
     kite_push 24,

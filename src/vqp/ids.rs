@@ -19,6 +19,8 @@ pub(super) struct EndpointIds {
     pub(super) port: u32,
     /// Owner of this endpoint.
     pub(super) uid: u32,
+    /// User that the listener must belong to, if any.
+    pub(super) required_owner: Option<u32>,
 }
 
 impl EndpointIds {

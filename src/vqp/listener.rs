@@ -24,6 +24,7 @@ use kernel::{
     prelude::*,
     sync::{atomic::AtomicFlag, Arc},
 };
+use kite_core::wire::packet::VqpMessage;
 
 /// Listener at a port.
 #[pin_data]
@@ -52,6 +53,11 @@ impl Listener {
             pin_init!(Self { port, uid, pending_event <- CountingCompletion::new(), is_closed: AtomicFlag::new(false), session_events, memcg }),
             GFP_KERNEL_ACCOUNT,
         )
+    }
+
+    /// Returns `true` if the listener belongs to the user that a message requires, if any.
+    pub(super) fn satisfies(&self, message: &VqpMessage) -> bool {
+        message.required_owner.is_none_or(|owner| owner == self.uid)
     }
 
     /// Calls `f` until the result is not [`TryError::WouldBlock`], and sleeps in between until a new endpoint

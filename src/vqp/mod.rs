@@ -140,7 +140,8 @@ impl Vqp {
         )
     }
 
-    /// Creates a VQP to a node, and to a port there unless `port` is 0. No message is sent to the node.
+    /// Creates a VQP to a node, and to a port there unless `port` is 0. No message is sent to the node. With
+    /// `required_owner` the VQP fails with `EACCES` if the port has a listener of another user.
     ///
     /// # Errors
     ///
@@ -150,7 +151,7 @@ impl Vqp {
     pub(crate) fn connect(
         table: &VqpTable,
         (node, port): (u32, u32),
-        uid: u32,
+        (uid, required_owner): (u32, Option<u32>),
         session_events: Arc<EventCounter>,
         deadline: Deadline,
     ) -> Result<Arc<Self>> {
@@ -173,6 +174,7 @@ impl Vqp {
             peer_vqpn: 0,
             port,
             uid,
+            required_owner,
         };
         let memcg = Arc::new(Memcg::current(), GFP_KERNEL_ACCOUNT)?;
         let vqp = Self::new(

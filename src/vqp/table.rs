@@ -113,9 +113,9 @@ pub(crate) struct VqpTable {
 impl VqpTableState {
     /// Creates the endpoint for the first message of a source to a port.
     ///
-    /// Returns `None` if the port has no listener, the backlog is full, the message is not the first, or
-    /// memory is short. Called by the poller, so the accounted allocations do not sleep for a cgroup that has
-    /// reached its limit.
+    /// Returns `None` if the port has no listener of the required owner, the backlog is full, the message is not
+    /// the first, or memory is short. Called by the poller, so the accounted allocations do not sleep for a
+    /// cgroup that has reached its limit.
     pub(super) fn create_passive(
         &mut self,
         (local, admission): (NodeInstance, u64),
@@ -127,6 +127,7 @@ impl VqpTableState {
         let listener = self.listeners.iter().find(|entry| entry.port == port)?;
         let is_for_listener = |entry: &&PendingAccept| Arc::ptr_eq(&entry.listener, listener);
         if message.sequence != 0
+            || !listener.satisfies(message)
             || self.pending_accepts.iter().filter(is_for_listener).count() >= BACKLOG
         {
             return None;
@@ -137,6 +138,7 @@ impl VqpTableState {
             peer_vqpn: packet.source_vqp,
             port,
             uid: listener.uid,
+            required_owner: None,
         };
         let (session_events, listener) = (listener.session_events.clone(), listener.clone());
         let (memcg, gfp) = (listener.memcg.clone(), memcg::gfp_atomic_account());
@@ -166,6 +168,13 @@ impl VqpTableState {
 
     fn has_listener(&self, port: u32) -> bool {
         self.listeners.iter().any(|listener| listener.port == port)
+    }
+
+    /// Returns `true` if the listener of a message's port belongs to another user than the message requires.
+    pub(super) fn denies(&self, message: &VqpMessage) -> bool {
+        let mut listeners = self.listeners.iter();
+        let found = listeners.find(|listener| listener.port == message.port);
+        found.is_some_and(|listener| !listener.satisfies(message))
     }
 
     /// Returns the cgroup to charge for messages to `port`, or `None` if the port has no listener.

@@ -62,6 +62,8 @@ pub struct VqpMessage {
     pub port: u32,
     /// User that sends the message.
     pub uid: u32,
+    /// User that the listener must belong to, if any. Always `None` if the packet has a destination VQP.
+    pub required_owner: Option<u32>,
     /// Immediate data of the user, if any.
     pub immediate: Option<u32>,
     /// Payload, or its location.
@@ -127,6 +129,8 @@ pub enum VqpPhase {
     Open,
     /// Not created: the port has no listener, or the backlog is full.
     Refused,
+    /// Not created: the listener does not belong to the user that the message requires.
+    Denied,
     /// Closed.
     Closed,
 }
@@ -138,6 +142,11 @@ const KIND_PLACED: u8 = 10;
 const KIND_OPEN: u8 = 16;
 const KIND_REFUSED: u8 = 17;
 const KIND_CLOSED: u8 = 18;
+const KIND_DENIED: u8 = 19;
+
+/// Bit of the number of the destination VQP: the low 32 bits are [`VqpMessage::required_owner`], and there is
+/// no destination VQP. No VQP has a number with this bit.
+const OWNER_REQUIRED: u64 = 1 << 63;
 
 /// Fields of a packet on the wire. Fields that a kind does not use are zero.
 #[derive(Default, PartialEq, Eq)]
@@ -146,6 +155,7 @@ struct PacketFields {
     has_immediate: bool,
     len: u32,
     uid: u32,
+    required_owner: Option<u32>,
     port: u32,
     immediate: u32,
     key: u32,
@@ -169,6 +179,7 @@ impl VqpMessage {
             has_immediate: self.immediate.is_some(),
             len: self.payload.len(),
             uid: self.uid,
+            required_owner: self.required_owner,
             port: self.port,
             immediate: self.immediate.unwrap_or(0),
             key,
@@ -183,6 +194,7 @@ impl WindowUpdate {
         let kind = match self.phase {
             VqpPhase::Open => KIND_OPEN,
             VqpPhase::Refused => KIND_REFUSED,
+            VqpPhase::Denied => KIND_DENIED,
             VqpPhase::Closed => KIND_CLOSED,
         };
         PacketFields {
@@ -211,6 +223,7 @@ impl PacketFields {
             sequence: self.sequence_or_limit,
             port: self.port,
             uid: self.uid,
+            required_owner: self.required_owner,
             immediate: self.has_immediate.then_some(self.immediate),
             payload: content,
         })
@@ -220,6 +233,7 @@ impl PacketFields {
         let phase = match self.kind {
             KIND_OPEN => VqpPhase::Open,
             KIND_REFUSED => VqpPhase::Refused,
+            KIND_DENIED => VqpPhase::Denied,
             KIND_CLOSED => VqpPhase::Closed,
             _ => return None,
         };
@@ -248,6 +262,15 @@ impl PacketBody {
     }
 }
 
+/// Returns the number of the destination VQP, and the required owner of the listener.
+fn decode_destination(destination: u64) -> Result<(u64, Option<u32>), Malformed> {
+    if destination & OWNER_REQUIRED == 0 {
+        return Ok((destination, None));
+    }
+    let owner = u32::try_from(destination & !OWNER_REQUIRED).map_err(|_| Malformed)?;
+    Ok((0, Some(owner)))
+}
+
 /// Returns `true` if `bytes` are a VQP packet, and not a control message ([`super::decode_control`]).
 #[must_use]
 pub fn is_vqp_packet(bytes: &[u8]) -> bool {
@@ -264,7 +287,11 @@ impl Packet {
         ((VERSION, fields.kind), (fields.has_immediate, 0u8)).put(&mut writer);
         (fields.len, (fields.uid, fields.port)).put(&mut writer);
         (fields.immediate, fields.key).put(&mut writer);
-        (self.sender, (self.source_vqp, self.destination_vqp)).put(&mut writer);
+        let owner = fields
+            .required_owner
+            .map(|uid| OWNER_REQUIRED | u64::from(uid));
+        let destination = owner.unwrap_or(self.destination_vqp);
+        (self.sender, (self.source_vqp, destination)).put(&mut writer);
         (fields.sequence_or_limit, fields.addr_or_consumed).put(&mut writer);
         bytes
     }
@@ -279,13 +306,15 @@ impl Packet {
         let ((version, kind), (has_immediate, zero)) = Field::get(&mut reader)?;
         let (len, (uid, port)) = Field::get(&mut reader)?;
         let (immediate, key) = Field::get(&mut reader)?;
-        let (sender, (source_vqp, destination_vqp)) = Field::get(&mut reader)?;
+        let (sender, (source_vqp, destination)) = Field::get(&mut reader)?;
+        let (destination_vqp, required_owner) = decode_destination(destination)?;
         let (number, addr) = Field::get(&mut reader)?;
         let fields = PacketFields {
             kind,
             has_immediate,
             len,
             uid,
+            required_owner,
             port,
             immediate,
             key,
@@ -321,12 +350,13 @@ mod tests {
                     .prop_map(|(mr_key, addr, len)| Payload::Remote { mr_key, addr, len }),
                 (1u32..).prop_map(|len| Payload::Placed { len }),
             ];
-        let message = (any::<(u64, u32, u32, Option<u32>)>(), payload).prop_map(
-            |((number, port, uid, immediate), content)| {
+        let message = (any::<(u64, u32, u32, Option<u32>, Option<u32>)>(), payload).prop_map(
+            |((number, port, uid, required_owner, immediate), content)| {
                 PacketBody::Message(VqpMessage {
                     sequence: number,
                     port,
                     uid,
+                    required_owner,
                     immediate,
                     payload: content,
                 })
@@ -335,6 +365,7 @@ mod tests {
         let phase = prop_oneof![
             Just(VqpPhase::Open),
             Just(VqpPhase::Refused),
+            Just(VqpPhase::Denied),
             Just(VqpPhase::Closed)
         ];
         let update = (phase, any::<(u64, u64)>()).prop_map(|(phase, (limit, taken))| {
@@ -348,12 +379,19 @@ mod tests {
     }
 
     fn packets() -> impl Strategy<Value = (Packet, Vec<u8>)> {
-        let ends = (1u32..=1 << 20, any::<u64>(), any::<(u64, u64)>());
+        let vqpns = (any::<u64>(), 0..OWNER_REQUIRED);
+        let ends = (1u32..=1 << 20, any::<u64>(), vqpns);
         (ends, bodies()).prop_map(|((node, incarnation, (source, destination)), body)| {
             let packet = Packet {
                 sender: NodeInstance { node, incarnation },
                 source_vqp: source,
-                destination_vqp: destination,
+                destination_vqp: match body {
+                    PacketBody::Message(VqpMessage {
+                        required_owner: Some(_),
+                        ..
+                    }) => 0,
+                    _ => destination,
+                },
                 body,
             };
             let payload = match body {

@@ -93,7 +93,7 @@ unsafe extern "C" fn kite_connect(
     // SAFETY: By the safety requirements the session is open.
     let session = unsafe { borrow_session(session) };
     status(session, || {
-        let vqp_id = session.connect(node, port, ROOT_UID, deadline(timeout_ms))?;
+        let vqp_id = session.connect((node, port), (ROOT_UID, None), deadline(timeout_ms))?;
         // SAFETY: By the safety requirements `vqp` is writable.
         unsafe { ptr::write(vqp, vqp_id) };
         Ok(0)

@@ -32,8 +32,21 @@ pub(super) fn connect(
 ) -> Result<bindings::kite_connect> {
     check_reserved(connect.reserved)?;
     let deadline = deadline(connect.timeout_ms).interruptible();
-    connect.vqp = session.connect(connect.node, connect.port, source::current_uid(), deadline)?;
+    let owners = (source::current_uid(), parse_required_owner(&connect)?);
+    connect.vqp = session.connect((connect.node, connect.port), owners, deadline)?;
     Ok(connect)
+}
+
+/// Returns the UID, in the initial user namespace, of the required user of the listener.
+fn parse_required_owner(connect: &bindings::kite_connect) -> Result<Option<u32>> {
+    match (connect.flags, connect.owner, connect.port) {
+        (0, 0, _) => Ok(None),
+        (0, ..) | (_, _, 0) => Err(EINVAL),
+        (bindings::KITE_CONNECT_OWNER, owner, _) => {
+            Requester::CurrentProcess.to_initial_uid(owner).map(Some)
+        }
+        _ => Err(EINVAL),
+    }
 }
 
 pub(super) fn listen(

@@ -61,22 +61,20 @@ pub(in crate::session) struct SessionVqps {
 }
 
 impl Session {
-    /// Creates a VQP of a user to a node, and to a port of the node unless `port` is 0. Returns the number of
-    /// the VQP.
+    /// Creates a VQP to a node, and to a port of the node unless the port is 0. `owners` are the user of the VQP
+    /// and the required user of the listener. Returns the number of the VQP.
     ///
     /// # Errors
     ///
     /// See `struct kite_connect` in `include/uapi/kite.h`.
     pub(in crate::session) fn connect(
         &self,
-        node: u32,
-        port: u32,
-        uid: u32,
+        peer: (u32, u32),
+        owners: (u32, Option<u32>),
         deadline: Deadline,
     ) -> Result<u64> {
         let vqp_table = self.enter_vqp_table()?;
-        let (peer, events) = ((node, port), self.events.clone());
-        let vqp = Vqp::connect(&vqp_table, peer, uid, events, deadline)?;
+        let vqp = Vqp::connect(&vqp_table, peer, owners, self.events.clone(), deadline)?;
         self.insert_vqp(&vqp_table, vqp)
     }
 

@@ -110,8 +110,9 @@ impl VqpTable {
         }
         // Replies may arrive in any order, so all replies to one source are equal.
         let phase = match is_closed {
-            false => VqpPhase::Refused,
             true => VqpPhase::Closed,
+            false if self.state.lock().denies(&message) => VqpPhase::Denied,
+            false => VqpPhase::Refused,
         };
         let update = WindowUpdate {
             phase,

@@ -146,6 +146,7 @@ impl Vqp {
         match update.phase {
             VqpPhase::Open => state.ids.peer_vqpn = peer_vqpn,
             VqpPhase::Refused => state.on_peer_closed(errno::connrefused()),
+            VqpPhase::Denied => state.on_peer_closed(EACCES),
             VqpPhase::Closed => state.on_peer_closed(errno::connreset()),
         }
         self.make_progress_and_kick(fabric, &mut state);

@@ -118,6 +118,8 @@ impl VqpRequest {
             sequence: self.msg_sequence?,
             port: ids.port,
             uid: ids.uid,
+            // An endpoint that has answered belongs to that user.
+            required_owner: ids.required_owner.filter(|_| ids.peer_vqpn == 0),
             immediate: self.immediate,
             payload: self.payload(),
         };

@@ -93,6 +93,9 @@ pub(crate) struct SendUntilError {
     /// Bytes of each message
     #[arg(long, default_value_t = 8)]
     len: usize,
+    /// User that the server must belong to
+    #[arg(long)]
+    owner: Option<u32>,
 }
 
 /// Returns a message of `len` bytes at offset `at`.
@@ -311,7 +314,10 @@ impl SendUntilError {
     pub(crate) fn run(&self) -> Result<()> {
         let cluster = Cluster::open()?;
         let local = cluster.reg_mr(Buffer::new(1 << 20)?, Rights::empty())?;
-        let vqp = cluster.connect_to(self.node, self.port)?;
+        let vqp = match self.owner {
+            None => cluster.connect_to(self.node, self.port)?,
+            Some(owner) => cluster.connect_to_owner(self.node, self.port, owner)?,
+        };
         for sent in 0.. {
             let error = match vqp.push(&[message(&local, 0, self.len, Some(sent))]) {
                 // The peer receives no messages.

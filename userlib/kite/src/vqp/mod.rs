@@ -102,11 +102,40 @@ impl Cluster {
     /// # Errors
     /// See [`connect`](Self::connect).
     pub fn connect_to(&self, node: u32, port: u32) -> Result<Vqp> {
-        let mut raw = sys::kite_connect {
+        self.connect_raw(sys::kite_connect {
             node,
             port,
             ..Default::default()
-        };
+        })
+    }
+
+    /// Creates a VQP to the listener of a port of a node, which must belong to the user `owner`. If the listener belongs
+    /// to another user, no process receives a message, and the first message fails with
+    /// [`Error::Denied`](crate::Error::Denied).
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # let cluster = kite::Cluster::open()?;
+    /// // Any user can listen at port 7, but only root at this one.
+    /// let vqp = cluster.connect_to_owner(2, 7, 0)?;
+    /// assert!(vqp.pop(1, None).is_err(), "nothing was pushed");
+    /// # Ok::<(), kite::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`connect`](Self::connect).
+    /// - [`Error::Invalid`](crate::Error::Invalid): also if `port` is 0, or the user namespace has no user `owner`.
+    pub fn connect_to_owner(&self, node: u32, port: u32, owner: u32) -> Result<Vqp> {
+        self.connect_raw(sys::kite_connect {
+            node,
+            port,
+            flags: sys::KITE_CONNECT_OWNER,
+            owner,
+            ..Default::default()
+        })
+    }
+
+    fn connect_raw(&self, mut raw: sys::kite_connect) -> Result<Vqp> {
         sys::connect(self.as_fd(), &mut raw)?;
         Ok(Vqp::from_id(self, raw.vqp))
     }

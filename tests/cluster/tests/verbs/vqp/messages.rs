@@ -117,6 +117,26 @@ fn vqp_messages_arrive_despite_lost_packets() -> Result<()> {
     })
 }
 
+/// The kernel of the listener drops the messages that another user than the required one would receive.
+#[test]
+fn vqp_to_the_listener_of_another_user_is_denied() -> Result<()> {
+    let trio = trio()?;
+    let (one, three) = (trio.node(1), trio.node(3));
+    let mut server = three
+        .workload("vqp echo 9 --buffer-size 4096")
+        .user("alice")
+        .spawn()?;
+    server.read_until("ready", SOON)?;
+    let alice = three.sh("id -u alice")?;
+    let denied = one.workload("vqp send-until-error 3 9 --owner 0");
+    assert_eq!(denied.limit(SOON).sh()?, "permission denied");
+    let line = format!("vqp send-until-error 3 9 --owner {alice}");
+    let mut admitted = one.workload(&line).spawn()?;
+    admitted.read_until("full", SOON)?;
+    admitted.kill()?;
+    server.kill()
+}
+
 /// A sender gets an error if there is no listener, and if the peer closes.
 #[test]
 fn vqp_reports_the_close_of_its_peer() -> Result<()> {
