@@ -16,8 +16,8 @@
 //!
 //! `CONTRIBUTING.md` lists the places of a new control message.
 
-mod fields;
 mod class;
+mod fields;
 mod format;
 
 pub use self::fields::{InvalidateReason, LentChunkAddr};
