@@ -141,6 +141,19 @@ static inline unsigned int kite_cpu_rank(void)
 	return bitmap_weight(cpumask_bits(cpu_online_mask), raw_smp_processor_id());
 }
 
+/* With PREEMPT_RT a spinlock sleeps, so the caller may be preempted there. */
+static inline void kite_preempt_disable(void)
+{
+	if (!IS_ENABLED(CONFIG_PREEMPT_RT))
+		preempt_disable();
+}
+
+static inline void kite_preempt_enable(void)
+{
+	if (!IS_ENABLED(CONFIG_PREEMPT_RT))
+		preempt_enable();
+}
+
 /*
  * Discards all pending wake-ups. Takes the lock of the wait queue, unlike reinit_completion(), so
  * a concurrent complete() is safe.

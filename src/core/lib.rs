@@ -23,6 +23,7 @@ pub mod name_hash;
 pub mod policy;
 pub mod proto;
 pub mod queue;
+pub mod retired_keys;
 pub mod rights;
 pub mod ring;
 pub mod sync;

@@ -146,7 +146,7 @@ impl SetupQp {
         slot.account_post(1);
         // SAFETY: The request addresses the buffer of `slot` only. `slot.wait` below waits for its
         // completion, and `route` is dropped after that.
-        unsafe { self.endpoint.qp().post_datagram(&wr) }.inspect_err(|_| slot.unaccount_post())?;
+        unsafe { self.endpoint.qp().post_datagram(&wr) }.inspect_err(|_| slot.unaccount_post(1))?;
         match slot.wait(|recovery| self.recover(recovery)) {
             WcStatus::Success => Ok(()),
             _ => {

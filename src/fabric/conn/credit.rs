@@ -98,7 +98,7 @@ impl ConnCredit {
         // SAFETY: `slot` keeps the memory mapped until the work request completes. By the safety
         // requirements, inline data is valid during the call.
         unsafe { self.endpoint.qp().post(&SendWr::new(&op, slot.wr_id())) }
-            .inspect_err(|_| slot.unaccount_post())
+            .inspect_err(|_| slot.unaccount_post(1))
     }
 
     /// Reports that a work request failed with `status`, and with it the QP.

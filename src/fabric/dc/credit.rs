@@ -14,6 +14,7 @@
 
 use super::{DcTransport, Dci};
 use crate::{
+    errno::TryResult,
     fabric::send::slots::{Recovery, SlotGuard},
     mlx5::wr::Mlx5SendWr,
     verbs::cq::WcStatus,
@@ -36,22 +37,28 @@ pub(crate) struct DciCredit {
 }
 
 impl DciCredit {
-    /// Posts work requests of this credit with one doorbell. Requests that the hardware rejects complete as
-    /// flushed, and fail the slot.
+    /// Posts work requests of this credit with one doorbell, if `is_admitted` returns `true`. See
+    /// [`PostCredit::post`](crate::fabric::send::post_credit::PostCredit::post). Requests that the hardware
+    /// rejects complete as flushed, and fail the slot.
     ///
     /// # Safety
     ///
     /// The local memory that `wrs` address must stay mapped while `slot` has requests in flight.
-    pub(crate) unsafe fn post(&self, slot: &SlotGuard, wrs: &[Mlx5SendWr<'_>]) {
-        slot.account_post(wrs.len() as u32);
+    pub(crate) unsafe fn post(
+        &self,
+        slot: &SlotGuard,
+        wrs: &[Mlx5SendWr<'_>],
+        is_admitted: impl Fn() -> bool,
+    ) -> TryResult {
         // SAFETY: By the safety requirements of this function.
-        let posted = unsafe { self.dci.qp.post(wrs) };
-        if posted == wrs.len() {
-            return;
+        let post = || unsafe { self.dci.qp.post(wrs) };
+        let posted = slot.post_if(wrs.len() as u32, is_admitted, post)?;
+        if posted < wrs.len() {
+            // The hardware has failed: the credit guarantees capacity, and the requests are well formed.
+            self.fail();
+            (posted..wrs.len()).for_each(|_| slot.complete_unposted());
         }
-        // The hardware has failed: the credit guarantees capacity, and the requests are well formed.
-        self.fail();
-        (posted..wrs.len()).for_each(|_| slot.complete_unposted());
+        Ok(())
     }
 
     /// Marks the DCI as failed, because a request to `peer` completed with `status`. `Flushed` does not

@@ -14,14 +14,14 @@
 //!
 //! # Locking
 //!
-//! `MrRegistrar::qp` is a mutex for the QP. It is held during a registration, at most about
+//! `MrRegistrar::retired_keys` (spinlock) nests with no other lock. `MrRegistrar::qp` is a mutex for the QP. It is held during a registration, at most about
 //! [`REGISTER_TIMEOUT_MS`].
 
 use super::private_qp::{PrivateQp, CQ_ENTRIES};
 use crate::{
     fabric::{address::LocalAddress, recv::wake::ThreadWaker},
     mlx5,
-    sys::pin::PinnedPages,
+    sys::{deadline::monotonic_ns, pin::PinnedPages},
     verbs::{
         cq::{Cq, WcStatus},
         dma::LongTermDmaMap,
@@ -30,13 +30,21 @@ use crate::{
     },
 };
 use kernel::{
-    new_mutex,
+    new_mutex, new_spinlock,
     prelude::*,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, SpinLock},
 };
+use kite_core::retired_keys::{RetiredKey, RetiredKeys};
 
 /// Timeout of a registration in ms.
 const REGISTER_TIMEOUT_MS: u32 = 1000;
+
+/// Maximum number of destroyed mkeys in quarantine. With more than 273 destructions per second the quarantine of
+/// an mkey is shorter than 60 s.
+const RETIRED_KEYS_MAX: usize = 1 << 14;
+
+/// Maximum number of attempts to create an mkey that is not in quarantine. Each has 8 random bits.
+const MKEY_ATTEMPTS: u32 = 8;
 
 /// User memory that the RNIC may read and write.
 pub(crate) enum RegisteredMr {
@@ -62,6 +70,10 @@ impl RegisteredMr {
     }
 }
 
+fn monotonic_ms() -> u64 {
+    monotonic_ns() / 1_000_000
+}
+
 /// RC QP for registration requests.
 type RegistrationQp = PrivateQp<Qp<ThreadWaker, ThreadWaker>, Cq<ThreadWaker>>;
 
@@ -82,19 +94,61 @@ pub(super) struct MrRegistrar {
     hca: Option<Arc<mlx5::Mlx5Device>>,
     #[pin]
     qp: Mutex<Option<RegistrationQp>>,
+    /// Destroyed mkeys.
+    #[pin]
+    retired_keys: SpinLock<RetiredKeys<KVVec<RetiredKey>>>,
 }
 
 impl MrRegistrar {
     /// Creates the registrar without a QP.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM`: out of memory.
     pub(super) fn new(
         local_address: Arc<LocalAddress>,
         hca: Option<Arc<mlx5::Mlx5Device>>,
-    ) -> impl PinInit<Self> {
-        pin_init!(Self {
+    ) -> Result<impl PinInit<Self>> {
+        let retired = KVVec::from_elem((0, 0), RETIRED_KEYS_MAX, GFP_KERNEL)?;
+        Ok(pin_init!(Self {
             local_address,
             hca,
             qp <- new_mutex!(None, "MrRegistrar::qp"),
-        })
+            retired_keys <- new_spinlock!(RetiredKeys::new(retired), "MrRegistrar::retired_keys"),
+        }))
+    }
+
+    /// Adds the key of memory that is about to be released to the quarantine. A request of a peer that was
+    /// delayed beyond its lease does not find other memory by the key.
+    pub(super) fn retire(&self, mr: &RegisteredMr) {
+        if let RegisteredMr::Mkey(mkey) = mr {
+            self.retired_keys.lock().add(mkey.key(), monotonic_ms());
+        }
+    }
+
+    /// Creates an mkey that is not in quarantine.
+    ///
+    /// # Errors
+    ///
+    /// - `EIO`: the command failed, or each of [`MKEY_ATTEMPTS`] mkeys is in quarantine.
+    /// - `ENOMEM`: out of memory.
+    fn create_mkey(
+        &self,
+        hca: &Arc<mlx5::Mlx5Device>,
+        dma: &Arc<LongTermDmaMap>,
+        (addr, len): (u64, u64),
+    ) -> Result<mlx5::mkey::Mkey> {
+        for _ in 0..MKEY_ATTEMPTS {
+            let mkey = mlx5::mkey::Mkey::new(hca.clone(), dma.clone(), addr, len)?;
+            if !self
+                .retired_keys
+                .lock()
+                .contains(mkey.key(), monotonic_ms())
+            {
+                return Ok(mkey);
+            }
+        }
+        Err(EIO)
     }
 
     /// Registers pinned memory of `len` bytes for RDMA. Work requests address the memory from `addr`, which
@@ -114,7 +168,7 @@ impl MrRegistrar {
     ) -> Result<RegisteredMr> {
         let dma = LongTermDmaMap::new(self.local_address.device(), pinned)?;
         if let Some(hca) = &self.hca {
-            let mkey = mlx5::mkey::Mkey::new(hca.clone(), dma, addr, len)?;
+            let mkey = self.create_mkey(hca, &dma, (addr, len))?;
             return Ok(RegisteredMr::Mkey(mkey));
         }
         let mr = FastRegMr::new(self.local_address.pd().clone(), dma, addr, len)?;

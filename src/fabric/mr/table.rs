@@ -198,12 +198,13 @@ impl MrTable {
             dereg_count: 0,
             released_count: 0,
         };
+        let registrar = MrRegistrar::new(local_address, hca)?;
         KBox::pin_init(
             pin_init!(Self {
                 state <- new_mutex!(state, "MrTable::state"),
                 released_cv <- new_condvar!("MrTable::released_cv"),
                 remote_table,
-                registrar <- MrRegistrar::new(local_address, hca),
+                registrar <- registrar,
                 connector_waker,
             }),
             GFP_KERNEL,
@@ -374,6 +375,8 @@ impl MrTable {
     /// Releases deregistered MRs that are due. Returns `true` if others remain. Called by the connector only.
     pub(in crate::fabric) fn reap(&self) -> bool {
         while let Some(mr) = self.pop_due() {
+            // Before the RNIC can assign the index of the key again.
+            self.registrar.retire(&mr.mr);
             drop(mr);
             let mut state = self.state.lock();
             // Cannot fail: only this function removes entries, and `pop_due` found the first one.

@@ -115,7 +115,7 @@ impl<'a> OneShot<'a> {
     /// Reads memory of the peer directly into mapped memory of this node.
     ///
     /// `remaining` is the memory not read yet, and is updated after each READ, also if a later READ fails.
-    /// `is_admitted` is called immediately before each READ is posted.
+    /// `is_admitted` is called immediately before each READ is posted. See [`PostCredit::post`].
     ///
     /// # Safety
     ///
@@ -197,18 +197,15 @@ impl<'a> OneShot<'a> {
     /// The local memory named by `op` must stay mapped until the function returns.
     unsafe fn post_and_wait_if(
         &self,
-        is_admitted: impl FnOnce() -> bool,
+        is_admitted: impl Fn() -> bool,
         slot: &SlotGuard,
         op: RdmaOp<'_>,
     ) -> TryResult<WcStatus> {
         let bytes = op.sges.iter().map(|sge| u64::from(sge.len())).sum();
         let credit = self.acquire_post_credit(bytes)?;
-        if !is_admitted() {
-            return Err(TryError::WouldBlock);
-        }
         // SAFETY: The caller guarantees that the memory named by `op` stays mapped until the function
         // returns, and the function returns only after `slot.wait`.
-        unsafe { credit.post(slot, self.dc_address(), &[op])? };
+        unsafe { credit.post(slot, self.dc_address(), &[op], is_admitted)? };
         let status = slot.wait(|recovery| credit.recover(recovery));
         if status != WcStatus::Success {
             credit.report_failure(status, self.instance);

@@ -15,6 +15,7 @@
 
 use super::slots::{Recovery, SlotGuard, STUCK_AFTER_MS};
 use crate::{
+    errno::TryResult,
     fabric::{conn::credit::ConnCredit, dc::DciCredit},
     mlx5::wr::{DcAddress, Mlx5SendWr},
     verbs::{
@@ -39,7 +40,8 @@ pub(crate) enum PostCredit {
 impl PostCredit {
     /// Posts `ops` with one doorbell, within the credit. `dc_address` is the DC address of the peer.
     ///
-    /// Work requests that the RNIC rejects complete as failed on `slot`.
+    /// `is_admitted` is called as the last step before the doorbell, with preemption disabled, and must not
+    /// sleep. Drivers post without sleeping. Work requests that the RNIC rejects complete as failed on `slot`.
     ///
     /// # Safety
     ///
@@ -49,17 +51,21 @@ impl PostCredit {
     ///
     /// - `EINVAL`: the credit is for a DCI, and `dc_address` is `None`.
     /// - `ENOMEM`: no memory for the work requests.
+    /// - [`TryError::WouldBlock`](crate::errno::TryError::WouldBlock): `is_admitted` returned `false`.
     pub(crate) unsafe fn post(
         &self,
         slot: &SlotGuard,
         dc_address: Option<&DcAddress>,
         ops: &[RdmaOp<'_>],
-    ) -> Result {
+        is_admitted: impl Fn() -> bool,
+    ) -> TryResult {
         match self {
             // SAFETY: The caller guarantees that the memory stays mapped.
-            Self::Dc(credit) => unsafe { credit.post_ops(slot, dc_address.ok_or(EINVAL)?, ops) },
+            Self::Dc(credit) => unsafe {
+                credit.post_ops(slot, dc_address.ok_or(EINVAL)?, ops, is_admitted)
+            },
             // SAFETY: The caller guarantees that the memory stays mapped.
-            Self::Rc(credit) => unsafe { credit.post_ops(slot, ops) },
+            Self::Rc(credit) => unsafe { credit.post_ops(slot, ops, is_admitted) },
         }
     }
 
@@ -115,10 +121,11 @@ impl DciCredit {
         slot: &SlotGuard,
         dc_address: &DcAddress,
         ops: &[RdmaOp<'_>],
-    ) -> Result {
+        is_admitted: impl Fn() -> bool,
+    ) -> TryResult {
         let to_wr = |op| Mlx5SendWr::new_dc(op, slot.wr_id(), dc_address);
         // SAFETY: The caller guarantees that the memory named by `ops` stays mapped.
-        let post = |wrs: &[Mlx5SendWr<'_>]| unsafe { self.post(slot, wrs) };
+        let post = |wrs: &[Mlx5SendWr<'_>]| unsafe { self.post(slot, wrs, &is_admitted) };
         match ops {
             // Most calls have one operation. One or two operations need no allocation.
             [op] => post(&[to_wr(op)]),
@@ -128,10 +135,9 @@ impl DciCredit {
                 for op in ops {
                     wrs.push(to_wr(op), GFP_KERNEL)?;
                 }
-                post(&wrs);
+                post(&wrs)
             }
         }
-        Ok(())
     }
 }
 
@@ -141,23 +147,28 @@ impl ConnCredit {
     /// # Safety
     ///
     /// The local memory named by `ops` must stay mapped while `slot` has work requests in flight.
-    unsafe fn post_ops(&self, slot: &SlotGuard, ops: &[RdmaOp<'_>]) -> Result {
+    unsafe fn post_ops(
+        &self,
+        slot: &SlotGuard,
+        ops: &[RdmaOp<'_>],
+        is_admitted: impl Fn() -> bool,
+    ) -> TryResult {
         let to_wr = |op| OwnedSendWr::new(op, slot.wr_id());
         let post = |wrs: &mut [OwnedSendWr]| {
-            slot.account_post(wrs.len() as u32);
+            let count = wrs.len();
             // SAFETY: The caller guarantees that the memory named by `ops` stays mapped.
-            let posted = unsafe { self.endpoint.qp().post_list(wrs) };
-            (posted..wrs.len()).for_each(|_| slot.complete_unposted());
+            let post = || unsafe { self.endpoint.qp().post_list(wrs) };
+            let posted = slot.post_if(count as u32, &is_admitted, post)?;
+            (posted..count).for_each(|_| slot.complete_unposted());
+            Ok(())
         };
         if let [op] = ops {
-            post(&mut [to_wr(op)]);
-            return Ok(());
+            return post(&mut [to_wr(op)]);
         }
         let mut wrs = KVec::with_capacity(ops.len(), GFP_KERNEL)?;
         for op in ops {
             wrs.push(to_wr(op), GFP_KERNEL)?;
         }
-        post(&mut wrs);
-        Ok(())
+        post(&mut wrs)
     }
 }

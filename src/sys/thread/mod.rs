@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Kernel thread that is joined when its owner is dropped, scheduling helpers for polling loops, and the rank
-//! of the current CPU.
+//! Kernel thread that is joined when its owner is dropped, scheduling helpers for polling loops and for steps
+//! without preemption, and the rank of the current CPU.
 //!
 //! The `kernel` crate wraps neither `kthread_create_on_node`, `kthread_stop`, `cond_resched`,
 //! `preempt_disable` nor `cpu_online_mask`. With these abstractions this file can be removed.
@@ -24,6 +24,16 @@ pub(crate) fn cond_resched() -> bool {
         unsafe { bindings::schedule() };
     }
     need_resched
+}
+
+/// Calls `f` with preemption disabled, so no other task delays its steps. `f` must not sleep.
+pub(crate) fn without_preemption<T>(f: impl FnOnce() -> T) -> T {
+    // SAFETY: The function has no preconditions. Preemption is enabled again below.
+    unsafe { inline::kite_preempt_disable() };
+    let result = f();
+    // SAFETY: Preemption was disabled above.
+    unsafe { inline::kite_preempt_enable() };
+    result
 }
 
 /// Returns the number of online CPUs with lower IDs than the current CPU. Only a hint: the thread may move to

@@ -314,31 +314,55 @@ impl VqpBatch {
     /// - `ENOMEM`: out of memory.
     /// - `EINVAL`: a message does not fit the slot's buffer.
     /// - Any error of the driver.
+    /// - [`TryError::WouldBlock`]: the lease of a remote MR has expired meanwhile. The batch waits until the MR
+    ///   is validated again.
     pub(in crate::vqp) fn post(
         &mut self,
         fabric: &Fabric,
         ids: &EndpointIds,
         (slot, credit): (SlotGuard, PostCredit),
         address: Arc<PeerAddress>,
-    ) -> Result {
+    ) -> TryResult {
+        let posted = self.post_ops(fabric, ids, (&slot, &credit), &address);
+        if let Err(TryError::WouldBlock) = posted {
+            self.state = VqpBatchState::StaleMr;
+        }
+        posted?;
+        self.state = VqpBatchState::Posted(slot, credit, address);
+        (self.completion_deadline, self.force_failed) = (Deadline::after_ms(STUCK_AFTER_MS), false);
+        Ok(())
+    }
+
+    /// Builds the work requests of the incomplete requests, and posts them. See [`Self::post`].
+    fn post_ops(
+        &self,
+        fabric: &Fabric,
+        ids: &EndpointIds,
+        (slot, credit): (&SlotGuard, &PostCredit),
+        address: &PeerAddress,
+    ) -> TryResult {
         let post = |ops: &[RdmaOp<'_>]| {
             // SAFETY: The batch holds the registered memory, and waits for the end of the requests. Headers
             // are in the slot's buffer, which the slot keeps mapped until then.
-            unsafe { credit.post(&slot, address.dc_address.as_ref(), ops) }
+            unsafe {
+                credit.post(slot, address.dc_address.as_ref(), ops, || {
+                    self.has_valid_leases()
+                })
+            }
         };
         let remaining = self.remaining();
         if let [request] = remaining {
             // Fast path without allocation: most batches have one request.
-            let sges = request.build_sges(0, fabric, ids, &slot)?;
+            let sges = request.build_sges(0, fabric, ids, slot)?;
             slot.buffer().sync_for_device(PACKET_HEADER_SIZE);
             match request.build_ops(&sges) {
-                (op, None) => post(&[op])?,
-                (op, Some(message_op)) => post(&[op, message_op])?,
+                (op, None) => post(&[op]),
+                (op, Some(message_op)) => post(&[op, message_op]),
             }
         } else {
             let mut sges = KVec::with_capacity(remaining.len(), GFP_KERNEL)?;
             for (i, request) in remaining.iter().enumerate() {
-                sges.push(request.build_sges(i, fabric, ids, &slot)?, GFP_KERNEL)?;
+                sges.push(request.build_sges(i, fabric, ids, slot)?, GFP_KERNEL)?;
             }
             slot.buffer()
                 .sync_for_device(remaining.len() * PACKET_HEADER_SIZE);
@@ -348,10 +372,7 @@ impl VqpBatch {
                 ops.push(op, GFP_KERNEL)?;
                 message_op.map_or(Ok(()), |message_op| ops.push(message_op, GFP_KERNEL))?;
             }
-            post(&ops)?;
+            post(&ops)
         }
-        self.state = VqpBatchState::Posted(slot, credit, address);
-        (self.completion_deadline, self.force_failed) = (Deadline::after_ms(STUCK_AFTER_MS), false);
-        Ok(())
     }
 }

@@ -104,7 +104,7 @@ impl VqpState {
                 return Err(TryError::WouldBlock);
             }
         }
-        // Last check before the RNIC receives the requests.
+        // A stale lease needs no credit. The lease is checked again before the doorbell.
         if !self.batches[i].has_valid_leases() {
             self.batches[i].state = VqpBatchState::StaleMr;
             return Err(TryError::WouldBlock);
@@ -118,7 +118,7 @@ impl VqpState {
         };
         self.record_transport(fabric, (&peer, i), (transport, rc_capable, rc_only));
         self.conn = conn;
-        Ok(self.batches[i].post(fabric, &self.ids, (slot, credit), address)?)
+        self.batches[i].post(fabric, &self.ids, (slot, credit), address)
     }
 
     /// Reserves a DCI for batch `i`. As with a connection, the quota leaves slots for other VQPs.

@@ -23,7 +23,8 @@
 
 use super::{pool::SlotClass, Recovery, SendEngine, Slot, STUCK_AFTER_SLICES};
 use crate::{
-    sys::deadline::WAIT_SLICE_MS,
+    errno::{TryError, TryResult},
+    sys::{deadline::WAIT_SLICE_MS, thread::without_preemption},
     verbs::{
         cq::WcStatus,
         dma::{DmaPages, LongTermDmaMap, RequestDmaMap},
@@ -106,10 +107,33 @@ impl SlotGuard {
         self.engine.stats.work_requests.add(count.into());
     }
 
-    /// Reverts [`Self::account_post`] for one work request that the RNIC rejected.
-    pub(crate) fn unaccount_post(&self) {
-        self.slot().pending.fetch_sub(1u32, Full);
-        self.engine.stats.inflight.sub(1);
+    /// Reverts [`Self::account_post`] for `count` work requests that were not posted.
+    pub(crate) fn unaccount_post(&self, count: u32) {
+        self.slot().pending.fetch_sub(count, Full);
+        self.engine.stats.inflight.sub(count.into());
+    }
+
+    /// Calls `post` to post `count` work requests, if `is_admitted` returns `true`. Returns the number of posted
+    /// work requests.
+    ///
+    /// Both are called with preemption disabled. So no other task runs between a check that limits the time
+    /// of the requests and their doorbell.
+    ///
+    /// # Errors
+    ///
+    /// - [`TryError::WouldBlock`]: `is_admitted` returned `false`.
+    pub(crate) fn post_if(
+        &self,
+        count: u32,
+        is_admitted: impl FnOnce() -> bool,
+        post: impl FnOnce() -> usize,
+    ) -> TryResult<usize> {
+        self.account_post(count);
+        let posted = without_preemption(|| is_admitted().then(post));
+        posted.ok_or_else(|| {
+            self.unaccount_post(count);
+            TryError::WouldBlock
+        })
     }
 
     /// Makes [`Self::wait`] return [`WcStatus::Flushed`] unless an earlier error is recorded: posting failed.
