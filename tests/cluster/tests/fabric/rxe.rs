@@ -49,6 +49,7 @@ fn threads_of_two_nodes_keep_their_data_despite_lost_frames() -> Result<()> {
 
 /// The setup QP fails when the network goes down while it sends, and is restarted.
 #[test]
+#[ignore = "long"]
 fn connection_setup_is_restarted_after_a_network_failure() -> Result<()> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup {
@@ -203,6 +204,7 @@ fn vqps_keep_order_despite_failed_connections() -> Result<()> {
 
 /// Requests that wait for a connection to a leaving node fail.
 #[test]
+#[ignore = "long"]
 fn requests_waiting_for_a_connection_fail_with_their_node() -> Result<()> {
     let pair = PAIR.take()?;
     pair.start_kite(&Setup::default())?;

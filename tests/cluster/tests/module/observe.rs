@@ -226,6 +226,7 @@ fn move_counter(
 
 /// The memory is freed while the node is still preparing it, so the free must wait.
 #[test]
+#[ignore = "long"]
 fn cancellation_of_a_pending_request_is_counted() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));

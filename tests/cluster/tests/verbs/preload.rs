@@ -374,6 +374,7 @@ fn unsupported_verbs_fail_with_a_clear_error() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn preload_without_module_reports_an_error() -> Result<()> {
     let pair = pair()?;
     let two = pair.node(2);

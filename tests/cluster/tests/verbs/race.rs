@@ -204,6 +204,7 @@ fn killed_race_worker_disturbs_no_other() -> Result<()> {
 
 /// Each signal interrupts a wait in the kernel.
 #[test]
+#[ignore = "long"]
 fn race_worker_continues_after_signals() -> Result<()> {
     let trio = trio()?;
     let _server = serve(&trio, 3, "")?;

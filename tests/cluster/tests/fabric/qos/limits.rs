@@ -19,6 +19,7 @@ const KINDS: [(&str, u64); 9] = [
 ];
 
 #[test]
+#[ignore = "long"]
 fn limit_applies_to_every_kind_of_request() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);

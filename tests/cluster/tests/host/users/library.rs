@@ -51,6 +51,7 @@ fn transfers_succeed_under_any_limit_of_locked_memory() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn repeated_register_and_deregister_succeeds() -> Result<()> {
     let c = compile(
         "",

@@ -46,6 +46,7 @@ fn c_samples_run() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn copy_samples_print_their_lines() -> Result<()> {
     let c = include_str!("../../../../../userlib/examples/copies.c");
     let c = compile("", "copies", c);
