@@ -11,6 +11,7 @@ use crate::{
 
 /// A connect to a known node sends nothing. The first connect to an unknown one takes one READ of the directory.
 #[test]
+#[ignore = "long"]
 fn first_connect_reads_the_directory_once() -> Result<()> {
     let trio = trio()?;
     // Nodes 1 and 2 own copies of the directory.
@@ -56,6 +57,7 @@ fn loss_of_a_directory_node_fails_no_connect() -> Result<()> {
 
 /// A firmware command takes 1 ms, so neither opening a session nor a connect issues one.
 #[test]
+#[ignore = "long"]
 fn connect_creates_no_rnic_object() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);
@@ -96,6 +98,7 @@ fn dct_creation_is_retried_after_a_failure() -> Result<()> {
 
 /// When a node leaves, all others replace their DCTs. Connected virtual queue pairs continue with the new ones.
 #[test]
+#[ignore = "long"]
 fn leaving_node_fails_no_requests_to_others() -> Result<()> {
     let trio = trio()?;
     let mut echo = echo(trio.node(2), 7)?;
@@ -127,6 +130,7 @@ fn leaving_node_fails_no_requests_to_others() -> Result<()> {
 
 /// After a restart of the daemon, virtual queue pairs of the node reach their peers again.
 #[test]
+#[ignore = "long"]
 fn vqps_outlive_the_daemon_of_their_node() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = expose_memory(trio.node(3), 3, "")?;
@@ -145,6 +149,7 @@ fn vqps_outlive_the_daemon_of_their_node() -> Result<()> {
 
 /// A new cluster counts its epochs from 1 again.
 #[test]
+#[ignore = "long"]
 fn vqps_connect_in_a_new_cluster() -> Result<()> {
     let trio = trio()?;
     let (one, two) = (trio.node(1), trio.node(2));

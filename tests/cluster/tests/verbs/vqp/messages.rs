@@ -40,6 +40,7 @@ fn vqp_messages_may_exceed_the_inline_size() -> Result<()> {
 
 /// A node that stalls until its receives are used up gets all messages later.
 #[test]
+#[ignore = "long"]
 fn vqp_messages_wait_for_memory_at_the_receiver() -> Result<()> {
     let trio = trio()?;
     let three = trio.node(3);
@@ -160,6 +161,7 @@ fn vqp_reports_the_close_of_its_peer() -> Result<()> {
 
 /// Messages to a process that pops none wait, and block no others, also if they are long.
 #[test]
+#[ignore = "long"]
 fn vqp_receiver_that_does_not_pop_delays_only_its_sender() -> Result<()> {
     let trio = trio()?;
     let (one, three) = (trio.node(1), trio.node(3));
