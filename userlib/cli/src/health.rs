@@ -16,7 +16,7 @@ use crate::output::print_line;
 enum Health {
     /// In a cluster, with an active port.
     Ok = 0,
-    /// In a cluster, but the port is down, or the membership is frozen.
+    /// In a cluster, but the port is down, a member is unreachable, or the membership is frozen.
     Degraded = 1,
     /// Not usable.
     Down = 2,
@@ -62,17 +62,24 @@ fn assess(name: &str, active: bool, view: &View) -> (Health, String) {
     if epoch == 0 {
         return (Health::Down, format!("{name}: {}", kite::Error::NotJoined));
     }
-    let (health, port) = match active {
-        true => (Health::Ok, "active"),
-        false => (Health::Degraded, "down"),
-    };
+    let port = if active { "active" } else { "down" };
     let text = format!("{name}: port {port}, node {own} of {count}, epoch {epoch}");
-    (health, text)
+    let unreachable = view.members.iter().filter(|m| !m.is_reachable());
+    let unreachable: Vec<_> = unreachable.map(|m| m.node.to_string()).collect();
+    match (active, unreachable.is_empty()) {
+        (true, true) => (Health::Ok, text),
+        (false, true) => (Health::Degraded, text),
+        (_, false) => (
+            Health::Degraded,
+            format!("{text}, unreachable: {}", unreachable.join(" ")),
+        ),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nodes::example_member;
 
     #[test]
     fn health_is_derived_from_port_state_and_view() {
@@ -94,6 +101,21 @@ mod tests {
                 members: Vec::new(),
             };
             assert_eq!(assess("r", active, &view), (health, format!("r: {text}")));
+        }
+    }
+
+    #[test]
+    fn unreachable_members_degrade_the_health() {
+        let view = View {
+            epoch: 9,
+            local_node: 1,
+            members: [(1, 0), (2, 5), (3, 9)]
+                .map(|(node, since)| example_member(node, since))
+                .to_vec(),
+        };
+        for (active, port) in [(true, "active"), (false, "down")] {
+            let text = format!("r: port {port}, node 1 of 3, epoch 9, unreachable: 2 3");
+            assert_eq!(assess("r", active, &view), (Health::Degraded, text));
         }
     }
 

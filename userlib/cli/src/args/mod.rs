@@ -93,9 +93,9 @@ pub(crate) enum Command {
     /// Show the module, the RNICs, this node, the members and the regions
     ///
     /// With --check, prints one line for monitoring. The exit status is 0 if this node is in a cluster and the port is
-    /// active, 1 if the port is down or the membership is frozen, and 2 if kite is not usable: module not loaded, no
-    /// permission, no RNIC, in no cluster. The membership is frozen while kited has no contact with the seed, or with a
-    /// coordinator of the store. The check does not detect that kited does not run.
+    /// active, 1 if the port is down, a member is unreachable or the membership is frozen, and 2 if kite is not usable:
+    /// module not loaded, no permission, no RNIC, in no cluster. The membership is frozen while kited has no contact with
+    /// the seed, or with a coordinator of the store. The check does not detect that kited does not run.
     Status {
         /// Show users and nodes by number
         #[arg(short, long)]
