@@ -16,6 +16,7 @@ pub(super) fn check_unbound(checks: &mut Checks) -> Result<()> {
             // These requests check their values first, and reject zeroes.
             KITE_IOC_ALLOC_NR
             | KITE_IOC_MAP_NR
+            | KITE_IOC_RENAME_NR
             | KITE_IOC_LIST_REGIONS_NR
             | KITE_IOC_ATOMIC_NR
             | KITE_IOC_BARRIER_NR
