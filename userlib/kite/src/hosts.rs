@@ -58,7 +58,7 @@ impl Cluster {
     pub fn frozen_reason(&self) -> Option<String> {
         let path = format!("/run/kite/{}.frozen", self.rnic_name());
         let reason = fs::read_to_string(path).ok()?;
-        Some(reason.trim_end().to_owned())
+        Some(reason.trim_end().replace(char::is_control, " "))
     }
 }
 

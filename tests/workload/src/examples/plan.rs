@@ -21,6 +21,7 @@ pub(super) const NEEDS: &[(&str, &[Need])] = &[
     ("qos.rs LimitSubject", &[Cgroup("/sys/fs/cgroup/batch")]),
     ("queue/mod.rs IoQueue", &[Region("greeting")]),
     ("queue/requests.rs ReceivedRpc", &[Caller("service")]),
+    ("region/map.rs MapOptions", &[Region("table")]),
     ("region/mod.rs Region", &[Region("greeting")]),
     ("rpc/client.rs call", &[Server("service")]),
     (

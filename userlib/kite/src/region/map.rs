@@ -16,9 +16,9 @@ use crate::sys;
 /// use kite::{Cluster, MapOptions, Rights};
 ///
 /// let cluster = Cluster::open()?;
-/// // Any user can create a region named "config" before user 1000 does.
-/// let config = cluster.map_with(&MapOptions::by_name("config").owner(1000), Rights::READ)?;
-/// assert_eq!(config.info().owner, 1000);
+/// // Any user can create a region named "table" before root does.
+/// let table = cluster.map_with(&MapOptions::by_name("table").owner(0), Rights::READ)?;
+/// assert_eq!(table.info().owner, 0);
 /// # Ok::<(), kite::Error>(())
 /// ```
 #[derive(Clone, Debug)]

@@ -37,6 +37,13 @@ impl FrozenFile {
         file
     }
 
+    /// Removes the file of an RNIC that an earlier process left.
+    pub(super) fn remove(directory: &Path, rnic: &str) -> Self {
+        // Usually there is no file.
+        let _ = fs::remove_file(directory.join(format!("{rnic}.frozen")));
+        Self::default()
+    }
+
     /// Updates the file after an event of the connections.
     pub(super) fn on_event(&mut self, event: &LinkEvent) {
         match event {

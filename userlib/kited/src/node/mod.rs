@@ -378,7 +378,8 @@ fn bind_control(config: &Config, kernel: &impl Kernel) -> ControlSocket {
 /// Creates the file that shows a frozen membership. A seed has none.
 fn create_frozen_file(config: &Config, kernel: &impl Kernel) -> FrozenFile {
     match (&config.role, &config.control_directory) {
-        (Role::Seed(_), _) | (_, None) => FrozenFile::default(),
+        (_, None) => FrozenFile::default(),
+        (Role::Seed(_), Some(directory)) => FrozenFile::remove(directory, &kernel.rnic_name()),
         (_, Some(directory)) => FrozenFile::create(directory, &kernel.rnic_name()),
     }
 }

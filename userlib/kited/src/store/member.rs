@@ -206,7 +206,8 @@ impl<'a> Link<'a> {
             Change::Put(kv) => kv,
         };
         let key = kv.key_str()?;
-        if !key[self.key.len()..].starts_with("/down/") {
+        let name = key.strip_prefix(&self.key);
+        if !name.is_some_and(|name| name.starts_with("/down/")) {
             return Ok(Received::Nothing);
         }
         let message = self.etcd.open(&kv)?;
