@@ -112,12 +112,15 @@ static inline bool kite_should_yield(void)
 
 /*
  * Locks @lock. The holder of an rt_mutex inherits no priority from waiters of SCHED_NORMAL, so a kernel
- * thread waits under SCHED_FIFO. A thread that an administrator has made real-time keeps its policy.
+ * thread waits under SCHED_FIFO. A thread that was real-time before the wait keeps its policy.
  */
 static inline void kite_pi_mutex_lock(struct rt_mutex *lock)
 {
 	int nice = task_nice(current);
 
+	might_sleep();
+	/* lockdep learns no order from a trylock. */
+	might_lock(lock);
 	if (rt_mutex_trylock(lock))
 		return;
 	if (!(current->flags & PF_KTHREAD) || current->policy != SCHED_NORMAL)

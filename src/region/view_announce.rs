@@ -232,9 +232,24 @@ impl ViewAnnouncement {
         let local_node = service.cluster.local_node();
         let is_unused =
             |named: &NamedRegion| Ok(named.home) == local_node && !is_published(service, named);
-        for NamedRegion { name, region, .. } in names.filter(is_unused) {
+        for named in names.filter(is_unused) {
+            let NamedRegion {
+                name,
+                region,
+                created_at,
+                ..
+            } = named;
             let request = ControlRequest::UnregisterName { name, region };
             service.request_while_reachable(self.member, &request);
+            if is_published(service, &named) {
+                // Renamed back meanwhile: the request may have removed the new registration.
+                let request = ControlRequest::RegisterName {
+                    name,
+                    region,
+                    created_at,
+                };
+                service.request_while_reachable(self.member, &request);
+            }
         }
     }
 }

@@ -116,9 +116,10 @@ impl VqpState {
             }
             _ => self.acquire_dci(fabric, i, follows_posted)?,
         };
-        self.record_transport(fabric, (&peer, i), (transport, rc_capable, rc_only));
         self.conn = conn;
-        self.batches[i].post(fabric, &self.ids, (slot, credit), address)
+        self.batches[i].post(fabric, &self.ids, (slot, credit), address)?;
+        self.record_transport(fabric, (&peer, i), (transport, rc_capable, rc_only));
+        Ok(())
     }
 
     /// Reserves a DCI for batch `i`. As with a connection, the quota leaves slots for other VQPs.

@@ -29,8 +29,15 @@ impl RamReservation {
     ///
     /// - `ENOSPC`: this much memory is not available.
     pub(super) fn new(bytes: u64) -> Result<Self> {
-        match UNALLOCATED_BYTES.try_add(bytes, lendable_bytes()) {
-            true => Ok(Self { bytes }),
+        // Without an addition, so that a request for too much memory disturbs no other.
+        if bytes > lendable_bytes() {
+            return Err(ENOSPC);
+        }
+        UNALLOCATED_BYTES.add(bytes);
+        let reservation = Self { bytes };
+        // Read after the addition: a loan may have allocated its memory, and released its reservation, meanwhile.
+        match UNALLOCATED_BYTES.get() <= lendable_bytes() {
+            true => Ok(reservation),
             false => Err(ENOSPC),
         }
     }
