@@ -18,13 +18,14 @@ pub(crate) fn open(cluster: &Cluster, selected: &RegionArgs, rights: Rights) -> 
     };
     let home = home.resolve(cluster)?;
     let regions = cluster.regions(home).collect::<kite::Result<Vec<_>>>()?;
-    let is_selected =
-        |entry: &&RegionEntry| entry.name == selected.name || display_id(entry) == selected.name;
-    let entry = regions
-        .iter()
-        .find(is_selected)
-        .ok_or(kite::Error::NotFound)?;
+    let entry = select(&regions, &selected.name).ok_or(kite::Error::NotFound)?;
     Ok(cluster.map_with(&MapOptions::by_id(home, entry.id), rights)?)
+}
+
+/// Returns the region with an ID, or else with a name. A user may give a region a name that looks like an ID.
+fn select<'a>(regions: &'a [RegionEntry], name_or_id: &str) -> Option<&'a RegionEntry> {
+    let by_id = regions.iter().find(|entry| display_id(entry) == name_or_id);
+    by_id.or_else(|| regions.iter().find(|entry| entry.name == name_or_id))
 }
 
 /// Returns the ID of a region as the command prints it.
@@ -147,5 +148,33 @@ fn conflict_note(entry: &RegionEntry) -> String {
     match entry.in_conflict {
         true => format!("  in conflict: ID {}", display_id(entry)),
         false => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, id: u64) -> RegionEntry {
+        RegionEntry {
+            name: name.into(),
+            id,
+            created_at: 1,
+            in_conflict: false,
+            len: 1,
+            owner: 0,
+            other_rights: Rights::empty(),
+            open_handles: 0,
+            home: 1,
+        }
+    }
+
+    #[test]
+    fn id_selects_its_region_before_a_region_with_the_id_as_name() {
+        let regions = [entry("0x2a", 1), entry("table", 42)];
+        for (selected, id) in [("0x2a", 42), ("table", 42), ("0x1", 1)] {
+            assert_eq!(select(&regions, selected).map(|e| e.id), Some(id));
+        }
+        assert_eq!(select(&regions, "none"), None);
     }
 }

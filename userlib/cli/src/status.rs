@@ -133,7 +133,9 @@ pub(crate) fn print_status(rnic: &str, numeric: bool, json: bool) -> Result<()> 
         print_line(format_args!("RNIC:    none"))?;
     }
     if let Some(reason) = &status.frozen {
-        print_line(format_args!("frozen:  no node joins or leaves: {reason}"))?;
+        print_line(format_args!(
+            "frozen:  no node joins or becomes unreachable: {reason}"
+        ))?;
     }
     let Some(view) = &status.view else {
         return print_line(format_args!("cluster: none (kite init or kite join)"));

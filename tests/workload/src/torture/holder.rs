@@ -15,14 +15,19 @@ const LOCK: u64 = 0;
 /// Acquires and releases the lock again and again.
 pub(super) struct Holder {
     region: Region,
+    /// Number of the region: that of its home.
+    number: usize,
     /// First and last event of each hold that ended with a successful unlock.
     holds: Vec<[u64; 2]>,
 }
 
 impl Holder {
-    pub(super) fn new(region: Region) -> Self {
-        let holds = Vec::new();
-        Holder { region, holds }
+    pub(super) fn new(region: Region, number: usize) -> Self {
+        Holder {
+            region,
+            number,
+            holds: Vec::new(),
+        }
     }
 
     /// Holds the lock for two events. A successful unlock means that the lock was held until then.
@@ -52,7 +57,7 @@ impl Worker for Holder {
     fn verify(&mut self) -> Result<u64> {
         until_healed(|| self.try_hold())?;
         for [first, last] in &self.holds {
-            println!("hold {} {first} {last}", self.region.id());
+            println!("hold {} {first} {last}", self.number);
         }
         Ok(self.holds.len() as u64)
     }

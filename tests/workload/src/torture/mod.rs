@@ -73,15 +73,15 @@ impl Torture {
     fn run_until(&self, regions: &[Region], term: &TermSignal) -> Result<[u64; 3]> {
         let stopped = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let start = |region: &Region| {
+            let start = |(number, region): (usize, &Region)| {
                 let region = region.clone().with_timeout(TIMEOUT);
                 [
                     spawn(scope, Writer::new(region.clone(), self.node), &stopped),
-                    spawn(scope, Holder::new(region.clone()), &stopped),
+                    spawn(scope, Holder::new(region.clone(), number), &stopped),
                     spawn(scope, Caller::new(region), &stopped),
                 ]
             };
-            let threads: Vec<_> = regions.iter().map(start).collect();
+            let threads: Vec<_> = (1..).zip(regions).map(start).collect();
             term.wait();
             stopped.store(true, Ordering::Relaxed);
             let mut counts = [0; 3];

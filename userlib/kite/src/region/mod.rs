@@ -122,8 +122,8 @@ impl Region {
         self.handle.id
     }
 
-    /// Sets the deadline of operations through this value, rounded up to milliseconds, 1 … `u32::MAX`. The deadline
-    /// applies to reads, writes, fills, copies, migrations, renames, atomic operations, calls, locks and barriers. Without
+    /// Sets the deadline of operations through this value, rounded up to milliseconds, at least 1. A deadline of
+    /// more than one hour counts as one hour. The deadline applies to reads, writes, fills, copies, migrations, renames, atomic operations, calls, locks and barriers. Without
     /// this method the deadline is the module parameter `default_timeout_ms`.
     ///
     /// Signals do not extend the deadline. A read or write without its own deadline that a signal interrupts has

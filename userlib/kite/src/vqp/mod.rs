@@ -116,9 +116,8 @@ impl Cluster {
     /// # Examples
     /// ```no_run
     /// # let cluster = kite::Cluster::open()?;
-    /// // Any user can listen at port 7, but only root at this one.
+    /// // Any user can listen at port 7. Only a listener of root receives the messages.
     /// let vqp = cluster.connect_to_owner(2, 7, 0)?;
-    /// assert!(vqp.pop(1, None).is_err(), "nothing was pushed");
     /// # Ok::<(), kite::Error>(())
     /// ```
     ///
