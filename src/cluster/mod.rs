@@ -45,9 +45,12 @@ pub(crate) use self::{
 use crate::{
     bindings, errno,
     fabric::{peer::Peer, Fabric},
-    sys::thread::pi_mutex::{new_pi_mutex, PiMutex},
 };
-use kernel::{prelude::*, sync::Arc};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{Arc, Mutex},
+};
 use kite_core::view::{self, NodeInstance};
 
 /// Identity of this node, set by the daemon.
@@ -62,7 +65,7 @@ struct LocalNode {
 pub(crate) struct Cluster {
     pub(crate) fabric: Arc<Fabric>,
     #[pin]
-    state: PiMutex<ClusterState>,
+    state: Mutex<ClusterState>,
     #[pin]
     pub(crate) names: NameTable,
     #[pin]
@@ -74,7 +77,7 @@ impl Cluster {
     pub(crate) fn new(fabric: Arc<Fabric>) -> impl PinInit<Self> {
         pin_init!(Self {
             fabric,
-            state <- new_pi_mutex!(ClusterState::new(), "Cluster::state"),
+            state <- new_mutex!(ClusterState::new(), "Cluster::state"),
             names <- NameTable::new(),
             directory <- AddressDirectory::new(),
         })

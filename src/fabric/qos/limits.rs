@@ -15,17 +15,14 @@
 //! - `generation` is stored with `Release` after a change of the table, and loaded with `Acquire`.
 
 use super::cost::RequestCost;
-use crate::{
-    bindings::{self, inline},
-    sys::thread::pi_mutex::{new_pi_mutex, PiMutex},
-};
+use crate::bindings::{self, inline};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
-    new_spinlock,
+    new_mutex, new_spinlock,
     prelude::*,
     sync::{
         atomic::{Acquire, Atomic, Release},
-        Arc, SpinLock,
+        Arc, Mutex, SpinLock,
     },
 };
 use kite_core::policy::qos::TokenBucket;
@@ -144,7 +141,7 @@ pub(crate) struct TenantLimits {
     /// Number of additions and removals so far (wraps to 1); 0 only while no limit was ever set.
     generation: Atomic<u32>,
     #[pin]
-    entries: PiMutex<KVec<Arc<TenantLimit>>>,
+    entries: Mutex<KVec<Arc<TenantLimit>>>,
 }
 
 impl TenantLimits {
@@ -152,7 +149,7 @@ impl TenantLimits {
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             generation: Atomic::new(0u32),
-            entries <- new_pi_mutex!(KVec::new(), "TenantLimits::entries"),
+            entries <- new_mutex!(KVec::new(), "TenantLimits::entries"),
         })
     }
 

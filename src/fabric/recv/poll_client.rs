@@ -19,13 +19,11 @@
 //! dropped.
 
 use super::wake::ThreadWaker;
-use crate::{
-    fabric::Fabric,
-    sys::thread::pi_mutex::{new_pi_mutex, PiMutex},
-};
+use crate::fabric::Fabric;
 use kernel::{
+    new_mutex,
     prelude::*,
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Instant, Monotonic},
 };
 
@@ -102,7 +100,7 @@ impl ClientList {
 #[pin_data]
 pub(crate) struct PollClients {
     #[pin]
-    list: PiMutex<ClientList>,
+    list: Mutex<ClientList>,
     poller_waker: Arc<ThreadWaker>,
 }
 
@@ -115,7 +113,7 @@ impl PollClients {
             cursor: 0,
         };
         pin_init!(Self {
-            list <- new_pi_mutex!(list, "PollClients::list"),
+            list <- new_mutex!(list, "PollClients::list"),
             poller_waker,
         })
     }

@@ -45,12 +45,7 @@ use super::{
 use crate::{
     bindings,
     fabric::recv::wake::ThreadWaker,
-    sys::{
-        adaptive_spin::AdaptiveSpin,
-        event_counter::EventCounter,
-        memcg::Memcg,
-        thread::pi_mutex::{new_pi_mutex, PiMutex},
-    },
+    sys::{adaptive_spin::AdaptiveSpin, event_counter::EventCounter, memcg::Memcg},
 };
 use kernel::{
     new_condvar, new_mutex, new_spinlock,
@@ -90,7 +85,7 @@ pub(crate) struct RpcService {
     clients: Mutex<RpcClients>,
     /// Event counters of the serving sessions.
     #[pin]
-    servers: PiMutex<KVec<Arc<EventCounter>>>,
+    servers: Mutex<KVec<Arc<EventCounter>>>,
     receive_spin: AdaptiveSpin,
 }
 
@@ -119,7 +114,7 @@ impl RpcService {
                 polled_receivers: Atomic::new(0u32),
                 poller,
                 clients <- new_mutex!(RpcClients::new(), "RpcService::clients"),
-                servers <- new_pi_mutex!(KVec::new(), "RpcService::servers"),
+                servers <- new_mutex!(KVec::new(), "RpcService::servers"),
                 receive_spin: AdaptiveSpin::new(),
             }),
             GFP_KERNEL,

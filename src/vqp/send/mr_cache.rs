@@ -14,14 +14,13 @@
 use crate::{
     cluster::Cluster,
     fabric::{mr::table::MrTable, send::one_shot::OneShot},
-    sys::{
-        deadline::{retry_until, Deadline},
-        thread::pi_mutex::{new_pi_mutex, PiMutex},
-    },
+    sys::deadline::{retry_until, Deadline},
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
+    new_mutex,
     prelude::*,
+    sync::Mutex,
     time::{Instant, Monotonic},
 };
 use kite_core::{
@@ -86,7 +85,7 @@ impl CachedMrs {
 pub(in crate::vqp) struct MrCache {
     peer: NodeInstance,
     #[pin]
-    entries: PiMutex<CachedMrs>,
+    entries: Mutex<CachedMrs>,
 }
 
 impl MrCache {
@@ -94,7 +93,7 @@ impl MrCache {
     pub(in crate::vqp) fn new(peer: NodeInstance) -> impl PinInit<Self> {
         pin_init!(Self {
             peer,
-            entries <- new_pi_mutex!(CachedMrs(KVec::new()), "MrCache::entries"),
+            entries <- new_mutex!(CachedMrs(KVec::new()), "MrCache::entries"),
         })
     }
 

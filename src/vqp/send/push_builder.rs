@@ -19,10 +19,14 @@ use crate::{
     cluster::Cluster,
     errno::{self, TryError},
     fabric::Fabric,
-    sys::{deadline::Deadline, memcg, thread::pi_mutex::PiMutexGuard},
+    sys::{deadline::Deadline, memcg},
     vqp::{sink::CompletionSink, Vqp},
 };
-use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
+use kernel::{
+    alloc::flags::GFP_KERNEL_ACCOUNT,
+    prelude::*,
+    sync::{Arc, MutexGuard},
+};
 
 /// Reason why a request is not added.
 pub(crate) enum PushError {
@@ -66,7 +70,7 @@ impl From<Error> for PushError {
 /// Requests that are added together.
 pub(crate) struct PushBuilder<'a> {
     vqp: &'a Vqp,
-    state: PiMutexGuard<'a, VqpState>,
+    state: MutexGuard<'a, VqpState>,
     requests: KVec<VqpRequest>,
 }
 

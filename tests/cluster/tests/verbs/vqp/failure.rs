@@ -2,7 +2,7 @@
 //! Failures under requests of VQPs: connections, nodes, processes, the RNIC.
 
 use kite_cluster::vqp::{endless, expose_memory, failures};
-use kite_cluster::{outputs, until, Cluster, Node, Result, Setup};
+use kite_cluster::{outputs, until, Cluster, Result, Setup};
 
 use crate::{fail_node_during_adds, trio, without_promotion, LONG, SOON, TRIO};
 
@@ -162,49 +162,4 @@ fn rnic_removal_fails_pushed_work_requests() -> Result<()> {
         assert!(output.stderr.contains("no such RNIC"), "{output:?}");
     }
     idle.kill()
-}
-
-/// Threads of the lowest priority poll the receive queues on a processor that other threads use. The kernel preempts them
-/// while they process messages, and selects them again after 10 s or more.
-#[test]
-fn node_answers_while_preempted_threads_of_low_priority_poll() -> Result<()> {
-    let trio = trio()?;
-    let (one, two) = (trio.node(1), trio.node(2));
-    two.kite("alloc answers 4096 --node 2")?;
-    let report = with_full_preemption(two, || lock_beside_preempted_threads(one, two))?;
-    two.kite("free answers")?;
-    assert!(report.contains("300 in"), "{report}");
-    Ok(())
-}
-
-/// Does `work` while threads of a node are preempted at once, also in the kernel, and sessions share no processor time
-/// regardless of priorities. With lazy preemption a thread in the kernel continues until the next tick.
-fn with_full_preemption<T>(node: &Node, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let modes = node.sh("cat /sys/kernel/debug/sched/preempt")?;
-    let mode = modes.split(['(', ')']).nth(1).expect("the current mode");
-    let set = |mode: &str, autogroup| {
-        node.sh(&format!(
-            "echo {mode} > /sys/kernel/debug/sched/preempt; \
-             sysctl -q kernel.sched_autogroup_enabled={autogroup}"
-        ))
-    };
-    set("full", 0)?;
-    let done = work();
-    set(mode, 1)?;
-    done
-}
-
-/// Locks a region of node 2 from node 1 while threads of low priority poll on node 2 beside busy ones.
-fn lock_beside_preempted_threads(one: &Node, two: &Node) -> Result<String> {
-    let poll = "vqp poll-empty 1 99 --threads 32";
-    let line = format!("exec chrt -i 0 taskset -c 0 /kite/target/release/kite-workload {poll}");
-    let mut pollers = two.command(line).user("alice").spawn()?;
-    pollers.read_until("ready", LONG)?;
-    let hogs = "for hog in 1 2 3 4 5 6 7 8; do while :; do :; done & done; wait";
-    let mut hogs = two.spawn(&format!("exec taskset -c 0 sh -c '{hogs}'"))?;
-    let line = "requests lock answers --count 300 --timeout-ms 2000";
-    let report = one.workload(line).limit(LONG).sh()?;
-    hogs.kill()?;
-    pollers.kill()?;
-    Ok(report)
 }
