@@ -13,8 +13,8 @@
  *  - Pointers are __u64. A pointer that cannot be read or written: EFAULT.
  *  - A request of unknown number or size: ENOTTY.
  *  - Integers are in native byte order.
- *  - A request has the rights of the effective user of the caller. Root without CAP_SYS_ADMIN in the
- *    initial user namespace has those of user 65534.
+ *  - A request has the rights of the effective user of the caller. Root without CAP_SYS_ADMIN in
+ *    the initial user namespace has those of user 65534.
  *  - UIDs are those of the caller's user namespace. A UID in a request that the namespace does not
  *    map: EINVAL. Users that the namespace does not map are returned as the overflow UID, which is
  *    65534 by default.
@@ -1406,8 +1406,9 @@ struct kite_dereg_mr {
  * @reserved: zero.
  * @vqp: out: number of the VQP.
  *
- * No message is sent to the node before the first SEND. The kernel of the node checks @owner before a
- * process receives a message: if the listener belongs to another user, the VQP is closed with EACCES.
+ * No message is sent to the node before the first SEND. The kernel of the node checks @owner before
+ * a process receives a message: if the listener belongs to another user, the VQP is closed with
+ * EACCES.
  * EBUSY (the session has KITE_VQPS_MAX), EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (this node, without
  * DC; @owner without a port, or not in the user namespace), ENOMEM, ETIMEDOUT.
  */
@@ -1547,14 +1548,14 @@ struct kite_send_wr {
  *	for admission by the priority and limits of the session; or 0 for the default of the
  *	module.
  *
- * Work requests execute in order, but a write may overtake earlier reads and atomics unless it has
- * KITE_WR_FLAG_FENCE, as with verbs. If a shared QP fails, reads and writes whose outcome is
+ * Work requests execute in order, but a write may overtake earlier reads and atomics unless it
+ * has KITE_WR_FLAG_FENCE, as with verbs. If a shared QP fails, reads and writes whose outcome is
  * unknown are executed again: a write may overwrite a later write of another process. Each work
  * request is checked before any is posted. A rejected push affects no other user, and leaves the
- * VQP unchanged. EACCES (the key does not allow the access, or KITE_CONNECT_OWNER), EBADF (no such @vqp, or @key of this
- * session), ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (also a message by a
- * VQP without a port), ENOBUFS (more than KITE_VQP_DEPTH not popped, or pending from I/O queues),
- * ENOENT (no such @remote_key), ERANGE, ETIMEDOUT.
+ * VQP unchanged. EACCES (the key does not allow the access, or KITE_CONNECT_OWNER), EBADF (no
+ * such @vqp, or @key of this session), ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR,
+ * EINVAL (also a message by a VQP without a port), ENOBUFS (more than KITE_VQP_DEPTH not popped,
+ * or pending from I/O queues), ENOENT (no such @remote_key), ERANGE, ETIMEDOUT.
  */
 struct kite_push {
 	__u64 vqp;
@@ -1581,8 +1582,8 @@ struct kite_push {
  * @reserved: zero.
  *
  * EBADF, EAGAIN (no completion), EINTR, EINVAL, ETIMEDOUT. After the last completion of a closed
- * VQP: EACCES (KITE_CONNECT_OWNER), ECONNREFUSED, ECONNRESET (also after a failed message), EHOSTDOWN,
- * EHOSTUNREACH.
+ * VQP: EACCES (KITE_CONNECT_OWNER), ECONNREFUSED, ECONNRESET (also after a failed message),
+ * EHOSTDOWN, EHOSTUNREACH.
  */
 struct kite_pop {
 	__u64 vqp;
@@ -1609,8 +1610,9 @@ struct kite_pop {
  * @reserved: zero.
  *
  * Messages of one sender arrive in order, and before the error of a closed VQP. EAGAIN (no
- * message), EACCES (KITE_CONNECT_OWNER), EBADF, ECONNREFUSED, ECONNRESET, EHOSTDOWN, EHOSTUNREACH, EINTR, EINVAL (a VQP without
- * a port), EMSGSIZE (longer than @len; the message stays queued), ERANGE, ETIMEDOUT.
+ * message), EACCES (KITE_CONNECT_OWNER), EBADF, ECONNREFUSED, ECONNRESET, EHOSTDOWN,
+ * EHOSTUNREACH, EINTR, EINVAL (a VQP without a port), EMSGSIZE (longer than @len; the message
+ * stays queued), ERANGE, ETIMEDOUT.
  */
 struct kite_pop_message {
 	__u64 vqp;

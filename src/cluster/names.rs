@@ -95,8 +95,8 @@ impl NameTable {
     /// # Errors
     ///
     /// The error of `f`.
-    pub(crate) fn for_each(&self, mut f: impl FnMut(&NamedRegion) -> Result) -> Result {
-        self.table.lock().keys().try_for_each(|named| f(named))
+    pub(crate) fn for_each(&self, f: impl FnMut(&NamedRegion) -> Result) -> Result {
+        self.table.lock().keys().try_for_each(f)
     }
 
     /// Removes all regions for which `predicate` is false.

@@ -101,7 +101,7 @@ impl Requester<'_> {
     /// # Errors
     ///
     /// - `EINVAL`: the user namespace of the requester has no such user.
-    pub(super) fn to_initial_uid(&self, uid: u32) -> Result<u32> {
+    pub(super) fn to_initial_uid(self, uid: u32) -> Result<u32> {
         match self {
             Self::CurrentProcess => UserNamespace::with_current(|ns| ns.to_initial_uid(uid)),
             Self::QueueOwner(process) => process.user_ns.to_initial_uid(uid),
@@ -111,7 +111,7 @@ impl Requester<'_> {
 
     /// Returns the UID by which the requester names the user with `initial_uid` in the initial namespace. See
     /// [`UserNamespace::to_local_uid`].
-    pub(super) fn to_local_uid(&self, initial_uid: u32) -> u32 {
+    pub(super) fn to_local_uid(self, initial_uid: u32) -> u32 {
         match self {
             Self::CurrentProcess => UserNamespace::with_current(|ns| ns.to_local_uid(initial_uid)),
             Self::QueueOwner(process) => process.user_ns.to_local_uid(initial_uid),

@@ -136,8 +136,8 @@ int LT_grant_others(LT_lh lh, uint32_t rights);
  * Migrates the region to other nodes, placed as by LT_malloc, in at most timeout_ms milliseconds;
  * 0 is the default of the module. Needs LT_MASTER. All users may access the region meanwhile:
  * handles stay valid, and no write is lost. The home of the region does not change. -EBUSY if
- * another migration of the region, or a rename, is in progress. After other errors but -EACCES and -EINVAL some
- * chunks may have been migrated.
+ * another migration of the region, or a rename, is in progress. After other errors but -EACCES and
+ * -EINVAL some chunks may have been migrated.
  */
 int LT_move(LT_lh lh, const uint32_t *nodes, uint32_t node_count, uint32_t timeout_ms);
 

@@ -102,7 +102,7 @@ impl Fault {
 
 /// Returns the faults of a node in a schedule.
 fn plan(schedule: u64, node: u64, setup: &Setup) -> Vec<Event> {
-    let mut random = SmallRng::seed_from_u64(schedule << 8 | node);
+    let mut random = SmallRng::seed_from_u64((schedule << 8) | node);
     let mut events = Vec::new();
     let mut rest = FAULTS.as_millis() as u64;
     loop {

@@ -118,6 +118,7 @@ impl Cluster {
     /// # let cluster = kite::Cluster::open()?;
     /// // Any user can listen at port 7. Only a listener of root receives the messages.
     /// let vqp = cluster.connect_to_owner(2, 7, 0)?;
+    /// # drop(vqp);
     /// # Ok::<(), kite::Error>(())
     /// ```
     ///

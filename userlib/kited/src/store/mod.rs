@@ -4,7 +4,7 @@
 //!
 //! # Operation
 //!
-//! Each daemon has a lease, and runs a [`member`] and a [`candidate`] with it. The member opens a link to the current
+//! Each daemon has a lease, and runs a `member` and a `candidate` with it. The member opens a link to the current
 //! coordinator. The candidate becomes the coordinator when there is none. The epochs of views are in the state, which
 //! only the coordinator of the current term can replace, so no epoch has two views.
 //!
@@ -16,7 +16,7 @@
 //! | `terms/TERM/LINK/up/N` | message to the coordinator | the member |
 //! | `terms/TERM/LINK/down/N` | message to the member | the coordinator |
 //!
-//! All values are encrypted with the key of the cluster, and bound to their names ([`seal`]).
+//! All values are encrypted with the key of the cluster, and bound to their names (`seal`).
 //!
 //! # Recovery
 //!
