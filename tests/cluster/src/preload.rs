@@ -7,7 +7,6 @@ use std::time::Duration;
 use crate::{until, Cluster, Node, Output, Process, Result, Setup};
 
 const SOON: Duration = Duration::from_secs(60);
-const LONG: Duration = Duration::from_secs(300);
 
 /// Starts kite so that later QP commands of an RNIC are of programs only: all nodes are connected, and kite creates no
 /// further connections under load.
@@ -33,15 +32,15 @@ pub fn preloaded(line: &str) -> String {
     format!("LD_PRELOAD=/kite/target/release/libkite_verbs.so {line}")
 }
 
-/// Starts a server program of rdma-core or perftest, and waits until it listens at TCP port 18515.
+/// Starts a server program of rdma-core or perftest as a user, and waits until it listens at TCP port 18515.
 ///
 /// # Errors
 /// See [`Node::sh`]; [`Error::Timeout`](crate::Error::Timeout) if the program does not listen.
 ///
 /// # Panics
 /// If the program ends.
-pub fn serve(node: &Node, line: &str) -> Result<Process> {
-    let mut server = node.command(line).limit(LONG).spawn()?;
+pub fn serve(node: &Node, line: &str, user: &str) -> Result<Process> {
+    let mut server = node.command(line).user(user).spawn()?;
     until("server to listen", SOON, || {
         assert!(server.is_running(), "{line}: {:?}", server.wait(SOON)?);
         Ok(!node.sh("ss -Hltn sport = :18515")?.is_empty())

@@ -211,7 +211,7 @@ fn run_pingpong(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
             let program = preloaded("ibv_rc_pingpong -c");
             let start = Instant::now();
             print_command(two, &program);
-            let server = serve(two, &program)?;
+            let server = serve(two, &program, USER)?;
             let before = one.stats()?;
             let client = format!("{program} {}", two.address());
             print_command(one, &client);
@@ -255,9 +255,8 @@ fn cut_power(one: &Node, two: &Node, summary: &mut Summary) -> Result<()> {
             seconds(first),
             seconds(second)
         ));
-        wait_for_member_count(one, 1)?;
         detail(&run_as_user(one, &format!("{BIN}/kite nodes"))?);
-        Ok(())
+        evict(one)
     })
 }
 
@@ -285,6 +284,16 @@ fn expect_host_down(one: &Node, start: Instant) -> Result<Duration> {
         seconds(HOST_DOWN_LIMIT)
     );
     Ok(time)
+}
+
+/// Removes node 2, which does not return.
+fn evict(one: &Node) -> Result<()> {
+    let line = format!("{BIN}/kite evict 2 --yes");
+    print_command(one, &line);
+    one.sh(&line)?;
+    wait_for_member_count(one, 1)?;
+    detail(&run_as_user(one, &format!("{BIN}/kite nodes"))?);
+    Ok(())
 }
 
 fn leave(cluster: Cluster, mut daemons: [Process; 2]) -> Result<()> {

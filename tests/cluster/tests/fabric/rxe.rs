@@ -153,7 +153,7 @@ fn verbs_programs_use_rc_without_dc() -> Result<()> {
     ] {
         let before = one.stats()?;
         let line = preloaded(program);
-        let server = serve(two, &line)?;
+        let server = serve(two, &line, "root")?;
         let client = format!("{line} {}", two.address());
         let client = one.command(client).limit(LONG).spawn()?;
         outputs(&mut [client, server], LONG)?;

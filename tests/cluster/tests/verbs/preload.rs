@@ -28,7 +28,7 @@ fn pair() -> Result<Turn<'static>> {
 fn endless(pair: &Cluster, program: &str) -> Result<(Process, Process)> {
     let line = preloaded(&format!("{program} {ENDLESS}"));
     let (one, two) = (pair.node(1), pair.node(2));
-    let mut server = serve(two, &line)?;
+    let mut server = serve(two, &line, "root")?;
     let before = one.stats()?["vqp_requests"];
     let line = format!("{line} {}", two.address());
     let mut client = one.command(line).limit(LONG).spawn()?;
@@ -59,7 +59,7 @@ fn run(pair: &Cluster, program: &str) -> Result<[u64; 2]> {
     };
     let (before, commands_before) = count()?;
     let line = preloaded(program);
-    let server = serve(two, &line)?;
+    let server = serve(two, &line, "root")?;
     let line = format!("{line} {}", two.address());
     let client = one.command(line).limit(LONG).spawn()?;
     outputs(&mut [client, server], LONG)?;
@@ -98,7 +98,7 @@ fn preload_runs_pingpong_on_one_node() -> Result<()> {
     let pair = pair()?;
     let one = pair.node(1);
     let line = preloaded("ibv_rc_pingpong -n 200 -c -e");
-    let server = serve(one, &line)?;
+    let server = serve(one, &line, "root")?;
     let before = one.stats()?["vqp_messages_received"];
     let client = format!("{line} {}", one.address());
     let client = one.command(client).limit(LONG).spawn()?;
@@ -226,14 +226,17 @@ fn qp_of_another_user_is_rejected() -> Result<()> {
     let pair = pair()?;
     let (one, two) = (pair.node(1), pair.node(2));
     let line = preloaded("stdbuf -oL ibv_rc_pingpong -n 200 -c");
-    let mut server = serve(two, &line)?;
+    let mut server = serve(two, &line, "root")?;
     let number = pingpong_number(&mut server)?;
     let send = format!("vqp send-until-error 2 {number} --len 16");
     let mut other = one.workload(&send).user("bob").limit(LONG).spawn()?;
     other.read_until("full", SOON)?;
     let client = format!("{line} {}", two.address());
     let client = one.command(client).limit(LONG).spawn()?;
-    outputs(&mut [client, server, other], SOON)?;
+    outputs(&mut [client, other], SOON)?;
+    let output = server.wait(SOON)?;
+    assert!(output.success(), "{output:?}");
+    assert!(output.stderr.contains("KITE_VERBS_ANY_UID"), "{output:?}");
     Ok(())
 }
 
@@ -363,7 +366,7 @@ fn unsupported_verbs_fail_with_a_clear_error() -> Result<()> {
     // These programs create objects only after they have connected by TCP.
     for program in ["ib_send_lat -c UD", "ib_write_bw -q 22"] {
         let line = preloaded(program);
-        let server = serve(two, &line)?;
+        let server = serve(two, &line, "root")?;
         let line = format!("{line} {}", two.address());
         let output = failed(one.command(line).spawn()?)?;
         assert!(output.stderr.contains("to create QP"), "{output:?}");

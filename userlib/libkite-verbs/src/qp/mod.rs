@@ -274,12 +274,15 @@ impl EmulatedQpState {
             return;
         };
         while connection.recv_vqp.is_none() {
-            let (vqp, peer) = match listener.accept(None) {
+            let (vqp, source) = match listener.accept(None) {
                 Ok(accepted) => accepted,
                 Err(_) => return,
             };
-            if peer.node == connection.node && self.peer_user.allows(peer.uid) {
-                connection.recv_vqp = Some(vqp);
+            let is_node = source.node == connection.node;
+            match (is_node, self.peer_user.allows(source.uid)) {
+                (true, true) => connection.recv_vqp = Some(vqp),
+                (true, false) => peer::report_rejection(source.node, source.uid),
+                (false, _) => (),
             }
         }
         self.listener = None;

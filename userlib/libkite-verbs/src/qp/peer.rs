@@ -4,6 +4,8 @@
 //! QP numbers can be guessed, so node and number do not identify the owner of a connection. The kernel reports the user.
 
 use std::env;
+use std::io::{stderr, Write};
+use std::sync::Once;
 
 /// Environment variable that, if set, allows QPs of all users.
 const ANY_UID_VAR: &str = "KITE_VERBS_ANY_UID";
@@ -48,6 +50,18 @@ impl PeerUserRule {
         };
         [ROOT_UID, required_uid].contains(&uid)
     }
+}
+
+/// Prints the first rejection of a QP of another user. The program at the other end learns only that retries were
+/// exceeded.
+pub(super) fn report_rejection(node: u32, uid: u32) {
+    static FIRST: Once = Once::new();
+    FIRST.call_once(|| {
+        let _ = writeln!(
+            stderr(),
+            "libkite-verbs: rejected a QP of user {uid} of node {node}. Set {ANY_UID_VAR} to accept QPs of all users"
+        );
+    });
 }
 
 #[cfg(test)]
