@@ -177,6 +177,7 @@ fn max_idle_conns_connections_are_kept() -> Result<()> {
 
 /// Only the connections that exceed the limit are evicted, the least recently used ones first.
 #[test]
+#[ignore = "long"]
 fn recently_used_connections_are_kept() -> Result<()> {
     let cluster = TRIO.take()?;
     let parameters = [

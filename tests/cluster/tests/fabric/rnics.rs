@@ -54,6 +54,7 @@ fn two_rnics_of_one_host_are_two_nodes() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn rnic_removal_keeps_other_rnics_working() -> Result<()> {
     let cluster = alone().boot()?;
     let node = cluster.node(1);

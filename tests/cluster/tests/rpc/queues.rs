@@ -276,6 +276,7 @@ fn io_queue_serves_calls() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn callers_fail_when_a_server_with_io_queue_is_killed() -> Result<()> {
     let trio = trio()?;
     for most in [4096, 20_000] {

@@ -249,6 +249,7 @@ fn calls_of_dead_callers_are_dropped() -> Result<()> {
 
 /// The ring has no room for so many failure replies at once, and no other request waits for them.
 #[test]
+#[ignore = "long"]
 fn server_exit_with_many_pending_calls_delays_no_other() -> Result<()> {
     let trio = trio()?;
     let one = trio.node(1);

@@ -263,6 +263,7 @@ fn preload_objects_are_shared_among_threads() -> Result<()> {
 
 /// Also a program that only waits to receive ends. With verbs it would wait without end.
 #[test]
+#[ignore = "long"]
 fn killed_peer_ends_the_other_program() -> Result<()> {
     let pair = pair()?;
     for program in [
@@ -323,6 +324,7 @@ fn assert_request_failed(client: Process) -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn unresponsive_node_fails_pending_work_requests() -> Result<()> {
     let pair = pair()?;
     for program in ["ib_read_lat", "ib_write_bw"] {

@@ -295,6 +295,7 @@ fn race_workers_end_when_a_memory_process_exits() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn race_workers_end_when_a_memory_node_dies() -> Result<()> {
     let trio = Cluster::builder().name("race-dies").nodes(3);
     let trio = trio.fabric(Fabric::Connectx).boot()?;

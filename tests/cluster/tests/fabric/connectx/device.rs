@@ -90,6 +90,7 @@ fn port_state_follows_the_link() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn dead_device_is_detected_and_recovers_after_reset() -> Result<()> {
     let pair = PAIR.take()?;
     let node = pair.node(2);

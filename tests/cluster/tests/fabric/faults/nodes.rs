@@ -153,6 +153,7 @@ fn memory_of_an_earlier_incarnation_is_never_accessed() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn node_reset_during_transfer_is_detected_and_rejoins() -> Result<()> {
     let trio = trio()?;
     let (one, two, three) = (trio.node(1), trio.node(2), trio.node(3));

@@ -76,6 +76,7 @@ fn interrupted_or_failed_get_leaves_no_file() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn get_to_a_device_or_link_keeps_its_type() -> Result<()> {
     let pair = pair()?;
     let node = pair.node(1);

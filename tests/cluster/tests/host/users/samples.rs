@@ -89,6 +89,7 @@ fn migration_samples_continue_to_count() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn grant_samples_grant_and_revoke() -> Result<()> {
     let c = include_str!("../../../../../userlib/examples/grants.c");
     let c = compile("", "grants", c);

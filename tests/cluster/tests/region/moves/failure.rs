@@ -110,6 +110,7 @@ fn migration_that_times_out_leaves_a_valid_placement() -> Result<()> {
 
 /// Processes that use the region get an error only for accesses to memory of the dead node.
 #[test]
+#[ignore = "long"]
 fn migration_survives_death_of_source_or_destination() -> Result<()> {
     for dies in [2, 3] {
         let trio = trio_with_failures()?;
@@ -152,6 +153,7 @@ fn migration_survives_death_of_a_mapping_node() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn migration_ends_when_the_home_dies() -> Result<()> {
     let trio = trio_with_failures()?;
     let (one, two) = (trio.node(1), trio.node(2));

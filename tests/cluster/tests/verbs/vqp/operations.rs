@@ -85,6 +85,7 @@ fn vqp_loses_no_request_despite_lost_packets() -> Result<()> {
 
 /// A million malformed or nearly valid requests disturb no other user.
 #[test]
+#[ignore = "long"]
 fn hostile_process_disturbs_no_other_vqp() -> Result<()> {
     let trio = trio()?;
     let (_memory, name) = expose_memory(trio.node(3), 3, "--others rw")?;
