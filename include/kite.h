@@ -6,8 +6,9 @@
  * The functions correspond to the requests of the device; uapi/kite.h documents handles, rights,
  * limits and the meaning of each errno. A module acts as root. It must close its sessions before it
  * is unloaded. Functions without a deadline argument use the module parameter default_timeout_ms,
- * but those that allocate, register, map, unmap and free regions have 10 s (see uapi/kite.h). Use
- * of a handle whose region was freed returns -ESTALE.
+ * but those that allocate, register, map, unmap and free regions have 10 s (see uapi/kite.h). A
+ * longer deadline than one hour counts as one hour. Use of a handle whose region was freed returns
+ * -ESTALE.
  *
  * All functions but kite_submit() may sleep. Functions of one session may be called concurrently,
  * except kite_close(), which must be the last call.

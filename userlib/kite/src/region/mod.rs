@@ -123,8 +123,9 @@ impl Region {
     }
 
     /// Sets the deadline of operations through this value, rounded up to milliseconds, at least 1. A deadline of
-    /// more than one hour counts as one hour. The deadline applies to reads, writes, fills, copies, migrations, renames, atomic operations, calls, locks and barriers. Without
-    /// this method the deadline is the module parameter `default_timeout_ms`.
+    /// more than one hour counts as one hour. The deadline applies to reads, writes, fills, copies, migrations,
+    /// renames, atomic operations, calls, locks and barriers. Without this method the deadline is the module
+    /// parameter `default_timeout_ms`.
     ///
     /// Signals do not extend the deadline. A read or write without its own deadline that a signal interrupts has
     /// the remainder of 10 s, since this crate does not read the module parameter.
