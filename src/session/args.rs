@@ -37,10 +37,11 @@ pub(super) fn check_reserved(reserved: u32) -> Result {
 /// Returns the deadline for a timeout in milliseconds. 0 selects the default of the module. A timeout of more
 /// than one hour counts as one hour: a request may occupy a worker until its deadline.
 pub(super) fn deadline(timeout_ms: u32) -> Deadline {
-    Deadline::after_ms(match timeout_ms {
+    let timeout_ms = match timeout_ms {
         0 => crate::params::default_timeout_ms(),
-        ms => ms.min(bindings::KITE_TIMEOUT_MAX_MS),
-    })
+        ms => ms,
+    };
+    Deadline::after_ms(timeout_ms.min(bindings::KITE_TIMEOUT_MAX_MS))
 }
 
 /// Returns the deadline of a request with `flags`, or `None` with [`bindings::KITE_NOWAIT`].
