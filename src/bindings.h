@@ -14,6 +14,7 @@
 #include <linux/mm.h>
 #include <linux/nsproxy.h>
 #include <linux/preempt.h>
+#include <linux/rtmutex.h>
 #include <linux/scatterlist.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
@@ -107,6 +108,31 @@ static inline void kite_unaccount_long(struct user_struct *user, unsigned long p
 static inline bool kite_should_yield(void)
 {
 	return tif_need_resched() || test_thread_flag(TIF_NEED_RESCHED_LAZY);
+}
+
+/*
+ * Locks @lock. The holder of an rt_mutex inherits no priority from waiters of SCHED_NORMAL, so a kernel
+ * thread waits under SCHED_FIFO. A thread that was real-time before the wait keeps its policy.
+ */
+static inline void kite_pi_mutex_lock(struct rt_mutex *lock)
+{
+	int nice = task_nice(current);
+
+	might_sleep();
+	/* lockdep learns no order from a trylock. */
+	might_lock(lock);
+	if (rt_mutex_trylock(lock))
+		return;
+	if (!(current->flags & PF_KTHREAD) || current->policy != SCHED_NORMAL)
+		return rt_mutex_lock(lock);
+	sched_set_fifo_low(current);
+	rt_mutex_lock(lock);
+	sched_set_normal(current, nice);
+}
+
+static inline void kite_assert_pi_mutex_held(struct rt_mutex *lock)
+{
+	lockdep_assert_held(lock);
 }
 
 /*

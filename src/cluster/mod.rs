@@ -45,12 +45,9 @@ pub(crate) use self::{
 use crate::{
     bindings, errno,
     fabric::{peer::Peer, Fabric},
+    sys::thread::pi_mutex::{new_pi_mutex, PiMutex},
 };
-use kernel::{
-    new_mutex,
-    prelude::*,
-    sync::{Arc, Mutex},
-};
+use kernel::{prelude::*, sync::Arc};
 use kite_core::view::{self, NodeInstance};
 
 /// Identity of this node, set by the daemon.
@@ -65,7 +62,7 @@ struct LocalNode {
 pub(crate) struct Cluster {
     pub(crate) fabric: Arc<Fabric>,
     #[pin]
-    state: Mutex<ClusterState>,
+    state: PiMutex<ClusterState>,
     #[pin]
     pub(crate) names: NameTable,
     #[pin]
@@ -77,7 +74,7 @@ impl Cluster {
     pub(crate) fn new(fabric: Arc<Fabric>) -> impl PinInit<Self> {
         pin_init!(Self {
             fabric,
-            state <- new_mutex!(ClusterState::new(), "Cluster::state"),
+            state <- new_pi_mutex!(ClusterState::new(), "Cluster::state"),
             names <- NameTable::new(),
             directory <- AddressDirectory::new(),
         })

@@ -18,12 +18,13 @@
 //! are destroyed, without the mutex: dropping an item may queue further items.
 
 use super::retry::retry_alloc;
-use crate::sys::workqueue::{ClosureWork, OwnedQueue};
+use crate::sys::{
+    thread::pi_mutex::{new_pi_mutex, PiMutex},
+    workqueue::{ClosureWork, OwnedQueue},
+};
 use kernel::{
-    new_mutex,
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
-    sync::Mutex,
 };
 use kite_core::view::NodeInstance;
 
@@ -32,13 +33,13 @@ use kite_core::view::NodeInstance;
 pub(crate) struct PeerWorkqueues {
     name: &'static CStr,
     #[pin]
-    queues: Mutex<RBTree<NodeInstance, OwnedQueue>>,
+    queues: PiMutex<RBTree<NodeInstance, OwnedQueue>>,
 }
 
 impl PeerWorkqueues {
     /// Creates an empty set. All its workqueues have this name.
     pub(crate) fn new(name: &'static CStr) -> impl PinInit<Self> {
-        pin_init!(Self { name, queues <- new_mutex!(RBTree::new(), "PeerWorkqueues::queues") })
+        pin_init!(Self { name, queues <- new_pi_mutex!(RBTree::new(), "PeerWorkqueues::queues") })
     }
 
     /// Destroys the queues of removed nodes, and waits for their items.

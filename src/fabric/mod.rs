@@ -297,7 +297,7 @@ impl Fabric {
     ///
     /// The caller must not hold any lock, since the handler takes locks.
     pub(crate) fn try_poll_recv(&self) -> usize {
-        self.recv_engine.try_poll(self)
+        self.recv_engine.try_poll(self).unwrap_or(0)
     }
 
     /// Polls the receive queues and processes messages until `done` returns `true` or the spin time ends.

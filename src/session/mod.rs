@@ -66,7 +66,12 @@ use crate::{
         Rnic,
     },
     rpc::server::RpcService,
-    sys::{deadline::Deadline, event_counter::EventCounter, revocable::RevocableGuard},
+    sys::{
+        deadline::Deadline,
+        event_counter::EventCounter,
+        revocable::RevocableGuard,
+        thread::pi_mutex::{new_pi_mutex, PiMutex},
+    },
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
@@ -95,7 +100,7 @@ struct Session {
     next_id: Atomic<u64>,
     /// Received calls without a reply, by number.
     #[pin]
-    accepted_calls: Mutex<RBTree<u64, AcceptedCall>>,
+    accepted_calls: PiMutex<RBTree<u64, AcceptedCall>>,
     #[pin]
     buffer_pool: RendezvousBufferPool,
     /// Services of the regions that this session serves, with the numbers of their handles.
@@ -124,7 +129,7 @@ impl Session {
                 handles <- new_mutex!(RBTree::new(), "Session::handles"),
                 last_reported: Atomic::new(0u64),
                 next_id: Atomic::new(1u64),
-                accepted_calls <- new_mutex!(RBTree::new(), "Session::accepted_calls"),
+                accepted_calls <- new_pi_mutex!(RBTree::new(), "Session::accepted_calls"),
                 buffer_pool <- RendezvousBufferPool::new(),
                 served_regions <- new_mutex!(KVec::new(), "Session::served_regions"),
                 held_locks <- new_mutex!(RBTree::new(), "Session::held_locks"),

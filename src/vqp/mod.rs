@@ -64,14 +64,18 @@ use crate::{
         Fabric,
     },
     sys::{
-        adaptive_spin::AdaptiveSpin, deadline::Deadline, event_counter::EventCounter, memcg::Memcg,
+        adaptive_spin::AdaptiveSpin,
+        deadline::Deadline,
+        event_counter::EventCounter,
+        memcg::Memcg,
+        thread::pi_mutex::{new_pi_mutex, PiMutex},
     },
 };
 use kernel::{
     alloc::{flags::GFP_KERNEL_ACCOUNT, Flags},
-    new_condvar, new_mutex,
+    new_condvar,
     prelude::*,
-    sync::{atomic::AtomicFlag, Arc, CondVar, Mutex},
+    sync::{atomic::AtomicFlag, Arc, CondVar},
 };
 use kite_core::view::NodeInstance;
 
@@ -92,7 +96,7 @@ pub(crate) struct Vqp {
     /// Admission of the peer at the creation. A VQP is closed when its peer is fenced.
     pub(crate) admission: u64,
     #[pin]
-    state: Mutex<VqpState>,
+    state: PiMutex<VqpState>,
     #[pin]
     mr_cache: MrCache,
     /// Notified when completions or messages arrive, or when the VQP is closed.
@@ -123,7 +127,7 @@ impl Vqp {
             pin_init!(Self {
                 peer,
                 admission,
-                state <- new_mutex!(state, "Vqp::state"),
+                state <- new_pi_mutex!(state, "Vqp::state"),
                 mr_cache <- mr_cache,
                 event_cv <- new_condvar!("Vqp::event_cv"),
                 adaptive_spin: AdaptiveSpin::new(),

@@ -32,17 +32,17 @@ use crate::{
     sys::{
         event_counter::EventCounter,
         memcg::{self, Memcg},
+        thread::pi_mutex::{new_pi_mutex, PiMutex},
         workqueue::OwnedQueue,
     },
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
-    new_mutex,
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
     sync::{
         atomic::{Acquire, Atomic, Relaxed, Release},
-        Arc, Mutex,
+        Arc,
     },
 };
 use kite_core::{
@@ -92,10 +92,10 @@ pub(super) struct VqpTableState {
 #[pin_data]
 pub(crate) struct VqpTable {
     #[pin]
-    pub(super) state: Mutex<VqpTableState>,
+    pub(super) state: PiMutex<VqpTableState>,
     /// Packets of nodes that are not in the view, but may be in the next.
     #[pin]
-    pub(super) deferred_packets: Mutex<KVec<KVec<u8>>>,
+    pub(super) deferred_packets: PiMutex<KVec<KVec<u8>>>,
     /// VQPs of processes.
     #[pin]
     registry: VqpRegistry,
@@ -218,8 +218,8 @@ impl VqpTable {
         let updates_wq = OwnedQueue::new(c"kite_vqp_updates", WQ_MAX_ACTIVE)?;
         Arc::pin_init(
             try_pin_init!(Self {
-                state <- new_mutex!(state, "VqpTable::state"),
-                deferred_packets <- new_mutex!(KVec::with_capacity(MAX_DEFERRED_PACKETS, GFP_KERNEL)?, "VqpTable::deferred_packets"),
+                state <- new_pi_mutex!(state, "VqpTable::state"),
+                deferred_packets <- new_pi_mutex!(KVec::with_capacity(MAX_DEFERRED_PACKETS, GFP_KERNEL)?, "VqpTable::deferred_packets"),
                 registry <- VqpRegistry::new(),
                 next_vqpn: Atomic::new(1u64),
                 deferred_wq,

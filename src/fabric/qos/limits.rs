@@ -15,14 +15,17 @@
 //! - `generation` is stored with `Release` after a change of the table, and loaded with `Acquire`.
 
 use super::cost::RequestCost;
-use crate::bindings::{self, inline};
+use crate::{
+    bindings::{self, inline},
+    sys::thread::pi_mutex::{new_pi_mutex, PiMutex},
+};
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
-    new_mutex, new_spinlock,
+    new_spinlock,
     prelude::*,
     sync::{
         atomic::{Acquire, Atomic, Release},
-        Arc, Mutex, SpinLock,
+        Arc, SpinLock,
     },
 };
 use kite_core::policy::qos::TokenBucket;
@@ -141,7 +144,7 @@ pub(crate) struct TenantLimits {
     /// Number of additions and removals so far (wraps to 1); 0 only while no limit was ever set.
     generation: Atomic<u32>,
     #[pin]
-    entries: Mutex<KVec<Arc<TenantLimit>>>,
+    entries: PiMutex<KVec<Arc<TenantLimit>>>,
 }
 
 impl TenantLimits {
@@ -149,7 +152,7 @@ impl TenantLimits {
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             generation: Atomic::new(0u32),
-            entries <- new_mutex!(KVec::new(), "TenantLimits::entries"),
+            entries <- new_pi_mutex!(KVec::new(), "TenantLimits::entries"),
         })
     }
 

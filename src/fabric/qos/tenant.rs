@@ -27,14 +27,14 @@ use crate::{
     sys::{
         deadline::{monotonic_ns, Deadline},
         thread::is_wq_worker,
+        thread::pi_mutex::{new_pi_mutex, PiMutex},
     },
 };
 use kernel::{
-    new_mutex,
     prelude::*,
     sync::{
         atomic::{Atomic, Full, Relaxed},
-        Arc, Mutex,
+        Arc,
     },
 };
 
@@ -72,7 +72,7 @@ pub(crate) struct Tenant {
     is_process: bool,
     /// Cached limits; `None` for a kernel user, to which no limit applies.
     #[pin]
-    limits: Mutex<Option<ApplicableLimits>>,
+    limits: PiMutex<Option<ApplicableLimits>>,
 }
 
 impl Tenant {
@@ -82,7 +82,7 @@ impl Tenant {
             qos,
             priority: Atomic::new(bindings::KITE_PRIORITY_HIGH),
             is_process: creds.is_some(),
-            limits <- new_mutex!(creds.map(ApplicableLimits::new), "Tenant::limits"),
+            limits <- new_pi_mutex!(creds.map(ApplicableLimits::new), "Tenant::limits"),
         })
     }
 

@@ -16,8 +16,10 @@
 //!
 //! # Locking
 //!
-//! - `RecvEngine::poll_buffer` (mutex) serializes receive processing and protects the copy buffer.
-//!   The mutex is held while a [`RecvHandler`] runs.
+//! - `RecvEngine::poll_buffer` ([`PiMutex`]) serializes receive processing and protects the copy buffer.
+//!   The mutex is held while a [`RecvHandler`] runs. A waiter that busy-polls may be preempted meanwhile, so
+//!   the poller thread waits for the mutex after 1 ms, and the waiter inherits the priority of this wait. For
+//!   the same reason all locks that a handler takes are [`PiMutex`]es or spinlocks.
 //! - Order: access to `RecvEngine::handler`, then `poll_buffer`, then the locks of peers and connections.
 //! - Order: `DcTransport::dct`, then `poll_buffer`, since a DCT is rotated while received messages are
 //!   drained.
@@ -30,13 +32,13 @@ use crate::{
     sys::{
         adaptive_spin::{AdaptiveSpin, SpinSample},
         revocable::SleepableRevocable,
+        thread::pi_mutex::{new_pi_mutex, PiMutex},
     },
     verbs::cq::Cq,
 };
 use kernel::{
-    new_mutex,
     prelude::*,
-    sync::{Arc, Mutex, SetOnce},
+    sync::{Arc, SetOnce},
 };
 
 /// Receive queues of a fabric, and their processing. One thread polls at a time.
@@ -50,7 +52,7 @@ pub(crate) struct RecvEngine {
     handler: SleepableRevocable<SetOnce<Arc<dyn RecvHandler>>>,
     /// Copy of the message being processed. The polling thread holds the mutex.
     #[pin]
-    poll_buffer: Mutex<[u8; RECV_BUFFER_BYTES]>,
+    poll_buffer: PiMutex<[u8; RECV_BUFFER_BYTES]>,
     /// Waiters that poll in place of the poller thread.
     busy_pollers: BusyPollers,
     poller_waker: Arc<ThreadWaker>,
@@ -67,7 +69,7 @@ impl RecvEngine {
             recv_cq,
             dc,
             handler <- SleepableRevocable::new(SetOnce::new()),
-            poll_buffer <- new_mutex!([0; RECV_BUFFER_BYTES], "RecvEngine::poll_buffer"),
+            poll_buffer <- new_pi_mutex!([0; RECV_BUFFER_BYTES], "RecvEngine::poll_buffer"),
             busy_pollers: BusyPollers::new(),
             poller_waker,
         })
@@ -88,38 +90,43 @@ impl RecvEngine {
 
     /// Processes all messages received before the call. May sleep. See [`Fabric::drain_recv_cq`].
     pub(in crate::fabric) fn drain(&self, fabric: &Fabric) {
-        let Some(handler) = self.handler.try_access() else {
-            return;
-        };
-        let Some(handler) = handler.as_ref() else {
-            return;
-        };
-        let router = CompletionRouter {
-            fabric,
-            handler: &**handler,
-        };
-        let mut scratch = self.poll_buffer.lock();
-        for _ in 0..RECV_CQ_ENTRIES {
-            if self.poll_cqs(&router, &mut scratch) == 0 {
-                return;
+        self.with_router(fabric, |router| {
+            let mut scratch = self.poll_buffer.lock();
+            for _ in 0..RECV_CQ_ENTRIES {
+                if self.poll_cqs(router, &mut scratch) == 0 {
+                    return;
+                }
             }
-        }
+        });
     }
 
-    /// Processes received messages unless another thread does. See [`Fabric::try_poll_recv`].
-    pub(in crate::fabric) fn try_poll(&self, fabric: &Fabric) -> usize {
-        let Some(handler) = self.handler.try_access() else {
-            return 0;
+    /// Processes received messages unless another thread does. Returns the number of messages, or `None` if
+    /// another thread does. See [`Fabric::try_poll_recv`].
+    pub(in crate::fabric) fn try_poll(&self, fabric: &Fabric) -> Option<usize> {
+        let poll = |router: &CompletionRouter<'_>| {
+            let mut scratch = self.poll_buffer.try_lock()?;
+            Some(self.poll_cqs(router, &mut scratch))
         };
-        let (Some(handler), Some(mut scratch)) = (handler.as_ref(), self.poll_buffer.try_lock())
-        else {
-            return 0;
-        };
-        let router = CompletionRouter {
-            fabric,
-            handler: &**handler,
-        };
-        self.poll_cqs(&router, &mut scratch)
+        self.with_router(fabric, poll).unwrap_or(Some(0))
+    }
+
+    /// Waits for the thread that processes received messages, and processes the others. Only for the poller
+    /// thread, whose priority the other thread inherits.
+    pub(super) fn wait_and_poll(&self, fabric: &Fabric) -> usize {
+        let poll =
+            |router: &CompletionRouter<'_>| self.poll_cqs(router, &mut self.poll_buffer.lock());
+        self.with_router(fabric, poll).unwrap_or(0)
+    }
+
+    /// Calls `f` with the router of completions. Returns `None` if no handler is set.
+    fn with_router<T>(
+        &self,
+        fabric: &Fabric,
+        f: impl FnOnce(&CompletionRouter<'_>) -> T,
+    ) -> Option<T> {
+        let handler = self.handler.try_access()?;
+        let handler = &**handler.as_ref()?;
+        Some(f(&CompletionRouter { fabric, handler }))
     }
 
     /// Polls the receive CQ and the packet CQ once. `scratch` is the copy buffer of the polling thread.
@@ -145,8 +152,7 @@ impl RecvEngine {
         self.dc.as_ref().is_some_and(|dc| {
             dc.arm_packet_cq();
             // Another thread may have polled the CQ before it was armed, and may not poll it again.
-            let is_polled = self.poll_buffer.try_lock().is_none();
-            is_polled || self.try_poll(fabric) != 0
+            self.try_poll(fabric) != Some(0)
         })
     }
 

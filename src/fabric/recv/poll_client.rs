@@ -19,11 +19,13 @@
 //! dropped.
 
 use super::wake::ThreadWaker;
-use crate::fabric::Fabric;
+use crate::{
+    fabric::Fabric,
+    sys::thread::pi_mutex::{new_pi_mutex, PiMutex},
+};
 use kernel::{
-    new_mutex,
     prelude::*,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Instant, Monotonic},
 };
 
@@ -100,7 +102,7 @@ impl ClientList {
 #[pin_data]
 pub(crate) struct PollClients {
     #[pin]
-    list: Mutex<ClientList>,
+    list: PiMutex<ClientList>,
     poller_waker: Arc<ThreadWaker>,
 }
 
@@ -113,7 +115,7 @@ impl PollClients {
             cursor: 0,
         };
         pin_init!(Self {
-            list <- new_mutex!(list, "PollClients::list"),
+            list <- new_pi_mutex!(list, "PollClients::list"),
             poller_waker,
         })
     }

@@ -5,7 +5,8 @@
 //!
 //! # Operation
 //!
-//! 1. The thread polls the receive CQ and, with DC, the packet CQ ([`super::engine`]).
+//! 1. The thread polls the receive CQ and, with DC, the packet CQ ([`super::engine`]). If waiters have polled in
+//!    its place for 1 ms, the thread waits for the present one, which inherits the priority of the wait.
 //! 2. The thread polls the send CQ if a sender sleeps.
 //! 3. The thread polls the clients ([`super::poll_client`]), which are I/O queues and VQPs.
 //! 4. Under traffic the thread polls without pause, except while waiters busy-poll ([`super::busy_poll`]).
@@ -40,6 +41,10 @@ use kernel::{
 /// queues steadily then needs no system call to wake the thread.
 const CLIENT_SPIN_NS: i64 = 1_000_000;
 
+/// Time for which waiters may poll in place of the thread until the thread waits for them, in ns. A waiter
+/// that was preempted while it polled would otherwise keep the node from receiving.
+const MAX_RECV_STALL_NS: i64 = 1_000_000;
+
 /// The poller thread of one RNIC.
 pub(crate) struct Poller {
     fabric: Arc<Fabric>,
@@ -64,13 +69,27 @@ impl Poller {
         Ok(Arc::new(poller, GFP_KERNEL)?)
     }
 
-    /// Polls once. Returns the number of completions and messages, and the number of steps done for clients.
-    fn poll(&self) -> (usize, usize) {
-        let mut done = self.fabric.try_poll_recv();
+    /// Polls once. `last_recv_poll` is the time of the last poll of the receive queues. Returns the number of
+    /// completions and messages, and the number of steps done for clients.
+    fn poll(&self, last_recv_poll: &mut Instant<Monotonic>) -> (usize, usize) {
+        let mut done = self.poll_recv(last_recv_poll);
         if self.fabric.send_engine().has_sleepers() {
             done += self.fabric.send_engine().poll();
         }
         (done, self.fabric.poll_clients.poll_all(&self.fabric))
+    }
+
+    /// Processes received messages. Waits for the thread that does so instead, if the thread has not done so
+    /// itself for [`MAX_RECV_STALL_NS`]. Returns the number of messages.
+    fn poll_recv(&self, last_poll: &mut Instant<Monotonic>) -> usize {
+        let engine = &self.fabric.recv_engine;
+        let messages = match engine.try_poll(&self.fabric) {
+            None if last_poll.elapsed().as_nanos() < MAX_RECV_STALL_NS => return 0,
+            None => engine.wait_and_poll(&self.fabric),
+            Some(messages) => messages,
+        };
+        *last_poll = Instant::now();
+        messages
     }
 
     /// Sleeps for at most about `us` microseconds, or until woken.
@@ -139,10 +158,11 @@ impl Poller {
 impl ThreadBody for Poller {
     fn run(&self) {
         let mut last_work = Instant::<Monotonic>::now();
+        let mut last_recv_poll = last_work;
         let mut interval = AdaptiveInterval::new();
         let mut last_client_work: Option<Instant<Monotonic>> = None;
         while self.stopping.load(Acquire) == 0 {
-            let (done, client_work) = self.poll();
+            let (done, client_work) = self.poll(&mut last_recv_poll);
             let now = Instant::now();
             if client_work != 0 {
                 last_client_work = Some(now);

@@ -53,15 +53,15 @@ use crate::{
         deadline::{retry_until, Deadline},
         event_counter::EventCounter,
         revocable::{RevocableGuard, SleepableRevocable},
+        thread::pi_mutex::{new_pi_mutex, PiMutex},
     },
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
-    new_mutex,
     prelude::*,
     sync::{
         atomic::{Acquire, Atomic, AtomicFlag, Full, Release},
-        Arc, Mutex, SetOnce,
+        Arc, SetOnce,
     },
 };
 use kite_core::{
@@ -114,7 +114,7 @@ pub(crate) struct Mapping {
     chunk_map: ChunkMapCell,
     /// QPs that failed under accesses. Their packets may still be in the network.
     #[pin]
-    qp_failures: Mutex<KVec<StaleQp>>,
+    qp_failures: PiMutex<KVec<StaleQp>>,
     /// Number of requests to other nodes that change the region and have no known outcome.
     remote_requests: Atomic<u32>,
     end_cause: Atomic<u32>,
@@ -148,7 +148,7 @@ impl Mapping {
                 traits: SetOnce::new(),
                 layout_cell <- SleepableRevocable::new(SetOnce::new()),
                 chunk_map <- ChunkMapCell::new(),
-                qp_failures <- new_mutex!(KVec::new(), "Mapping::qp_failures"),
+                qp_failures <- new_pi_mutex!(KVec::new(), "Mapping::qp_failures"),
                 remote_requests: Atomic::new(0u32),
                 end_cause: Atomic::new(0u32),
                 had_waiters: AtomicFlag::new(false),

@@ -45,7 +45,12 @@ use super::{
 use crate::{
     bindings,
     fabric::recv::wake::ThreadWaker,
-    sys::{adaptive_spin::AdaptiveSpin, event_counter::EventCounter, memcg::Memcg},
+    sys::{
+        adaptive_spin::AdaptiveSpin,
+        event_counter::EventCounter,
+        memcg::Memcg,
+        thread::pi_mutex::{new_pi_mutex, PiMutex},
+    },
 };
 use kernel::{
     new_condvar, new_mutex, new_spinlock,
@@ -85,7 +90,7 @@ pub(crate) struct RpcService {
     clients: Mutex<RpcClients>,
     /// Event counters of the serving sessions.
     #[pin]
-    servers: Mutex<KVec<Arc<EventCounter>>>,
+    servers: PiMutex<KVec<Arc<EventCounter>>>,
     receive_spin: AdaptiveSpin,
 }
 
@@ -114,7 +119,7 @@ impl RpcService {
                 polled_receivers: Atomic::new(0u32),
                 poller,
                 clients <- new_mutex!(RpcClients::new(), "RpcService::clients"),
-                servers <- new_mutex!(KVec::new(), "RpcService::servers"),
+                servers <- new_pi_mutex!(KVec::new(), "RpcService::servers"),
                 receive_spin: AdaptiveSpin::new(),
             }),
             GFP_KERNEL,

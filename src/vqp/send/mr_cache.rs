@@ -14,13 +14,14 @@
 use crate::{
     cluster::Cluster,
     fabric::{mr::table::MrTable, send::one_shot::OneShot},
-    sys::deadline::{retry_until, Deadline},
+    sys::{
+        deadline::{retry_until, Deadline},
+        thread::pi_mutex::{new_pi_mutex, PiMutex},
+    },
 };
 use kernel::{
     alloc::flags::GFP_KERNEL_ACCOUNT,
-    new_mutex,
     prelude::*,
-    sync::Mutex,
     time::{Instant, Monotonic},
 };
 use kite_core::{
@@ -85,7 +86,7 @@ impl CachedMrs {
 pub(in crate::vqp) struct MrCache {
     peer: NodeInstance,
     #[pin]
-    entries: Mutex<CachedMrs>,
+    entries: PiMutex<CachedMrs>,
 }
 
 impl MrCache {
@@ -93,7 +94,7 @@ impl MrCache {
     pub(in crate::vqp) fn new(peer: NodeInstance) -> impl PinInit<Self> {
         pin_init!(Self {
             peer,
-            entries <- new_mutex!(CachedMrs(KVec::new()), "MrCache::entries"),
+            entries <- new_pi_mutex!(CachedMrs(KVec::new()), "MrCache::entries"),
         })
     }
 

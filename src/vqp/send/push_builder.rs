@@ -19,14 +19,10 @@ use crate::{
     cluster::Cluster,
     errno::{self, TryError},
     fabric::Fabric,
-    sys::{deadline::Deadline, memcg},
+    sys::{deadline::Deadline, memcg, thread::pi_mutex::PiMutexGuard},
     vqp::{sink::CompletionSink, Vqp},
 };
-use kernel::{
-    alloc::flags::GFP_KERNEL_ACCOUNT,
-    prelude::*,
-    sync::{Arc, MutexGuard},
-};
+use kernel::{alloc::flags::GFP_KERNEL_ACCOUNT, prelude::*, sync::Arc};
 
 /// Reason why a request is not added.
 pub(crate) enum PushError {
@@ -70,7 +66,7 @@ impl From<Error> for PushError {
 /// Requests that are added together.
 pub(crate) struct PushBuilder<'a> {
     vqp: &'a Vqp,
-    state: MutexGuard<'a, VqpState>,
+    state: PiMutexGuard<'a, VqpState>,
     requests: KVec<VqpRequest>,
 }
 

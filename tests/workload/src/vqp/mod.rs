@@ -59,6 +59,7 @@ pub(crate) enum Vqps {
     Echo(messages::Echo),
     Stream(stream::ReadStream),
     Ping(messages::Ping),
+    PollEmpty(stream::PollEmpty),
     NotifyWrites(notify::NotifyWrites),
     VerifyWrites(notify::VerifyWrites),
     /// Sends to a port until an error, and prints the error
@@ -137,6 +138,7 @@ impl Vqps {
             Self::Echo(echo) => echo.run(),
             Self::Stream(stream) => stream.run(),
             Self::Ping(ping) => ping.run(),
+            Self::PollEmpty(poll) => poll.run(),
             Self::NotifyWrites(notify) => notify.run(),
             Self::VerifyWrites(verify) => verify.run(),
             Self::SendUntilError(send) => send.run(),

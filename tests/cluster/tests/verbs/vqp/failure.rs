@@ -163,3 +163,37 @@ fn rnic_removal_fails_pushed_work_requests() -> Result<()> {
     }
     idle.kill()
 }
+
+/// Threads of the lowest priority poll the receive queues. Others take the processor from them again and again, for 3 s, and
+/// so preempt some while they process messages.
+#[test]
+#[ignore = "long"]
+fn node_answers_while_preempted_threads_of_low_priority_poll() -> Result<()> {
+    let trio = trio()?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    two.kite("alloc answers 4096 --node 2")?;
+    // With lazy preemption a thread is preempted in the kernel only after a whole tick. Groups of sessions would share
+    // the processor regardless of the priority.
+    two.sh(
+        "echo full > /sys/kernel/debug/sched/preempt; sysctl -q kernel.sched_autogroup_enabled=0",
+    )?;
+    let poll = "vqp poll-empty 1 99 --threads 8";
+    let line = format!("exec chrt -i 0 taskset -c 0 /kite/target/release/kite-workload {poll}");
+    let mut pollers = two.command(line).user("alice").spawn()?;
+    pollers.read_until("ready", LONG)?;
+    let hog = "timeout 3 sh -c \"while :; do :; done\" &";
+    let hogs = format!("for hog in 1 2 3 4 5 6 7 8; do {hog} done; wait");
+    let hogs = format!("while :; do sleep 0.2; {hogs}; done");
+    let mut hogs = two.spawn(&format!("exec taskset -c 0 sh -c '{hogs}'"))?;
+    // The other node serves each of these requests.
+    let line = "requests fill answers --count 5000 --timeout-ms 2000";
+    let report = one.workload(line).limit(LONG).sh()?;
+    hogs.kill()?;
+    pollers.kill()?;
+    two.sh(
+        "echo lazy > /sys/kernel/debug/sched/preempt; sysctl -q kernel.sched_autogroup_enabled=1",
+    )?;
+    two.kite("free answers")?;
+    assert!(report.contains("5000 in"), "{report}");
+    Ok(())
+}

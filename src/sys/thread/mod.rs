@@ -3,8 +3,10 @@
 //! Kernel thread that is joined when its owner is dropped, scheduling helpers for polling loops and for steps
 //! without preemption, and the rank of the current CPU.
 //!
-//! The `kernel` crate wraps neither `kthread_create_on_node`, `kthread_stop`, `cond_resched` nor
-//! `cpu_online_mask`. With these abstractions this file can be removed.
+//! The `kernel` crate wraps neither `kthread_create_on_node`, `kthread_stop`, `cond_resched`,
+//! `preempt_disable` nor `cpu_online_mask`. With these abstractions this file can be removed.
+
+pub(crate) mod pi_mutex;
 
 use crate::bindings::{self, inline};
 use kernel::{error::from_err_ptr, prelude::*, sync::Arc};
