@@ -111,8 +111,9 @@ static inline bool kite_should_yield(void)
 }
 
 /*
- * Locks @lock. The holder of an rt_mutex inherits no priority from waiters of SCHED_NORMAL, so a kernel
- * thread waits under SCHED_FIFO. A thread that was real-time before the wait keeps its policy.
+ * Locks @lock. The holder of an rt_mutex inherits no priority from waiters of SCHED_NORMAL, so a
+ * kernel thread waits under SCHED_FIFO. A thread that was real-time before the wait keeps its
+ * policy.
  */
 static inline void kite_pi_mutex_lock(struct rt_mutex *lock)
 {
