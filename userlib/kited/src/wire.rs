@@ -5,8 +5,9 @@
 //!
 //! Each side sends a greeting in clear: a magic, the version of the protocol, and whether it has a key. With a key, a
 //! Noise handshake follows (NNpsk0: fresh keys for each connection; only holders of the cluster's key complete it).
-//! Each side then sends its host name. A frame is a length (u16, little-endian) and that many bytes. The largest
-//! message fits into one frame, and a frame into one message of Noise. An empty frame rejects a handshake.
+//! Each side then sends its host name. A frame is a length (u16, little-endian) and that many bytes, which fit into one
+//! message of Noise. A message consists of parts of [`PART_BYTES`], each in a frame. The last part is shorter, and may be
+//! empty. An empty frame rejects a handshake.
 //!
 //! # Recovery
 //!
@@ -33,6 +34,12 @@ const MAGIC: [u8; 6] = *b"kited\0";
 pub(crate) const PROTOCOL_VERSION: u8 = 5;
 
 const AEAD_TAG_BYTES: usize = 16;
+
+/// Length in bytes of each part of a message but the last.
+const PART_BYTES: usize = u16::MAX as usize - AEAD_TAG_BYTES;
+
+/// Maximum length of a message in bytes. The largest view has about 73 KiB.
+const MESSAGE_BYTES_MAX: usize = 2 * PART_BYTES;
 
 /// Error that prevented or ended a connection.
 #[derive(Debug, thiserror::Error)]
@@ -200,15 +207,23 @@ impl FrameSender {
     }
 
     async fn send_value(&mut self, value: &impl Serialize) -> Result<(), WireError> {
-        let mut frame = postcard::to_stdvec(value).map_err(|_| WireError::Malformed)?;
-        if let Some(cipher) = &self.cipher {
-            let plain = std::mem::take(&mut frame);
-            frame = vec![0; plain.len() + AEAD_TAG_BYTES];
-            cipher
-                .write_message(self.nonce, &plain, &mut frame)
-                .map_err(|_| WireError::Malformed)?;
-            self.nonce += 1;
+        let message = postcard::to_stdvec(value).map_err(|_| WireError::Malformed)?;
+        let mut parts = message.chunks_exact(PART_BYTES);
+        for part in &mut parts {
+            self.send_part(part).await?;
         }
+        self.send_part(parts.remainder()).await
+    }
+
+    async fn send_part(&mut self, part: &[u8]) -> Result<(), WireError> {
+        let Some(cipher) = &self.cipher else {
+            return Ok(write_frame(&mut self.stream, part).await?);
+        };
+        let mut frame = vec![0; part.len() + AEAD_TAG_BYTES];
+        cipher
+            .write_message(self.nonce, part, &mut frame)
+            .map_err(|_| WireError::Malformed)?;
+        self.nonce += 1;
         Ok(write_frame(&mut self.stream, &frame).await?)
     }
 
@@ -229,17 +244,31 @@ impl FrameReceiver {
     }
 
     async fn receive_value<T: DeserializeOwned>(&mut self) -> Result<T, WireError> {
-        let mut frame = read_frame(&mut self.stream).await?;
-        if let Some(cipher) = &self.cipher {
-            let mut plain = vec![0; frame.len()];
-            let len = cipher
-                .read_message(self.nonce, &frame, &mut plain)
-                .map_err(|_| WireError::Malformed)?;
-            self.nonce += 1;
-            plain.truncate(len);
-            frame = plain;
+        let mut message = Vec::new();
+        loop {
+            let part = self.receive_part().await?;
+            message.extend_from_slice(&part);
+            if message.len() > MESSAGE_BYTES_MAX {
+                return Err(WireError::Malformed);
+            }
+            if part.len() < PART_BYTES {
+                return postcard::from_bytes(&message).map_err(|_| WireError::Malformed);
+            }
         }
-        postcard::from_bytes(&frame).map_err(|_| WireError::Malformed)
+    }
+
+    async fn receive_part(&mut self) -> Result<Vec<u8>, WireError> {
+        let frame = read_frame(&mut self.stream).await?;
+        let Some(cipher) = &self.cipher else {
+            return Ok(frame);
+        };
+        let mut part = vec![0; frame.len()];
+        let len = cipher
+            .read_message(self.nonce, &frame, &mut part)
+            .map_err(|_| WireError::Malformed)?;
+        self.nonce += 1;
+        part.truncate(len);
+        Ok(part)
     }
 }
 
@@ -260,179 +289,4 @@ async fn read_frame(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::host::HOST_NAME_MAX;
-    use crate::protocol::{KernelInfo, PriorMembership, View};
-    use kite::{FabricAddress, Member};
-    use std::net::SocketAddr;
-    use tokio::net::TcpListener;
-
-    type ConnectResult = Result<(Host, FrameSender, FrameReceiver), WireError>;
-
-    async fn connect(
-        dialer: Option<&Key>,
-        listener: Option<&Key>,
-    ) -> (ConnectResult, ConnectResult) {
-        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = socket.local_addr().unwrap();
-        let dial = async {
-            let stream = TcpStream::connect(address).await.unwrap();
-            establish(stream, HandshakeRole::Dialer, dialer).await
-        };
-        let accept = async {
-            let (stream, _) = socket.accept().await.unwrap();
-            establish(stream, HandshakeRole::Listener, listener).await
-        };
-        tokio::join!(dial, accept)
-    }
-
-    /// The largest view, with the longest encoding of each field.
-    fn largest_view_message() -> Message {
-        let address = FabricAddress {
-            gid: [255; 16].into(),
-            qpn: u32::MAX,
-            lid: u16::MAX,
-            link_layer: 255,
-            mtu: u32::MAX,
-        };
-        let member = |node| Member {
-            node,
-            incarnation: u64::MAX,
-            address,
-            admitted_epoch: u64::MAX,
-            unreachable_since: u64::MAX,
-        };
-        let members = (64000..65024).map(member).collect();
-        Message::View(View {
-            epoch: u64::MAX,
-            members,
-        })
-    }
-
-    #[tokio::test]
-    async fn messages_arrive_unchanged_with_and_without_a_key() {
-        let key = Key::new(b"key");
-        for key in [None, Some(&key)] {
-            let (Ok((listener, mut sender, _reader)), Ok((dialer, _writer, mut receiver))) =
-                connect(key, key).await
-            else {
-                panic!("no connection");
-            };
-            let host = Host {
-                ip: [127, 0, 0, 1].into(),
-                name: HostName::local(),
-            };
-            assert_eq!([listener, dialer], [host.clone(), host]);
-            for message in [
-                largest_view_message(),
-                Message::Evicted,
-                largest_view_message(),
-            ] {
-                let (sent, received) = tokio::join!(sender.send(&message), receiver.receive());
-                sent.unwrap();
-                assert_eq!(received.unwrap(), message);
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn wrong_key_is_reported_on_both_sides() {
-        let (dialer, listener) = connect(Some(&Key::new(b"one")), Some(&Key::new(b"two"))).await;
-        assert!(matches!(dialer, Err(WireError::WrongKey)));
-        assert!(matches!(listener, Err(WireError::WrongKey)));
-    }
-
-    #[tokio::test]
-    async fn missing_key_is_reported_on_both_sides() {
-        let (dialer, listener) = connect(Some(&Key::new(b"one")), None).await;
-        assert!(matches!(dialer, Err(WireError::PeerKeyMissing)));
-        assert!(matches!(listener, Err(WireError::KeyMissing)));
-    }
-
-    async fn accept_and_establish(socket: &TcpListener, key: &Key) -> Result<(), WireError> {
-        let (stream, _) = socket.accept().await.unwrap();
-        let established = establish(stream, HandshakeRole::Listener, Some(key)).await;
-        established.map(drop)
-    }
-
-    /// Forwards one connection in both directions. Returns what its dialer sent.
-    async fn record(relay: TcpListener, listener: SocketAddr) -> Vec<u8> {
-        let (mut dialer, _) = relay.accept().await.unwrap();
-        let mut listener = TcpStream::connect(listener).await.unwrap();
-        let (mut from_dialer, mut to_dialer) = dialer.split();
-        let (mut from_listener, mut to_listener) = listener.split();
-        let mut recorded = Vec::new();
-        let forward = async {
-            let mut chunk = [0; 4096];
-            while let Ok(len @ 1..) = from_dialer.read(&mut chunk).await {
-                recorded.extend_from_slice(&chunk[..len]);
-                to_listener.write_all(&chunk[..len]).await.unwrap();
-            }
-        };
-        let reply = tokio::io::copy(&mut from_listener, &mut to_dialer);
-        let _ = tokio::join!(forward, reply);
-        recorded
-    }
-
-    /// A connection is established only when the peer has encrypted a frame with the keys of this connection.
-    #[tokio::test]
-    async fn replayed_connection_is_rejected() {
-        let key = Key::new(b"key");
-        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, relayed) = (socket.local_addr().unwrap(), relay.local_addr().unwrap());
-        let dial = async {
-            let stream = TcpStream::connect(relayed).await.unwrap();
-            establish(stream, HandshakeRole::Dialer, Some(&key))
-                .await
-                .map(drop)
-        };
-        let (dialed, accepted, recorded) = tokio::join!(
-            dial,
-            accept_and_establish(&socket, &key),
-            record(relay, address)
-        );
-        assert!(dialed.is_ok() && accepted.is_ok());
-
-        let replay = async {
-            let mut stream = TcpStream::connect(address).await.unwrap();
-            stream.write_all(&recorded).await.unwrap();
-            // Keeps the connection until the listener has closed it.
-            let _ = stream.read_to_end(&mut Vec::new()).await;
-        };
-        let ((), accepted) = tokio::join!(replay, accept_and_establish(&socket, &key));
-        assert!(matches!(accepted, Err(WireError::Malformed)));
-    }
-
-    #[test]
-    fn largest_messages_fit_one_frame() {
-        let host = Host {
-            ip: [255; 16].into(),
-            name: HostName::try_from("n".repeat(HOST_NAME_MAX)).ok(),
-        };
-        let host = |node| (node, host.clone());
-        let hosts = Message::Hosts((64000..65024).map(host).collect());
-        let Message::View(view) = largest_view_message() else {
-            unreachable!()
-        };
-        let prior = PriorMembership {
-            node: u32::MAX,
-            secret: [255; 16],
-            seed_incarnation: u64::MAX,
-            view,
-        };
-        let hello = Message::Hello {
-            incarnation: u64::MAX,
-            kernel: KernelInfo {
-                address: prior.view.members[0].address,
-                wire_version: u32::MAX,
-            },
-            prior: Some(prior),
-        };
-        for message in [largest_view_message(), hosts, hello] {
-            let len = postcard::to_stdvec(&message).unwrap().len();
-            assert!(len + AEAD_TAG_BYTES <= usize::from(u16::MAX), "{len}");
-        }
-    }
-}
+mod tests;
