@@ -117,12 +117,18 @@ impl MemoryService {
     ///
     /// # Errors
     ///
-    /// - [`TryError::WouldBlock`]: the owner has not received all names of the view.
+    /// - [`TryError::WouldBlock`]: the owner has not received all names of the view, or is not in the view any
+    ///   longer.
     /// - `ENOENT`: no region has the name.
     /// - See also [`ControlClient::request`].
     fn lookup_name(self: &Arc<Self>, name: Name, deadline: Deadline) -> TryResult<(u32, u64)> {
         let name_owner = self.cluster.name_owners(&name)?.primary;
-        let reply = self.request(name_owner, &ControlRequest::LookupName { name }, deadline)?;
+        let request = ControlRequest::LookupName { name };
+        let reply = match self.request(name_owner, &request, deadline) {
+            // In the view without the node, another one owns the name.
+            Err(TryError::Failed(error)) if error == errno::hostdown() => Err(TryError::WouldBlock),
+            reply => reply,
+        }?;
         match reply.decode()? {
             ControlReply::NameFound { home, region } => Ok((home, region)),
             _ => Err(EIO.into()),
