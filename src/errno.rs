@@ -37,7 +37,7 @@ errno! {
     nodata ENODATA "A table is empty.",
     nobufs ENOBUFS "A virtual queue pair is full.",
     notconn ENOTCONN "The session is bound to no RNIC.",
-    opnotsupp EOPNOTSUPP "This session does not serve the region.",
+    opnotsupp EOPNOTSUPP "This session does not serve the region, or a node lacks a feature.",
     ownerdead EOWNERDEAD "The lock was lost: its home was unreachable.",
     protonosupport EPROTONOSUPPORT "The ABI version differs from that of the module.",
     remote EREMOTE "The region belongs to another node.",

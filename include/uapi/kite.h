@@ -54,7 +54,8 @@
  *  ENOTTY           unknown request
  *  ENXIO            the RNIC has no memory keys of the length, or no atomics on the memory of the
  *                   other node
- *  EOPNOTSUPP       the handle is not served
+ *  EOPNOTSUPP       the handle is not served, or the module of the node lacks the optional feature
+ *                   of the request
  *  EOWNERDEAD       the lock was lost, since its home was unreachable
  *  EPERM            needs the daemon's session, or CAP_NET_ADMIN
  *  EPROTONOSUPPORT  the ABI version differs from that of the kernel
@@ -289,7 +290,8 @@ struct kite_migrate {
  * ENOMEM, ESTALE and ETIMEDOUT the region may have either name, or be renamed until the deadline.
  * After all other errors it has the old name. EACCES, EBADF, EBUSY (a migration or rename is in
  * progress), EEXIST (also if the region has this name), EHOSTDOWN, EHOSTUNREACH, EINVAL (also for
- * an anonymous region), EIO, ENAMETOOLONG, ENOMEM, ESTALE, ETIMEDOUT.
+ * an anonymous region), EIO, ENAMETOOLONG, ENOMEM, EOPNOTSUPP (the home is another node without
+ * KITE_FEATURE_RENAME), ESTALE, ETIMEDOUT.
  */
 struct kite_rename {
 	__u64 handle;
@@ -1051,6 +1053,13 @@ struct kite_address {
 	__u32 reserved2;
 };
 
+/*
+ * Optional features of a module: bits of @features in struct kite_query_rnic and struct
+ * kite_member. Modules of one cluster may differ in them. A request that needs a feature of another
+ * node fails with EOPNOTSUPP if the node lacks it. Bits that a module does not know have no effect.
+ */
+#define KITE_FEATURE_RENAME (1 << 0) /* regions of the node can be renamed by other nodes */
+
 /**
  * struct kite_member - a member of a view.
  * @node: node number.
@@ -1061,6 +1070,7 @@ struct kite_address {
  *	reachable again.
  * @unreachable_since: epoch of the view since which the node is unreachable, 0 while it is
  *	reachable.
+ * @features: KITE_FEATURE_* of the module of the node, constant in an incarnation.
  *
  * An unreachable member is fenced: it has no access to the memory of other nodes, and requests to
  * it fail with EHOSTDOWN. Its regions, names and loans remain.
@@ -1072,6 +1082,7 @@ struct kite_member {
 	struct kite_address address;
 	__u64 admitted_epoch;
 	__u64 unreachable_since;
+	__u64 features;
 };
 
 /**
@@ -1100,6 +1111,7 @@ struct kite_get_view {
  *	present.
  * @has_dc: out: 1 if the RNIC has the DC transport.
  * @wire_version: out: version of the messages between kernels, the same for all members of a view.
+ * @features: out: KITE_FEATURE_* of the module.
  *
  * ENODEV if the RNIC is being removed.
  */
@@ -1110,6 +1122,7 @@ struct kite_query_rnic {
 	struct kite_address address;
 	__u32 has_dc;
 	__u32 wire_version;
+	__u64 features;
 };
 
 /**

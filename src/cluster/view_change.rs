@@ -261,5 +261,5 @@ fn new_peer(
         peer: member_instance(member),
         admission,
     };
-    Peer::new(identity, address)
+    Peer::new(identity, address, member.features)
 }

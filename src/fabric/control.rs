@@ -203,6 +203,7 @@ impl<'a> ControlCall<'a> {
     /// - `EINTR`: a signal arrived that may end the wait (see [`Deadline::check`]).
     /// - `ENOMEM`: out of memory.
     /// - `EINVAL`: the request cannot be encoded.
+    /// - `EOPNOTSUPP`: the addressee lacks an optional feature of the request, which is not sent.
     pub(crate) fn execute(self, request: &ControlRequest<'_>, epoch: u64) -> Result<KVec<u8>> {
         let result = self.send_until_replied(request, epoch);
         trace::ctrl_request(
@@ -224,24 +225,25 @@ impl<'a> ControlCall<'a> {
         let len = wire::encode_request(&header, request, &mut bytes).ok_or(EINVAL)?;
         loop {
             self.fabric.stats.ctrl_requests.add(1);
-            let credit = self.send_until_acked(&bytes[..len], request.is_long())?;
+            let credit = self.send_until_acked(&bytes[..len], request)?;
             if let Some(reply) = self.wait_reply(&credit)? {
                 return Ok(reply);
             }
         }
     }
 
-    /// Sends a request, and retries until a QP has delivered it. Returns the credit, in which only
+    /// Sends the encoded request, and retries until a QP has delivered it. Returns the credit, in which only
     /// the pending control request remains.
-    fn send_until_acked(&self, bytes: &[u8], is_long: bool) -> Result<ConnCredit> {
+    fn send_until_acked(&self, bytes: &[u8], request: &ControlRequest<'_>) -> Result<ConnCredit> {
         let fabric = self.fabric;
         loop {
             self.deadline.check()?;
-            let mut credit = self
-                .addressee
-                .find(fabric)?
+            let peer = self.addressee.find(fabric)?;
+            // Another incarnation of the node may have other features.
+            peer.check_features(request.required_features())?;
+            let mut credit = peer
                 .select_conn(fabric.qos.conn_subset(false))?
-                .acquire_control(is_long, self.deadline)?;
+                .acquire_control(request.is_long(), self.deadline)?;
             match credit.send_message(bytes, self.deadline)? {
                 WcStatus::Success => {
                     credit.release_wrs();

@@ -51,6 +51,17 @@ use self::codec::{Field, Reader, Writer};
 /// Version of all formats. Nodes reject messages of other versions.
 pub const VERSION: u8 = 4;
 
+/// Optional feature: the node knows [`ControlRequest::RenameRegion`].
+pub const FEATURE_RENAME: u64 = 1 << 0;
+
+/// Optional features of this module, in which modules of one [`VERSION`] may differ. A request is sent only to
+/// nodes with its [`ControlRequest::required_features`].
+pub const FEATURES: u64 = if cfg!(kite_without_features) {
+    0
+} else {
+    FEATURE_RENAME
+};
+
 /// Maximum length of a control message, in bytes; the size of a receive buffer.
 pub const MAX_CONTROL_BYTES: usize = 1024;
 
@@ -135,14 +146,15 @@ pub fn encode_reply(
 ///
 /// # Errors
 ///
-/// - [`Malformed`]: `bytes` differ from the output of an encoder of this version.
+/// - [`Malformed`]: `bytes` differ from the output of an encoder of this version with [`FEATURES`].
 pub fn decode_control(bytes: &[u8]) -> Result<(ControlHeader, ControlBody<'_>), Malformed> {
     let mut reader = Reader::new(bytes);
     let (header, number) = read_header(&mut reader, bytes.len())?;
     let (body, is_valid) = match header.kind {
         ControlKind::Request => {
             let request = ControlRequest::get(number, &mut reader)?;
-            let valid = request.is_valid();
+            let is_known = request.required_features() & !FEATURES == 0;
+            let valid = is_known && request.is_valid();
             (ControlBody::Request(request), valid)
         }
         ControlKind::Reply => {

@@ -37,6 +37,7 @@ use self::{
     suspicion::Suspicion,
 };
 use crate::{
+    errno,
     mlx5::wr::DcAddress,
     verbs::address::{AddressHandle, PortAddress},
 };
@@ -91,6 +92,8 @@ struct PeerState {
 pub(crate) struct Peer {
     pub(crate) identity: PeerIdentity,
     pub(crate) control_address: ControlAddress,
+    /// Optional features of the module of the node, `KITE_FEATURE_*`.
+    features: u64,
     first_sequences: FirstSequences,
     #[pin]
     state: SpinLock<PeerState>,
@@ -114,6 +117,7 @@ impl Peer {
     pub(crate) fn new(
         identity: PeerIdentity,
         control_address: ControlAddress,
+        features: u64,
     ) -> Result<Arc<Self>> {
         let state = PeerState {
             route: RouteState::Unresolved,
@@ -124,6 +128,7 @@ impl Peer {
             pin_init!(Self {
                 identity,
                 control_address,
+                features,
                 first_sequences: FirstSequences::new(),
                 state <- new_spinlock!(state, "Peer::state"),
                 request_rate <- new_spinlock!(DecayingCounter::default(), "Peer::request_rate"),
@@ -144,6 +149,18 @@ impl Peer {
     /// Returns the node number and the incarnation.
     pub(crate) fn instance(&self) -> NodeInstance {
         self.identity.peer
+    }
+
+    /// Checks that the module of the node has these optional features.
+    ///
+    /// # Errors
+    ///
+    /// - `EOPNOTSUPP`: the module lacks one of them.
+    pub(super) fn check_features(&self, required: u64) -> Result {
+        match required & !self.features {
+            0 => Ok(()),
+            _ => Err(errno::opnotsupp()),
+        }
     }
 
     /// Returns the route if it is resolved.

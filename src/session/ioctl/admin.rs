@@ -17,6 +17,8 @@ use crate::{
 use kernel::prelude::*;
 use kite_core::{view::NodeInstance, wire};
 
+const _: () = assert!(wire::FEATURE_RENAME == bindings::KITE_FEATURE_RENAME as u64);
+
 pub(super) fn bind(
     session: &Session,
     mut bind: bindings::kite_bind,
@@ -92,6 +94,7 @@ pub(super) fn query_rnic(mut out: bindings::kite_query_rnic) -> Result<bindings:
         .is_some()
         .into();
     out.wire_version = wire::VERSION.into();
+    out.features = wire::FEATURES;
     Ok(out)
 }
 

@@ -5,8 +5,8 @@
 //!
 //! - an address of another node, as printed there.
 //! - `probe NODE`. The reply is `probed` and the result.
-//! - a view: its epoch, then `NODE:ADMITTED:UNREACHABLE` for each member. The incarnation of node N is N. The reply is
-//!   `set EPOCH`.
+//! - a view: its epoch, then `NODE:ADMITTED:UNREACHABLE` or `NODE:ADMITTED:UNREACHABLE:FEATURES` for each member. The
+//!   incarnation of node N is N. The features are 0 if unset. The reply is `set EPOCH`.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -99,7 +99,7 @@ fn parse_address(words: &[&str]) -> Result<(u32, FabricAddress)> {
 
 fn parse_member(word: &str, addresses: &BTreeMap<u32, FabricAddress>) -> Result<Member> {
     let numbers: Vec<u64> = word.split(':').map(str::parse).collect::<Result<_, _>>()?;
-    ensure!(numbers.len() == 3, "malformed member {word}");
+    ensure!(matches!(numbers.len(), 3 | 4), "malformed member {word}");
     let node = u32::try_from(numbers[0])?;
     Ok(Member {
         node,
@@ -107,5 +107,6 @@ fn parse_member(word: &str, addresses: &BTreeMap<u32, FabricAddress>) -> Result<
         address: *addresses.get(&node).context("no such address")?,
         admitted_epoch: numbers[1],
         unreachable_since: numbers[2],
+        features: numbers.get(3).copied().unwrap_or(0),
     })
 }

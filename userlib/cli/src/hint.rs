@@ -51,6 +51,7 @@ fn hint_for_kite_error(error: Error) -> Option<&'static str> {
         Error::WrongVersion | Error::UnknownRequest => {
             "Install the module and this command from the same version of kite"
         }
+        Error::NotSupported => "Upgrade the nodes that lack a feature: kite nodes",
         Error::NotPermitted => "Run it as root: sudo kite …",
         Error::TimedOut => {
             "Retry; if the error persists, check the link and the counters: kite stats"

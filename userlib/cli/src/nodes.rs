@@ -6,7 +6,7 @@ use std::fs;
 use std::str::FromStr;
 
 use anyhow::{bail, Context, Result};
-use kite::{Cluster, Member, View, NODE_ID_MAX};
+use kite::{Cluster, Member, View, FEATURE_RENAME, NODE_ID_MAX};
 use serde::Serialize;
 
 use crate::output::{print_json, print_line};
@@ -116,15 +116,20 @@ struct NamedMember {
     #[serde(flatten)]
     member: Member,
     host: Option<String>,
+    /// Optional features of the module of this node that the member lacks.
+    missing_features: Vec<String>,
 }
 
 impl NamedView {
     /// Adds host names to a view.
     pub(crate) fn from_view(cluster: &Cluster, view: View) -> Self {
         let names = HostNames::from_view(cluster, &view);
-        let named = |member: Member| {
-            let host = names.get(member.node).map(str::to_owned);
-            NamedMember { member, host }
+        let own = view.members.iter().find(|m| m.node == view.local_node);
+        let own_features = own.map_or(0, |own| own.features);
+        let named = |member: Member| NamedMember {
+            member,
+            host: names.get(member.node).map(str::to_owned),
+            missing_features: feature_names(own_features & !member.features),
         };
         Self {
             epoch: view.epoch,
@@ -163,7 +168,8 @@ impl NamedView {
             "NODE   {:width$}  INCARNATION       {:STATE_WIDTH$}  ADDRESS",
             "HOST", "STATE"
         ))?;
-        for (NamedMember { member, .. }, host) in self.members.iter().zip(hosts) {
+        for (named, host) in self.members.iter().zip(hosts) {
+            let member = &named.member;
             let Member {
                 node,
                 incarnation,
@@ -176,8 +182,12 @@ impl NamedView {
             } else {
                 ""
             };
+            let missing = match named.missing_features.join(", ") {
+                names if names.is_empty() => names,
+                names => format!(" (lacks: {names})"),
+            };
             print_line(format_args!(
-                "{node:<5}  {host:width$}  {incarnation:016x}  {state:STATE_WIDTH$}  {address}{own}"
+                "{node:<5}  {host:width$}  {incarnation:016x}  {state:STATE_WIDTH$}  {address}{own}{missing}"
             ))?;
         }
         Ok(())
@@ -193,6 +203,23 @@ fn member_state(member: &Member) -> String {
         0 => "reachable".into(),
         epoch => format!("unreachable since epoch {epoch}"),
     }
+}
+
+/// Optional features of modules, and their names.
+const FEATURE_NAMES: [(u64, &str); 1] = [(FEATURE_RENAME, "rename")];
+
+/// Returns the names of the features in a set. Features that this program does not know are one hexadecimal number.
+fn feature_names(features: u64) -> Vec<String> {
+    let is_set = |(feature, _): &&(u64, &str)| features & feature != 0;
+    let known = FEATURE_NAMES.iter().filter(is_set);
+    let unknown = known
+        .clone()
+        .fold(features, |rest, (feature, _)| rest & !feature);
+    let unknown = (unknown != 0).then(|| format!("{unknown:#x}"));
+    known
+        .map(|(_, name)| (*name).into())
+        .chain(unknown)
+        .collect()
 }
 
 /// Prints the members of the cluster.
@@ -249,6 +276,7 @@ pub(crate) fn example_member(node: u32, unreachable_since: u64) -> Member {
         address,
         admitted_epoch: 1,
         unreachable_since,
+        features: 0,
     }
 }
 
@@ -273,6 +301,16 @@ mod tests {
         assert_eq!(
             member_state(&example_member(1, 9)),
             "unreachable since epoch 9"
+        );
+    }
+
+    #[test]
+    fn features_are_named_and_unknown_ones_are_a_number() {
+        assert_eq!(feature_names(0), [""; 0]);
+        assert_eq!(feature_names(FEATURE_RENAME), ["rename"]);
+        assert_eq!(
+            feature_names(FEATURE_RENAME | (6 << 32)),
+            ["rename", "0x600000000"]
         );
     }
 

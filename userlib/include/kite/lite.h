@@ -34,7 +34,8 @@
  *  -ENOENT           no region has the name; LT_join: the module is not loaded
  *  -ENOMEM           no memory on this node or another, or a limit on memory is reached
  *  -ENOTCONN         the process has not called LT_join
- *  -EOPNOTSUPP       LT_recvRPC: the handle does not serve the region
+ *  -EOPNOTSUPP       LT_recvRPC: the handle does not serve the region; LT_rename: the home has an
+ *                    older module without renames
  *  -EPROTONOSUPPORT  the module has another version of the ABI
  *  -ERANGE           outside the region
  *  -EREMOTE          LT_regRPC: the home of the region is another node
@@ -145,7 +146,8 @@ int LT_move(LT_lh lh, const uint32_t *nodes, uint32_t node_count, uint32_t timeo
  * Gives a named region another name. Needs LT_MASTER. Handles stay valid, and the old name is free
  * when the function returns 0. -EEXIST if a region has the name, -EBUSY if a migration or another
  * rename of the region is in progress, and -EINVAL if the region is anonymous. The region has one
- * of the names at any time; the old one after -EACCES, -EBUSY, -EEXIST, -EINVAL and -ENAMETOOLONG.
+ * of the names at any time; the old one after -EACCES, -EBUSY, -EEXIST, -EINVAL, -ENAMETOOLONG and
+ * -EOPNOTSUPP.
  */
 int LT_rename(LT_lh lh, const char *name);
 

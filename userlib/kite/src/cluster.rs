@@ -222,6 +222,7 @@ fn list_rnics(fd: BorrowedFd<'_>) -> Result<Vec<Rnic>> {
                 address: raw.address.into(),
                 has_dc: raw.has_dc != 0,
                 wire_version: raw.wire_version,
+                features: raw.features,
             }),
             Err(Error::NotFound) => return Ok(rnics),
             Err(error) => return Err(error),

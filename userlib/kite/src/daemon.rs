@@ -24,12 +24,14 @@ pub const SECRET_BYTES: usize = 16;
 /// let cluster = Cluster::open()?;
 /// let rnics = cluster.rnics()?;
 /// let rnic = rnics.iter().find(|rnic| rnic.name == cluster.rnic_name());
+/// let rnic = rnic.ok_or(kite::Error::NoRnic)?;
 /// let this_node = Member {
 ///     node: 1,
 ///     incarnation: 17,
-///     address: rnic.ok_or(kite::Error::NoRnic)?.address,
+///     address: rnic.address,
 ///     admitted_epoch: 1,
 ///     unreachable_since: 0,
+///     features: rnic.features,
 /// };
 /// let daemon = DaemonSession::join(cluster, this_node.node, this_node.incarnation, [0; SECRET_BYTES])?;
 /// daemon.set_view(1, &[this_node])?;

@@ -86,6 +86,8 @@ pub struct Member {
     /// Epoch of the view since which the node is unreachable, 0 while it is reachable. An unreachable node has no
     /// access to the memory of others. What it owns remains.
     pub unreachable_since: u64,
+    /// Optional features of the node's module, such as [`FEATURE_RENAME`](crate::FEATURE_RENAME).
+    pub features: u64,
 }
 
 impl Member {
@@ -103,6 +105,7 @@ impl From<sys::kite_member> for Member {
             address: raw.address.into(),
             admitted_epoch: raw.admitted_epoch,
             unreachable_since: raw.unreachable_since,
+            features: raw.features,
         }
     }
 }
@@ -115,6 +118,7 @@ impl From<Member> for sys::kite_member {
             address: member.address.into(),
             admitted_epoch: member.admitted_epoch,
             unreachable_since: member.unreachable_since,
+            features: member.features,
             ..Default::default()
         }
     }
@@ -161,6 +165,8 @@ pub struct Rnic {
     pub has_dc: bool,
     /// Version of the messages between kernels, the same for all members of a cluster.
     pub wire_version: u32,
+    /// Optional features of the module, such as [`FEATURE_RENAME`](crate::FEATURE_RENAME).
+    pub features: u64,
 }
 
 /// Attributes of an open region.

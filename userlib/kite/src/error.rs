@@ -110,8 +110,8 @@ errors! {
     NotPermitted = EPERM, "needs the daemon or an administrator";
     /// The module has another version of the ABI (`EPROTONOSUPPORT`).
     WrongVersion = EPROTONOSUPPORT, "the module has another version of the ABI";
-    /// The handle does not serve the region (`EOPNOTSUPP`).
-    NotServing = EOPNOTSUPP, "this program does not serve the region";
+    /// The module of a node lacks an optional feature, or the handle does not serve the region (`EOPNOTSUPP`).
+    NotSupported = EOPNOTSUPP, "not supported by the module of a node, or not served by this program";
     /// The [`IoQueue`](crate::IoQueue) or [`Vqp`](crate::Vqp) has no free entry (`ENOBUFS`).
     QueueFull = ENOBUFS, "the queue is full";
     /// The home of the region is another node (`EREMOTE`).

@@ -128,5 +128,8 @@ pub const MEMBERS_MAX: usize = sys::KITE_NODES_MAX as usize;
 /// Maximum node number. The minimum is 1.
 pub const NODE_ID_MAX: u32 = sys::KITE_NODE_MAX;
 
+/// Optional feature of a module: other nodes can [rename](Region::rename) the regions of the node.
+pub const FEATURE_RENAME: u64 = sys::KITE_FEATURE_RENAME as u64;
+
 /// Node number that stands for this node.
 pub const NODE_SELF: u32 = sys::KITE_NODE_SELF;

@@ -26,7 +26,7 @@ const PROBE_END_POLL: Duration = Duration::from_millis(10);
 
 /// RNIC that can join a cluster. Methods block.
 pub trait Kernel: Send + 'static {
-    /// Returns address and version of this kernel.
+    /// Returns address, version and features of this kernel.
     ///
     /// # Errors
     /// If there is no such RNIC.
@@ -199,6 +199,7 @@ impl Kernel for Device {
         Ok(KernelInfo {
             address: rnic.address,
             wire_version: rnic.wire_version,
+            features: rnic.features,
         })
     }
 

@@ -44,6 +44,23 @@ pub struct KernelInfo {
     pub address: FabricAddress,
     /// Version of the messages between kernels.
     pub wire_version: u32,
+    /// Optional features, which other kernels of the cluster may lack. kited passes on the bits, and knows none.
+    pub features: u64,
+}
+
+impl KernelInfo {
+    /// Returns the member with this kernel, which no view has admitted yet.
+    pub(crate) fn new_member(&self, instance: Instance) -> Member {
+        let Instance { node, incarnation } = instance;
+        Member {
+            node,
+            incarnation,
+            address: self.address,
+            admitted_epoch: 0,
+            unreachable_since: 0,
+            features: self.features,
+        }
+    }
 }
 
 /// One membership of a node, between join and removal.
@@ -257,7 +274,7 @@ pub enum Message {
 pub(crate) mod example {
     use super::*;
 
-    /// Returns the kernel of a node. The GID is the number of the node.
+    /// Returns the kernel of a node. The GID and the features are the number of the node.
     pub(crate) fn kernel(node: u32) -> KernelInfo {
         KernelInfo {
             address: FabricAddress {
@@ -268,18 +285,13 @@ pub(crate) mod example {
                 mtu: 4096,
             },
             wire_version: 2,
+            features: node.into(),
         }
     }
 
     /// Returns a reachable member that was admitted before all epochs.
     pub(crate) fn member(node: u32, incarnation: u64) -> Member {
-        Member {
-            node,
-            incarnation,
-            address: kernel(node).address,
-            admitted_epoch: 0,
-            unreachable_since: 0,
-        }
+        kernel(node).new_member(Instance { node, incarnation })
     }
 }
 

@@ -111,7 +111,7 @@ pub(crate) fn serve(lh: i64, options: &ServeOptions) -> Result<()> {
 /// Returns the server of a handle.
 pub(crate) fn service(lh: i64) -> Result<Service> {
     region(lh)?;
-    SERVICES.get(lh).ok_or(Error::NotServing)
+    SERVICES.get(lh).ok_or(Error::NotSupported)
 }
 
 /// Stores a received call of a handle. Returns the ID for the reply.

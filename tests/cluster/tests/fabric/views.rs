@@ -279,3 +279,28 @@ fn calls_to_an_unreachable_server_fail_and_later_calls_are_served() -> Result<()
     trio.node(2).kite("free other")?;
     Ok(())
 }
+
+/// Node 1 has the features that the view states. A request that it would not know is not sent to it.
+#[test]
+fn rename_at_a_home_without_the_feature_fails_and_with_unknown_features_succeeds() -> Result<()> {
+    let mut trio = Trio::start()?;
+    trio.node(1).kite("alloc older 300000")?;
+    let written = trio.node(2).workload("fill older").sh()?;
+    let malformed = trio.node(1).stats()?["malformed_messages"];
+    let refused = trio
+        .node(2)
+        .run("/kite/target/release/kite rename older newer")?;
+    let error = "not supported by the module of a node";
+    assert!(refused.stderr.contains(error), "{refused:?}");
+    assert_eq!(trio.node(1).stats()?["malformed_messages"], malformed);
+    assert_eq!(digest(trio.node(3), "older")?, written);
+
+    trio.set_view(2, "1:1:2 2:1:0 3:1:0", &[2, 3])?;
+    let all_features = u64::MAX;
+    let members = format!("1:3:0:{all_features} 2:1:0 3:1:0");
+    trio.set_view(3, &members, &[1, 2, 3])?;
+    await_ok(trio.node(2), "map older r")?;
+    trio.node(2).kite("rename older newer")?;
+    assert_eq!(digest(trio.node(3), "newer")?, written);
+    trio.node(1).kite("free newer").map(drop)
+}

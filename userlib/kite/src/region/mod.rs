@@ -206,6 +206,7 @@ impl Region {
     /// - [`Error::Exists`]: a region has the name.
     /// - [`Error::Invalid`]: the region is anonymous, or the name is empty.
     /// - [`Error::NameTooLong`]: more than [`NAME_MAX`](crate::NAME_MAX) bytes.
+    /// - [`Error::NotSupported`]: the module of the home lacks [`FEATURE_RENAME`](crate::FEATURE_RENAME).
     /// - [`Error::HostDown`], [`Error::Io`], [`Error::NoRnic`], [`Error::NotJoined`], [`Error::OutOfMemory`],
     ///   [`Error::Stale`], [`Error::TimedOut`], [`Error::BadHandle`]: see [`read_at`](Self::read_at). The region has the
     ///   old or the new name, or is renamed until the deadline.

@@ -29,7 +29,7 @@ use crate::membership::{
 };
 use crate::protocol::Message;
 
-/// Maximum operations of a transaction. The largest view has about 60 KiB, and etcd limits a request to 1.5 MiB and 128
+/// Maximum operations of a transaction. The largest view has about 73 KiB, and etcd limits a request to 1.5 MiB and 128
 /// operations by default.
 const OPERATIONS_MAX: usize = 16;
 

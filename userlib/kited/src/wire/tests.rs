@@ -38,6 +38,7 @@ fn largest_view_message() -> Message {
         address,
         admitted_epoch: u64::MAX,
         unreachable_since: u64::MAX,
+        features: u64::MAX,
     };
     let members = (64000..65024).map(member).collect();
     Message::View(View {
@@ -196,6 +197,7 @@ fn largest_messages_do_not_exceed_the_maximum() {
         kernel: KernelInfo {
             address: prior.view.members[0].address,
             wire_version: u32::MAX,
+            features: u64::MAX,
         },
         prior: Some(prior),
     };

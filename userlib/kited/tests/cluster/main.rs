@@ -66,6 +66,14 @@ fn is_reachable_in_all(daemons: &[TestDaemon], nodes: &[u32]) -> bool {
     reachable == nodes && daemons.iter().all(|daemon| daemon.kernel.view() == view)
 }
 
+/// Returns `true` if the kernels of these daemons have applied the same view, whose members have these features.
+fn are_features_in_all(daemons: &[TestDaemon], features: &[u64]) -> bool {
+    let view = daemons[0].kernel.view();
+    let members = view.iter().flat_map(|v| &v.members);
+    let found: Vec<u64> = members.map(|m| m.features).collect();
+    found == features && daemons.iter().all(|daemon| daemon.kernel.view() == view)
+}
+
 fn identities(daemons: &[TestDaemon]) -> Vec<Option<Identity>> {
     daemons.iter().map(|d| d.kernel.identity()).collect()
 }
@@ -95,6 +103,26 @@ fn hosts_of_other_nodes_are_published_on_all_nodes() {
         let all = [at(1), at(2), at(3)];
         has_hosts(0, &all[1..]) && has_hosts(1, &all) && has_hosts(2, &all)
     });
+}
+
+#[test]
+fn upgraded_node_returns_with_new_features_and_others_keep_theirs() {
+    let config = ClusterConfig::default();
+    let seed = TestDaemon::seed(MockKernel::with_features(1, 1), "127.0.0.1:0", config);
+    let address = seed.address();
+    let follower = |features| {
+        let kernel = MockKernel::with_features(2, features);
+        TestDaemon::follower(kernel, &address, ClusterConfig::default())
+    };
+    let mut daemons = vec![seed, follower(0)];
+    wait("both features", || are_features_in_all(&daemons, &[1, 0]));
+    let before = identities(&daemons);
+    daemons.pop().unwrap().stop(Shutdown::Leave).unwrap();
+    daemons.push(follower(u64::MAX));
+    wait("the new features", || {
+        are_features_in_all(&daemons, &[1, u64::MAX])
+    });
+    assert_eq!(identities(&daemons)[0], before[0]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use kited::key::Key;
 use kited::node::Shutdown;
 
 use crate::mock::{wait, ClusterConfig, Etcd, MockKernel, TestDaemon};
-use crate::{identities, is_reachable_in_all, is_view_of_all, node_numbers};
+use crate::{are_features_in_all, identities, is_reachable_in_all, is_view_of_all, node_numbers};
 
 fn start_daemon(etcd: &Etcd, kernel: MockKernel) -> TestDaemon {
     TestDaemon::of_store(kernel, etcd.store(), etcd.config())
@@ -219,6 +219,26 @@ fn node_with_another_version_of_the_kernel_messages_is_rejected_with_both_versio
         "{error}"
     );
     assert!(is_view_of_all(&daemons, &[1]));
+}
+
+#[test]
+fn features_of_each_kernel_reach_all_others_by_any_coordinator() {
+    let etcd = Etcd::start("features", 1);
+    let mut daemons = Vec::new();
+    for (gid, features) in [(1, 1), (2, u64::MAX), (3, 0)] {
+        add_daemon(
+            &mut daemons,
+            &etcd,
+            MockKernel::with_features(gid, features),
+        );
+    }
+    assert!(are_features_in_all(&daemons, &[1, u64::MAX, 0]));
+    // The first one is the coordinator.
+    daemons.remove(0).stop(Shutdown::Leave).unwrap();
+    daemons.push(start_daemon(&etcd, MockKernel::with_features(1, 3)));
+    wait("the new features", || {
+        are_features_in_all(&daemons, &[3, u64::MAX, 0])
+    });
 }
 
 #[test]

@@ -226,6 +226,7 @@ mod tests {
             },
             admitted_epoch: 1,
             unreachable_since: 0,
+            features: 0,
         };
         View {
             epoch: 1,

@@ -17,7 +17,7 @@ use kite::{FabricAddress, Member, MEMBERS_MAX, NODE_ID_MAX};
 
 use super::{send_and_close, Coordinator, Peer};
 use crate::membership::{Action, LinkId};
-use crate::protocol::{KernelInfo, Message};
+use crate::protocol::{Instance, KernelInfo, Message};
 
 /// Connection that belongs to no member yet.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl Coordinator {
         let address = kernel.address;
         let joined = self
             .check_join(now, &address, actions)
-            .and_then(|()| self.join_node(now, (incarnation, address), actions));
+            .and_then(|()| self.join_node(now, (incarnation, kernel), actions));
         match joined {
             Ok(node) => self.welcome(now, link, node, actions),
             Err(JoinObstacle::Rejected(reason)) => {
@@ -212,27 +212,21 @@ impl Coordinator {
         duplicates.for_each(|conn| conn.deadline = now);
     }
 
-    /// Admits a new incarnation of the node with this address. Returns its number.
+    /// Admits a new incarnation of the node with this kernel. Returns its number.
     fn join_node(
         &mut self,
         now: Instant,
-        (incarnation, address): (u64, FabricAddress),
+        (incarnation, kernel): (u64, KernelInfo),
         actions: &mut Vec<Action>,
     ) -> Result<u32, JoinObstacle> {
-        let node = self.assign_number(&address)?;
+        let node = self.assign_number(&kernel.address)?;
         let former = self.peers.get(&node);
         if former.is_some_and(|peer| peer.member.incarnation != incarnation) {
             tracing::info!(node, "former incarnation of the node has ended");
             self.remove_peer(node, Some(Message::Evicted), actions);
         }
-        tracing::info!(node, %address, "node joins the cluster");
-        let member = Member {
-            node,
-            incarnation,
-            address,
-            admitted_epoch: 0,
-            unreachable_since: 0,
-        };
+        tracing::info!(node, address = %kernel.address, "node joins the cluster");
+        let member = kernel.new_member(Instance { node, incarnation });
         self.insert_peer(now, member, false);
         self.admit(node);
         Ok(node)

@@ -37,7 +37,9 @@ use reachability::{Lag, ProberCheck};
 
 use super::{Action, Identity, Input, LinkId, MembershipMachine, Snapshot, Timing};
 use crate::host::Host;
-use crate::protocol::{next_seed_epoch, Hosts, KernelInfo, Message, Secret, View, SEED_NODE};
+use crate::protocol::{
+    next_seed_epoch, Hosts, Instance, KernelInfo, Message, Secret, View, SEED_NODE,
+};
 
 /// Time for which a seed without saved state waits for members of a former seed, before a new node may join.
 const SURVIVOR_WAIT: Duration = Duration::from_secs(2);
@@ -138,15 +140,9 @@ impl Peer {
 impl Coordinator {
     /// Creates a seed with this kernel. `incarnation` is not 0.
     pub fn new(timing: Timing, kernel: KernelInfo, incarnation: u64, secret: Secret) -> Self {
-        let own = Member {
-            node: SEED_NODE,
-            incarnation,
-            address: kernel.address,
-            admitted_epoch: 0,
-            unreachable_since: 0,
-        };
+        let node = SEED_NODE;
         Self {
-            own: Some(own),
+            own: Some(kernel.new_member(Instance { node, incarnation })),
             ..Self::of_new_cluster(timing, kernel.wire_version, incarnation, secret)
         }
     }

@@ -7,6 +7,7 @@
 //! - An incarnation ends only if its host leaves or reboots.
 //! - Two kernels that consider each other reachable have the same view, if they have views of the same epoch.
 //! - A number belongs to one host.
+//! - A view has the features of the kernel of each member.
 //!
 //! [`SimKernel`] checks each view.
 
@@ -193,7 +194,8 @@ impl SimCluster {
                     !has_ended || self.is_state_lost,
                     "incarnation of host {host} ended"
                 );
-                self.hosts[host].kernel = Some(SimKernel::new(identity));
+                let features = self.hosts[host].kernel_info(host).features;
+                self.hosts[host].kernel = Some(SimKernel::new(identity, features));
             }
             Action::ApplyView(view) => {
                 self.hosts[host].waiting_view = Some(view);
@@ -275,6 +277,10 @@ impl SimCluster {
                 !removed.contains(&instance),
                 "{instance:?} removed while it runs"
             );
+            let mut members = kernel.view.members.iter();
+            if let Some(member) = members.find(|m| Instance::from(*m) == instance) {
+                assert_eq!(member.features, other.features, "features of {member:?}");
+            }
             let is_mutual = kernel.peers.contains_key(&instance)
                 && other.peers.contains_key(&kernel.instance());
             if is_mutual && other.view.epoch == kernel.view.epoch {

@@ -9,7 +9,7 @@ use crate::membership::{
     ClusterState, Coordinator, Follower, Input, MachineClock, MembershipMachine, Outbox, Snapshot,
     Timing,
 };
-use crate::protocol::{example, Instance, View};
+use crate::protocol::{example, Instance, KernelInfo, View};
 
 pub(super) const TIMING: Timing = Timing {
     heartbeat_interval: Duration::from_millis(1000),
@@ -28,6 +28,8 @@ pub(super) struct SimHost {
     pub(super) is_disk_full: bool,
     /// `true` while the kernel applies no view.
     pub(super) is_apply_blocked: bool,
+    /// `true` if the next kernel has all features.
+    pub(super) is_upgraded: bool,
     /// Newest view that waits for the kernel.
     pub(super) waiting_view: Option<View>,
 }
@@ -65,6 +67,15 @@ impl SimHost {
         self.process.as_ref().is_some_and(|p| !p.is_paused)
     }
 
+    /// Returns the next kernel of the host. The kernels of all hosts have different features.
+    pub(super) fn kernel_info(&self, host: usize) -> KernelInfo {
+        let mut kernel = example::kernel(host as u32 + 1);
+        if self.is_upgraded {
+            kernel.features = u64::MAX;
+        }
+        kernel
+    }
+
     /// Creates the next coordinator of a store, as a daemon does. `unique` is used for the secret, too.
     pub(super) fn new_coordinator(&self, unique: u64) -> Box<dyn MembershipMachine> {
         let version = example::kernel(1).wire_version;
@@ -81,7 +92,7 @@ impl SimHost {
         host: usize,
         unique: u64,
     ) -> Box<dyn MembershipMachine> {
-        let kernel = example::kernel(host as u32 + 1);
+        let kernel = self.kernel_info(host);
         let follower = match self.resumable_snapshot() {
             Some(Snapshot::Follower(f)) => Follower::resume(TIMING, kernel, f),
             _ => Follower::new(TIMING, kernel, first_incarnation(unique)),
@@ -91,7 +102,7 @@ impl SimHost {
 
     /// Creates the machine of the next process, as the daemon does. `unique` is used for incarnation and secret.
     pub(super) fn new_machine(&self, host: usize, unique: u64) -> Box<dyn MembershipMachine> {
-        let kernel = example::kernel(host as u32 + 1);
+        let kernel = self.kernel_info(host);
         let incarnation = first_incarnation(unique);
         let secret = [unique.to_be_bytes()[7]; 16];
         match (host, self.resumable_snapshot()) {

@@ -9,6 +9,7 @@ use crate::protocol::{Instance, View};
 /// Kernel between join and leave.
 pub(super) struct SimKernel {
     pub(super) identity: Identity,
+    pub(super) features: u64,
     pub(super) view: View,
     /// Admission of the connections with each reachable member.
     pub(super) peers: BTreeMap<Instance, u64>,
@@ -18,13 +19,14 @@ pub(super) struct SimKernel {
 }
 
 impl SimKernel {
-    pub(super) fn new(identity: Identity) -> Self {
+    pub(super) fn new(identity: Identity, features: u64) -> Self {
         let view = View {
             epoch: 0,
             members: Vec::new(),
         };
         Self {
             identity,
+            features,
             view,
             peers: BTreeMap::new(),
             closed: BTreeMap::new(),

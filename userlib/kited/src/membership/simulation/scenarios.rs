@@ -338,6 +338,31 @@ fn daemon_restart_keeps_the_view() {
     assert_eq!(cluster.view(0), &view);
 }
 
+/// Returns the features of all members in the view of a host.
+fn features(cluster: &SimCluster, host: usize) -> Vec<u64> {
+    let members = cluster.view(host).members.iter();
+    members.map(|m| m.features).collect()
+}
+
+#[test]
+fn nodes_upgraded_one_at_a_time_end_no_other_incarnation_and_keep_all_features() {
+    let mut cluster = whole_cluster(3);
+    let mut expected = vec![1, 2, 3];
+    assert_eq!(features(&cluster, 1), expected);
+    for host in [2, 1, 0] {
+        let before = cluster.incarnations();
+        cluster.inject(Fault::Leave(host));
+        cluster.deliver_all();
+        cluster.hosts[host].is_upgraded = true;
+        cluster.start(host);
+        assert_heals(&mut cluster, &before, &[host], 10 * SECOND);
+        expected[host] = u64::MAX;
+        for host in 0..3 {
+            assert_eq!(features(&cluster, host), expected, "view of host {host}");
+        }
+    }
+}
+
 #[test]
 fn most_members_silent_on_tcp_are_kept_if_the_seed_reaches_them_by_rdma() {
     let mut cluster = whole_cluster(5);

@@ -23,6 +23,7 @@ pub(crate) struct MockKernel {
     apply_gate: Arc<Mutex<()>>,
     gid: u8,
     wire_version: u32,
+    features: u64,
     /// Checkpoint of the daemon, if a service manager stores checkpoint and session.
     checkpoint: Option<Arc<OwnedFd>>,
 }
@@ -55,6 +56,7 @@ impl MockKernel {
             apply_gate: Arc::default(),
             gid,
             wire_version: 1,
+            features: 0,
             checkpoint: None,
         }
     }
@@ -63,6 +65,14 @@ impl MockKernel {
     pub(crate) fn of_other_version(gid: u8) -> Self {
         Self {
             wire_version: 2,
+            ..Self::new(gid)
+        }
+    }
+
+    /// Returns a kernel with optional features.
+    pub(crate) fn with_features(gid: u8, features: u64) -> Self {
+        Self {
+            features,
             ..Self::new(gid)
         }
     }
@@ -191,6 +201,7 @@ impl kernel::Kernel for MockKernel {
         Ok(KernelInfo {
             address,
             wire_version: self.wire_version,
+            features: self.features,
         })
     }
 
