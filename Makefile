@@ -26,7 +26,7 @@ kbuild = $(in-root) make -s -C /usr/src/$(tree) \
 	CROSS_COMPILE=x86_64-linux-gnu- HOSTCC=gcc-14 KRUSTFLAGS="$(krustflags)" CONFIG_DEBUG_INFO_BTF_MODULES=
 cargo := $(in-root) cargo
 
-.PHONY: all module kite.ko other-series userlib docs connectx install deb repo image demo test test-all test-long test-packages test-series test-debug bench bench-pictures fuzz check cluster rust-analyzer clean setup \
+.PHONY: all module kite.ko older-module other-series userlib docs connectx install deb repo image demo test test-all test-long test-packages test-series test-debug bench bench-pictures fuzz check cluster rust-analyzer clean setup \
 	help
 
 all: module userlib ## build the module (build/kite.ko) and the programs (target/release)
@@ -41,6 +41,12 @@ module: kite.ko ## build build/kite.ko, or build-7.2/kite.ko with SERIES=7.2
 kite.ko: setup
 	@mkdir -p $(BUILD)
 	@$(call kbuild,$(BUILD)) modules
+
+# kite.ko without optional features, as that of an older version, for tests of upgrades.
+older-module: krustflags += --cfg=kite_without_features
+older-module: setup
+	@mkdir -p $(BUILD)/older
+	@$(call kbuild,$(BUILD)/older) modules
 
 # The tested kernel series that the archive offers, but for the default.
 other = $$($(in-root) cut -s -d ' ' -f 2- /etc/kite-series)
@@ -101,7 +107,7 @@ test-all: ## make test with the long tests, tests of packages, and the cluster t
 test-parts := test-long $(if $(ONLY),,test-packages) test-series
 
 test-long test-packages test-series: export KITE_LONG := 1
-test-long: other-series
+test-long: other-series older-module
 	@$(MAKE) --no-print-directory test
 
 test-packages: connectx image
@@ -110,7 +116,7 @@ test-packages: connectx image
 test-series: all connectx other-series
 	@$(cargo) build --release -p kite-workload -p kite-race
 	@for series in $(other); do \
-		$(MAKE) --no-print-directory module SERIES=$$series || exit; \
+		$(MAKE) --no-print-directory module older-module SERIES=$$series || exit; \
 		KITE_KERNEL=$$series scripts/test $(or $(ONLY),$(on-clusters)) || exit; \
 	done
 
@@ -120,6 +126,7 @@ test-debug: all connectx ## cluster tests on a kernel that checks locks and memo
 	@$(call kbuild,build-debug) modules
 	@$(call kbuild,build-debug/user,/tests/module) modules
 	@$(call kbuild,build-debug/faulty,/tests/faulty) modules
+	@$(MAKE) --no-print-directory older-module BUILD=build-debug
 	@$(cargo) build --release -p kite-workload -p kite-race
 	@KITE_KERNEL=debug scripts/test $(or $(ONLY),$(on-clusters))
 

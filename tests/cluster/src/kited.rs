@@ -26,6 +26,8 @@ const SCRIPT: &str = include_str!("../guest/start-kite");
 /// Configuration of module and daemons.
 #[derive(Clone, Debug)]
 pub struct Setup {
+    /// File of the module in the folder of the modules for the kernel.
+    pub module: &'static str,
     /// Parameters of the module, "a=1 b=2".
     pub parameters: String,
     /// Interval of heartbeats, in ms.
@@ -39,6 +41,7 @@ impl Default for Setup {
     fn default() -> Self {
         let ms = |ms| patience(Duration::from_millis(ms)).as_millis() as u32;
         Setup {
+            module: "kite.ko",
             parameters: String::new(),
             heartbeat_ms: ms(500),
             dead_ms: ms(4000),
@@ -53,6 +56,14 @@ impl Setup {
         Setup {
             heartbeat_ms: 10_000,
             dead_ms: 300_000,
+            ..Setup::default()
+        }
+    }
+
+    /// Returns a configuration with the module that `make older-module` builds.
+    pub fn older() -> Self {
+        Setup {
+            module: "older/kite.ko",
             ..Setup::default()
         }
     }
@@ -292,9 +303,10 @@ impl Node {
 
 fn script(number: usize, setup: &Setup) -> String {
     let arguments = arguments(number, setup);
-    let parameters = &setup.parameters;
+    let (module, parameters) = (setup.module, &setup.parameters);
     format!(
         "number={number}\n\
+         module=/run/kite/build/{module}\n\
          parameters='{parameters}'\n\
          arguments='{arguments}'\n\
          {SCRIPT}"

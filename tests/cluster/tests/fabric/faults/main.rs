@@ -6,6 +6,7 @@ mod network;
 mod nodes;
 mod partitions;
 mod processes;
+mod upgrade;
 
 use std::time::{Duration, Instant};
 
