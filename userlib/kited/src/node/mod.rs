@@ -12,11 +12,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{anyhow, bail, ensure, Context, Error, Result};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{self, Receiver, Sender, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{JoinError, JoinHandle, JoinSet};
 use tokio::time::{interval, timeout, MissedTickBehavior};
 
 use crate::checkpoint::Checkpoint;
@@ -81,7 +81,8 @@ pub enum Shutdown {
 /// when the kernel has applied the first view of an incarnation, or of this process.
 ///
 /// # Errors
-/// If the kernel or the cluster rejects the node, for example because of a missing key.
+/// If the kernel or the cluster rejects the node, for example because of a missing key, or if the task of the
+/// connections ends.
 pub async fn run(
     mut config: Config,
     kernel: impl Kernel,
@@ -224,6 +225,12 @@ impl DaemonNode {
                         return Err(error.context("RNIC removed"));
                     }
                 },
+                // The last event of a connector that gives up is its reason, so events precede its end.
+                Some(ended) = self.connector.join_next() => {
+                    // The connections do not come back, but the next process continues the membership.
+                    self.shut_down(Shutdown::Detach)?;
+                    return Err(connector_error(ended));
+                }
                 instance = sources.control.next_eviction() => Input::Evict(instance),
                 _ = clock.tick() => Input::Tick,
             };
@@ -385,10 +392,34 @@ fn create_frozen_file(config: &Config, kernel: &impl Kernel) -> FrozenFile {
 }
 
 /// Connects the daemon with a store until the task is aborted. The connection itself is a task of its own, so that a
-/// goodbye is still sent then.
+/// goodbye is still sent then. Ends if that task ends.
 async fn connect_store(store: StoreConfig, coordinator: CoordinatorConfig, links: Links) {
     let (_guard, stop) = oneshot::channel();
     let Links { key, events, .. } = links;
-    tokio::spawn(store::run(store, key, coordinator, events, stop));
-    std::future::pending().await
+    join_detached(tokio::spawn(store::run(
+        store,
+        key,
+        coordinator,
+        events,
+        stop,
+    )))
+    .await;
 }
+
+/// Waits for the end of a task, which continues if this function is aborted. Panics if the task panics.
+async fn join_detached(task: JoinHandle<()>) {
+    if let Err(Ok(panic)) = task.await.map_err(JoinError::try_into_panic) {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Returns the error of a daemon whose connector has ended.
+fn connector_error(ended: Result<(), JoinError>) -> Error {
+    match ended {
+        Ok(()) => anyhow!("task of the connections ended"),
+        Err(error) => Error::new(error).context("task of the connections failed"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

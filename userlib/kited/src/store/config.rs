@@ -54,6 +54,17 @@ impl StoreConfig {
         })
     }
 
+    /// Returns a store without members, whose connections end at once.
+    #[cfg(test)]
+    pub(crate) fn without_hosts() -> Self {
+        Self {
+            hosts: Vec::new(),
+            prefix: String::new(),
+            is_secure: false,
+            tls: None,
+        }
+    }
+
     /// Sets the files of TLS, in the PEM format: the certificate of the authority of the store, and certificate and
     /// private key of this client.
     ///
