@@ -47,6 +47,12 @@ impl<K: Ord + Copy> RdmaCheck<K> {
         self.evidence.get(&probe).copied()
     }
 
+    /// Returns the number of probes that satisfy `includes` and received no reply in time.
+    pub(super) fn silent_count(&self, includes: impl Fn(K) -> bool) -> usize {
+        let silent = self.evidence.iter().filter(|(_, &answered)| !answered);
+        silent.filter(|(&probe, _)| includes(probe)).count()
+    }
+
     /// Returns `true` if all probes have ended, or the deadline has passed.
     pub(super) fn has_ended(&self, now: Instant) -> bool {
         self.pending.is_empty() || self.deadline <= now
@@ -86,5 +92,7 @@ mod tests {
         assert_eq!(check.verdict(|_| true), Verdict::Responds);
         assert_eq!(check.verdict(|probe| probe != 3), Verdict::Silent);
         assert_eq!(check.evidence(3), Some(true));
+        assert_eq!(check.silent_count(|_| true), 2);
+        assert_eq!(check.silent_count(|probe| probe != 2), 1);
     }
 }

@@ -320,6 +320,7 @@ impl Coordinator {
         self.process_expired_conns(now, actions);
         self.start_checks(now, actions);
         self.conclude_checks(now);
+        self.conclude_pair_checks(now);
         self.fence_lagging_peers(now);
         self.readmit_recovered_nodes(now);
         self.evict_expired_peers(now, actions);

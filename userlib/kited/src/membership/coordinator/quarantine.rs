@@ -5,20 +5,25 @@
 //!
 //! A kernel reports a node that does not respond once per second while it retries. If the daemon of that node responds,
 //! both nodes are alive. Yet every kernel waits for every other kernel before it grants a name or reports that a name
-//! does not exist. So one of the two nodes must be fenced: the one with more unreachable members, or among equals the
-//! one that was admitted last, but not the seed. Before that, the seed publishes a view, whatever its members, so that
-//! each kernel contacts all others and can detect the failure. Then the kernel that reported the node probes it over RC.
-//! A reply ends the suspicion: only datagrams were lost.
+//! does not exist. So one of the two nodes must be fenced. Before that, the seed publishes a view, whatever its members,
+//! so that each kernel contacts all others and can detect the failure. Then the kernel that reported the node probes it
+//! over RC. A reply ends the suspicion: only datagrams were lost.
+//!
+//! Meanwhile the kernels of further members, the *witnesses*, probe both nodes. The node that is silent for more of them is
+//! fenced. Reports alone are no evidence: the kernel of a broken node reports its peers, and a loss of datagrams lets
+//! many kernels report a node that replies over RC. If both nodes are silent for as many witnesses, only the path between
+//! the two is broken. Then the node that was admitted last is fenced, but not the seed.
 //!
 //! A fenced node is in quarantine before it is admitted again. Each quarantine is longer than the previous one, since
 //! admission is useless before a repair. The seed can be in quarantine, too. It continues to coordinate the others by
 //! TCP.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::Coordinator;
-use crate::membership::{Action, SUSPICION_GAP};
+use crate::membership::check::RdmaCheck;
+use crate::membership::{Action, MAX_PROBERS, SUSPICION_GAP};
 use crate::protocol::{Instance, Message};
 
 /// Maximum length of a quarantine, in dead timeouts.
@@ -31,9 +36,12 @@ struct Suspicion {
     last_report: Instant,
     /// Time at which a view was published to test all kernels.
     tested_at: Option<Instant>,
-    /// Time at which the reporter was requested to probe the suspect.
-    probed_at: Option<Instant>,
+    /// Probes of the suspect by the reporter, and of both by witnesses, while they run.
+    check: Option<PairCheck>,
 }
+
+/// Check of a pair of nodes. The probes are identified by prober and target.
+type PairCheck = RdmaCheck<(u32, u32)>;
 
 /// Suspicions, by reporter and suspect.
 #[derive(Debug, Default)]
@@ -48,7 +56,7 @@ impl Suspicions {
             first_report: now,
             last_report: now,
             tested_at: None,
-            probed_at: None,
+            check: None,
         };
         let is_new = !self.0.contains_key(&(reporter, suspect));
         self.0
@@ -56,6 +64,11 @@ impl Suspicions {
             .or_insert(new_suspicion)
             .last_report = now;
         is_new
+    }
+
+    /// Returns `true` if one of two nodes does not respond to the other.
+    fn has_pair(&self, one: u32, other: u32) -> bool {
+        self.0.contains_key(&(one, other)) || self.0.contains_key(&(other, one))
     }
 
     /// Removes the suspicions by and of a node.
@@ -93,17 +106,12 @@ impl Coordinator {
         };
         if !has_common_view {
             suspicion.first_report = now;
-            (suspicion.tested_at, suspicion.probed_at) = (None, None);
+            (suspicion.tested_at, suspicion.check) = (None, None);
             return;
         }
         if let Some(tested_at) = suspicion.tested_at {
-            let check_timeout = self.timing.check_timeout();
-            let is_probing = suspicion
-                .probed_at
-                .is_some_and(|at| now < at + check_timeout);
-            if tested_at + self.timing.dead_after <= now && !is_probing {
-                suspicion.probed_at = Some(now);
-                self.request_probe(reporter, suspect, actions);
+            if tested_at + self.timing.dead_after <= now && suspicion.check.is_none() {
+                self.start_pair_check(now, reporter, suspect, actions);
             }
         } else if suspicion.first_report + 2 * self.timing.probe_grace() <= now {
             // A dead node would be unreachable by now.
@@ -111,38 +119,101 @@ impl Coordinator {
         }
     }
 
-    /// Requests that the reporter of a suspicion probes the suspect.
-    fn request_probe(&self, reporter: u32, suspect: u32, actions: &mut Vec<Action>) {
-        let Some(instance) = self.member(suspect).map(Instance::from) else {
-            return;
-        };
-        if self.is_own(reporter) {
-            return actions.push(Action::Probe(instance));
-        }
-        let link = self.peers.get(&reporter).and_then(|peer| peer.link);
-        actions.extend(link.map(|link| Action::Send(link, Message::Probe(instance))));
-    }
-
-    /// Processes the result of a probe, if it was requested because of a suspicion.
-    pub(super) fn on_suspect_probed(
+    /// Requests the probes of a suspicion.
+    fn start_pair_check(
         &mut self,
         now: Instant,
         reporter: u32,
         suspect: u32,
-        answered: bool,
+        actions: &mut Vec<Action>,
     ) {
-        let suspicion = self.suspicions.0.get(&(reporter, suspect));
-        let Some(suspicion) = suspicion.filter(|suspicion| suspicion.probed_at.is_some()) else {
+        let witnesses = self.select_witnesses(now, reporter, suspect).into_iter();
+        let pairs = witnesses.flat_map(|witness| [(witness, reporter), (witness, suspect)]);
+        let probes: Vec<(u32, u32)> = pairs.chain([(reporter, suspect)]).collect();
+        for &(prober, target) in &probes {
+            self.request_probe(prober, target, actions);
+        }
+        let deadline = now + self.timing.check_timeout();
+        if let Some(suspicion) = self.suspicions.0.get_mut(&(reporter, suspect)) {
+            suspicion.check = Some(PairCheck::new(deadline, probes));
+        }
+    }
+
+    /// Returns the members that probe two nodes. Those that do not respond to one of the two, or to which one does not
+    /// respond, are preferred.
+    fn select_witnesses(&self, now: Instant, reporter: u32, suspect: u32) -> Vec<u32> {
+        let is_witness = |node: u32| {
+            let pair = [reporter, suspect];
+            !pair.contains(&node) && pair.iter().all(|&other| self.has_common_view(node, other))
+        };
+        let has_suspicion = |node: u32| {
+            self.suspicions.has_pair(node, reporter) || self.suspicions.has_pair(node, suspect)
+        };
+        let mut witnesses = self.connected_after(now, suspect);
+        witnesses.retain(|&node| is_witness(node));
+        witnesses.sort_by_key(|&node| !has_suspicion(node));
+        witnesses.truncate(MAX_PROBERS);
+        let own = self
+            .own
+            .filter(|own| own.is_reachable() && is_witness(own.node));
+        witnesses.extend(own.map(|own| own.node));
+        witnesses
+    }
+
+    fn request_probe(&self, prober: u32, target: u32, actions: &mut Vec<Action>) {
+        let Some(instance) = self.member(target).map(Instance::from) else {
             return;
         };
-        if answered {
-            tracing::info!(
-                node = suspect,
-                "reported by node {reporter}, but replies to its kernel"
-            );
-            self.suspicions.0.remove(&(reporter, suspect));
-        } else if now < suspicion.last_report + SUSPICION_GAP {
-            self.fence_one_of(now, reporter, suspect);
+        if self.is_own(prober) {
+            return actions.push(Action::Probe(instance));
+        }
+        let link = self.peers.get(&prober).and_then(|peer| peer.link);
+        actions.extend(link.map(|link| Action::Send(link, Message::Probe(instance))));
+    }
+
+    /// Processes the result of a probe, if it was requested because of a suspicion.
+    pub(super) fn on_pair_probed(
+        &mut self,
+        now: Instant,
+        prober: u32,
+        target: u32,
+        evidence: Option<bool>,
+    ) {
+        for suspicion in self.suspicions.0.values_mut() {
+            if let Some(check) = &mut suspicion.check {
+                check.record((prober, target), evidence);
+            }
+        }
+        self.conclude_pair_checks(now);
+    }
+
+    /// Ends the checks of pairs whose result is known.
+    pub(super) fn conclude_pair_checks(&mut self, now: Instant) {
+        let pairs: Vec<(u32, u32)> = self.suspicions.0.keys().copied().collect();
+        for (reporter, suspect) in pairs {
+            self.conclude_pair_check(now, reporter, suspect);
+        }
+    }
+
+    fn conclude_pair_check(&mut self, now: Instant, reporter: u32, suspect: u32) {
+        let Some(suspicion) = self.suspicions.0.get_mut(&(reporter, suspect)) else {
+            return;
+        };
+        let Some(check) = suspicion.check.take() else {
+            return;
+        };
+        let is_recent = now < suspicion.last_report + SUSPICION_GAP;
+        match check.evidence((reporter, suspect)) {
+            Some(true) => {
+                tracing::info!(
+                    node = suspect,
+                    "reported by node {reporter}, but replies to its kernel"
+                );
+                self.suspicions.0.remove(&(reporter, suspect));
+            }
+            _ if !check.has_ended(now) => suspicion.check = Some(check),
+            Some(false) if is_recent => self.fence_one_of(now, &check, reporter, suspect),
+            _ => {}
         }
     }
 
@@ -176,32 +247,21 @@ impl Coordinator {
         one.1.min(other.1) >= one.0.max(other.0)
     }
 
-    /// Returns the number of members that do not respond to a node, or to which the node does not respond.
-    fn unreachable_count(&self, node: u32) -> usize {
-        let pairs = self.suspicions.0.keys();
-        let confirmed =
-            pairs.filter(|&&(reporter, suspect)| self.has_common_view(reporter, suspect));
-        let others = confirmed.filter_map(|&pair| match pair {
-            (reporter, suspect) if reporter == node => Some(suspect),
-            (reporter, suspect) if suspect == node => Some(reporter),
-            _ => None,
-        });
-        others.collect::<BTreeSet<u32>>().len()
-    }
-
-    /// Fences one of two nodes without RDMA between them.
-    fn fence_one_of(&mut self, now: Instant, reporter: u32, suspect: u32) {
+    /// Fences one of two nodes without RDMA between them, by the evidence of the witnesses.
+    fn fence_one_of(&mut self, now: Instant, check: &PairCheck, reporter: u32, suspect: u32) {
+        let silent_for =
+            |node: u32| check.silent_count(|(prober, target)| target == node && prober != reporter);
         let admitted_epoch = |node| self.member(node).map(|member| member.admitted_epoch);
         let blame_rank = |node: u32| {
             let admitted = admitted_epoch(node).filter(|_| !self.is_own(node));
-            (self.unreachable_count(node), admitted, node)
+            (silent_for(node), admitted, node)
         };
         let node = if blame_rank(reporter) > blame_rank(suspect) {
             reporter
         } else {
             suspect
         };
-        let unreachable = self.unreachable_count(node);
+        let unreachable = silent_for(node) + 1;
         let wait = self.quarantine(now, node);
         tracing::error!(
             node,

@@ -170,14 +170,21 @@ impl Coordinator {
         }
     }
 
-    /// Returns connected members that probe a node: those with the next higher numbers, cyclically.
+    /// Returns connected members that probe a node.
     fn select_probers(&self, now: Instant, node: u32) -> Vec<u32> {
+        let mut probers = self.connected_after(now, node);
+        probers.truncate(MAX_PROBERS);
+        probers
+    }
+
+    /// Returns the other members that can probe: first those with the next higher numbers, cyclically.
+    pub(super) fn connected_after(&self, now: Instant, node: u32) -> Vec<u32> {
         let after = self.peers.range(node + 1..);
         let others = after.chain(self.peers.range(..node));
         let can_probe =
             |peer: &Peer| peer.member.is_reachable() && peer.link.is_some() && now < peer.deadline;
         let probers = others.filter(|(_, peer)| can_probe(peer));
-        probers.map(|(&node, _)| node).take(MAX_PROBERS).collect()
+        probers.map(|(&node, _)| node).collect()
     }
 
     /// Processes the result of a probe that a member or the seed itself has sent.
@@ -192,9 +199,7 @@ impl Coordinator {
         if !is_current {
             return;
         }
-        if let Some(answered) = evidence {
-            self.on_suspect_probed(now, prober, instance.node, answered);
-        }
+        self.on_pair_probed(now, prober, instance.node, evidence);
         let peer = self.peers.get_mut(&instance.node);
         if let Some(check) = peer.and_then(|peer| peer.check.as_mut()) {
             check.record(prober, evidence);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use kite::MEMBERS_MAX;
 
 use super::*;
+use crate::membership::ProbeResult;
 use crate::protocol::example::{kernel, member};
 use crate::protocol::{Instance, PriorMembership};
 
@@ -350,11 +351,18 @@ fn unreachable_after_suspicions(
             test.step(Input::Message(link, Message::Heartbeat { epoch, probe }));
         }
         test.step(Input::Message(2, Message::Suspect(3)));
-        let instance = Instance {
-            node: 3,
+        let instance = |node| Instance {
+            node,
             incarnation: 1,
         };
-        if test.has_sent(2, |m| *m == Message::Probe(instance)) {
+        // Both nodes reply to the kernel of the seed.
+        for node in [2, 3].map(instance) {
+            if test.actions.contains(&Action::Probe(node)) {
+                test.step(Input::Probed(node, ProbeResult::Answered));
+            }
+        }
+        if test.has_sent(2, |m| *m == Message::Probe(instance(3))) {
+            let instance = instance(3);
             test.step(Input::Message(2, Message::Probed { instance, answered }));
         }
     }

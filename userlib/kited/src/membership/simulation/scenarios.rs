@@ -376,3 +376,53 @@ fn most_members_silent_on_tcp_are_kept_if_the_seed_reaches_them_by_rdma() {
     cluster.run(30 * SECOND);
     assert_eq!(cluster.view(0), &view);
 }
+
+/// Runs a cluster of four until a member is unreachable, for at most 15 s. The kernels report only these pairs of host
+/// and node, once per second.
+fn run_with_reports(faults: &[Fault], reports: &[(usize, u32)]) -> SimCluster {
+    let mut cluster = whole_cluster(4);
+    cluster.has_reports = false;
+    faults.iter().for_each(|&fault| cluster.inject(fault));
+    for _ in 0..15 {
+        for &(host, node) in reports {
+            cluster.suspect(host, node);
+        }
+        cluster.run(SECOND);
+        if cluster.reachable(0).len() < 4 {
+            break;
+        }
+    }
+    cluster
+}
+
+#[test]
+fn node_without_rdma_is_fenced_although_only_one_other_node_reports_it() {
+    let faults = [0, 2, 3].map(|host| Fault::CutRdma(1, host, true, true));
+    for reports in [&[(1, 4), (3, 2)][..], &[(1, 4)], &[(3, 2)]] {
+        let cluster = run_with_reports(&faults, reports);
+        assert_eq!(cluster.reachable(0), [1, 3, 4], "{reports:?}");
+    }
+}
+
+#[test]
+fn reports_that_probes_refute_do_not_fence_the_node_in_place_of_its_broken_peer() {
+    let faults = [2, 3].map(|host| Fault::CutRdma(1, host, true, true));
+    let cluster = run_with_reports(&faults, &[(1, 4), (3, 2), (0, 4), (2, 4)]);
+    assert_eq!(cluster.reachable(0), [1, 3, 4]);
+}
+
+#[test]
+fn broken_path_between_two_nodes_fences_the_one_that_was_admitted_last() {
+    for reports in [&[(1, 4), (3, 2)][..], &[(1, 4)], &[(3, 2)]] {
+        let cluster = run_with_reports(&[Fault::CutRdma(1, 3, true, true)], reports);
+        assert_eq!(cluster.reachable(0), [1, 2, 3], "{reports:?}");
+    }
+}
+
+#[test]
+fn seed_without_rdma_is_fenced_in_place_of_the_node_that_it_reports() {
+    let faults = [1, 2, 3].map(|host| Fault::CutRdma(0, host, true, true));
+    let cluster = run_with_reports(&faults, &[(0, 4)]);
+    assert_eq!(cluster.reachable(0), [1]);
+    assert_eq!(cluster.reachable(3), [2, 3, 4]);
+}
