@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Command line. The systemd unit takes it from the environment.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::RangedI64ValueParser;
 use clap::{ArgAction, ArgGroup, Parser};
+use kited::key::Key;
 use kited::membership::Timing;
 use kited::state_file::StateLocation;
 use kited::store::StoreConfig;
+
+/// Directory of the key and the files of TLS that `kite init` and `kite join` configure.
+const CONFIG_DIR: &str = "/etc/kite";
 
 /// Agree with the other nodes on the members of the cluster, and set the view of the kite module
 ///
@@ -100,12 +104,20 @@ impl Args {
         })
     }
 
+    /// Returns the key of the cluster.
+    pub(crate) fn key(&self) -> anyhow::Result<Option<Key>> {
+        let file = self.key.as_deref().map(credential);
+        file.as_deref().map(Key::read).transpose()
+    }
+
     /// Returns the store with the certificates of its connections.
     pub(crate) fn store(&self) -> anyhow::Result<Option<StoreConfig>> {
-        let identity = self.store_cert.as_deref().zip(self.store_key.as_deref());
+        let files = [&self.store_ca, &self.store_cert, &self.store_key];
+        let [ca, certificate, key] = files.map(|file| file.as_deref().map(credential));
+        let identity = certificate.as_deref().zip(key.as_deref());
         let store = self.store.clone();
         store
-            .map(|store| store.with_tls(self.store_ca.as_deref(), identity))
+            .map(|store| store.with_tls(ca.as_deref(), identity))
             .transpose()
     }
 
@@ -125,6 +137,22 @@ impl Args {
         let first = std::env::split_paths(&directories).next()?;
         Some(StateLocation::Directory(first))
     }
+}
+
+/// Returns the copy of a file that the service manager passed to the daemon, or the file itself. The unit passes copies
+/// of the files in [`CONFIG_DIR`], which the user of the daemon cannot read.
+fn credential(file: &Path) -> PathBuf {
+    let directory = std::env::var_os("CREDENTIALS_DIRECTORY");
+    let copy = directory.and_then(|directory| copy_in(Path::new(&directory), file));
+    copy.filter(|copy| copy.exists())
+        .unwrap_or_else(|| file.into())
+}
+
+/// Returns the path of the copy of a file of [`CONFIG_DIR`] in the directory of credentials.
+fn copy_in(directory: &Path, file: &Path) -> Option<PathBuf> {
+    let name = file.strip_prefix(CONFIG_DIR).ok()?.to_str()?;
+    let name = name.replace('/', "_");
+    (!name.is_empty()).then(|| directory.join(format!("kite_{name}")))
 }
 
 fn ms_in_range(min: i64, max: i64) -> RangedI64ValueParser<u32> {
@@ -195,5 +223,27 @@ mod tests {
             .unwrap()
             .timing()
             .is_ok());
+    }
+
+    #[test]
+    fn copies_of_credentials_are_of_files_of_the_configuration_only() {
+        let copy = |file: &str| copy_in(Path::new("/run/c"), Path::new(file));
+        for (file, name) in [
+            ("/etc/kite/key", "kite_key"),
+            ("/etc/kite/tls/ca.pem", "kite_tls_ca.pem"),
+        ] {
+            assert_eq!(copy(file), Some(Path::new("/run/c").join(name)));
+        }
+        for file in ["/etc/kite", "/etc/kite.key", "/root/key", "key"] {
+            assert_eq!(copy(file), None, "{file}");
+        }
+    }
+
+    #[test]
+    fn file_without_a_copy_is_read_itself() {
+        assert_eq!(
+            credential(Path::new("/etc/kite/key")),
+            Path::new("/etc/kite/key")
+        );
     }
 }

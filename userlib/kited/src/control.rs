@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Control socket of a seed, or of a daemon with a store: requests of operators of its host.
 //!
-//! The socket is `RNIC.control` in the directory of the hosts files, and only root can send to it. A request is a
-//! datagram `evict NODE INCARNATION`, with a decimal and a hexadecimal number. There is no reply: the next view shows
-//! the effect. A daemon whose socket cannot be created logs that and runs without.
+//! The socket is `RNIC.control` in the directory of the hosts files, and only root and the user of the daemon can send to
+//! it. A request is a datagram `evict NODE INCARNATION`, with a decimal and a hexadecimal number. There is no reply: the
+//! next view shows the effect. A daemon whose socket cannot be created logs that and runs without.
 
 use std::fs::{self, Permissions};
 use std::future;

@@ -14,7 +14,6 @@ use kited::checkpoint::Checkpoint;
 use kited::fd_store::FdStore;
 use kited::hosts_file::HOSTS_DIR;
 use kited::kernel::Device;
-use kited::key::Key;
 use kited::node::{run, Config, Role, Shutdown};
 use sd_notify::NotifyState;
 use tokio::net::TcpListener;
@@ -59,7 +58,7 @@ async fn run_daemon(args: Args) -> Result<()> {
     let timing = args.timing()?;
     let state = args.state_location();
     let forget_after = args.forget_after();
-    let key = args.key.as_deref().map(Key::read).transpose()?;
+    let key = args.key()?;
     let role = role(&args).await?;
     let (checkpoint, device) = open_device(args.rnic)?;
     let config = Config {
@@ -128,7 +127,9 @@ fn shutdown_signal() -> Result<impl Future<Output = Shutdown>> {
 fn error_hint(error: kite::Error) -> Option<&'static str> {
     match error {
         kite::Error::NotLoaded => Some("load the module: modprobe kite"),
-        kite::Error::OpenDenied | kite::Error::NotPermitted => Some("run kited as root"),
+        kite::Error::OpenDenied | kite::Error::NotPermitted => {
+            Some("run kited as root, or in the group kite with CAP_NET_ADMIN")
+        }
         kite::Error::NoRnic => Some("list the RNICs with: kite status"),
         kite::Error::Busy => Some("another kited runs on this RNIC"),
         _ => None,

@@ -4,7 +4,7 @@
 //! # Operation
 //!
 //! The file is replaced atomically: a new file is written and synced, and renamed. Then the directory is synced. Only
-//! root has access, since the file contains the secret of the kernels.
+//! the user of the daemon and root have access, since the file contains the secret of the kernels.
 //!
 //! # Recovery
 //!

@@ -37,7 +37,7 @@ fn host(line: &str) -> String {
 }
 
 /// Makes a repository of the same packages with a lower version, whose metapackage depends on the module for the
-/// oldest kernel.
+/// oldest kernel, and whose daemon runs as root.
 fn older_repository(oldest: &str) {
     host(&format!(
         r#"rm -rf {OLDER}; mkdir -p {OLDER}.debs
@@ -46,6 +46,8 @@ fn older_repository(oldest: &str) {
             tree=$(mktemp -d) version=$(dpkg-deb -f "$deb" Version)
             dpkg-deb -R "$deb" "$tree"
             sed -i "s/\b$version\b/${{version%-*}}-0.1/" "$tree/DEBIAN/control"
+            unit=$tree/usr/lib/systemd/system/kited.service
+            [ ! -e "$unit" ] || sed -i '/^\(User\|SupplementaryGroups\|AmbientCapabilities\|LoadCredential\)=/d' "$unit"
             sed -i '/^Package: kite-module-amd64/,$ s/kite-module-[0-9][^ ]*/kite-module-{oldest}/' \
                 "$tree/DEBIAN/control"
             dpkg-deb --root-owner-group -Znone -b "$tree" {OLDER}.debs/ >/dev/null
@@ -127,6 +129,14 @@ fn lives(node: &Node) -> Result<String> {
     node.sh("kite nodes | awk 'NR > 1 { print $1, $3 }'")
 }
 
+/// Returns the user of the daemon. A daemon other than root's has the capability CAP_NET_ADMIN, number 12, alone.
+fn daemon_user(node: &Node) -> Result<String> {
+    node.sh(
+        "pid=$(systemctl show -P MainPID kited); user=$(stat -c %U /proc/$pid); echo $user; \
+         [ $user = root ] || grep -q '^CapPrm:.0*1000$' /proc/$pid/status",
+    )
+}
+
 fn version(node: &Node, package: &str) -> Result<String> {
     node.sh(&format!("dpkg-query -W -f '${{Version}}' {package}"))
 }
@@ -149,12 +159,15 @@ fn lasting(hosts: &Hosts, number: usize) -> Result<BTreeSet<String>> {
         "/var/log",
         "/var/tmp/systemd-private-",
     ];
-    const BACKUPS: [&str; 5] = [
+    const BACKUPS: [&str; 8] = [
         "/etc/.pwd.lock",
         "/etc/group-",
         "/etc/gshadow-",
+        "/etc/passwd-",
+        "/etc/shadow-",
         "/etc/apt/sources.list.d/kite.sources",
         "/etc/subgid-",
+        "/etc/subuid-",
     ];
     let passes =
         |file: &str| PASSING.iter().any(|at| file.starts_with(at)) || BACKUPS.contains(&file);
@@ -200,6 +213,10 @@ fn upgrade(nodes: [&Node; 2], kernels: [&str; 2]) -> Result<()> {
     assert_ne!(version(nodes[1], "kite-tools")?, older);
     at_once(&nodes, "systemctl is-active kited", SOON)?;
     assert_eq!(lives(nodes[0])?, before);
+    for node in nodes {
+        assert_eq!(daemon_user(node)?, "_kited");
+    }
+    nodes[0].sh("[ $(stat -c %U /var/lib/kite/*.state) = _kited ]")?;
     user("kite get kept /tmp/kept && cmp /tmp/kept /etc/os-release && kite free kept")?;
     for kernel in kernels {
         nodes[0].sh(&format!(
@@ -250,6 +267,7 @@ fn hosts_share_memory_from_installation_until_purge() -> Result<()> {
     let older = version(two, "kite-tools")?;
     start(&cluster)?;
     wait_joined(&cluster)?;
+    assert_eq!(daemon_user(one)?, "root");
     share(one, two, "installed")?;
     share(three, one, "third")?;
     assert_eq!(one.sh("runuser -l alice -c 'ulimit -l'")?, "1048576");

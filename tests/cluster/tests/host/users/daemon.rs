@@ -40,6 +40,7 @@ fn init_join_and_leave_change_the_membership() -> Result<()> {
     for node in pair.nodes() {
         node.stop_kited()?;
         node.sh("cp -a /etc /run/etc && mount --bind /run/etc /etc && \
+             systemd-sysusers /kite/debian/kite-tools.sysusers && \
              mkdir -p /run/systemd/system /tmp/bin && \
              ln -sf /kite/tests/cluster/guest/systemctl /tmp/bin/systemctl")?;
     }
@@ -52,10 +53,16 @@ fn init_join_and_leave_change_the_membership() -> Result<()> {
     let stdout = two.sh(&format!("echo {key} | base64 -d | {kite} {join}"))?;
     assert_eq!(stdout, "node 2 of 2");
     one.await_view(1, 2)?;
+    for node in [one, two] {
+        // CAP_NET_ADMIN has number 12.
+        let status = node.sh("stat -c %U /proc/$(pgrep -x kited) && \
+             sed -nE 's/^Cap(Eff|Bnd|Amb):.0+//p' /proc/$(pgrep -x kited)/status")?;
+        assert_eq!(status, "_kited\n1000\n1000\n1000");
+    }
     for (node, stdout) in [(two, "node 2 left"), (one, "node 1 left")] {
         let left = node.sh(&format!("{kite} leave --yes"))?;
         assert!(left.starts_with(stdout), "{left}");
-        node.sh("umount -l /etc; rm -r /run/etc /run/systemd/system /tmp/bin")?;
+        node.sh("umount -l /etc; rm -r /run/etc /run/kite-* /run/systemd/system /tmp/bin")?;
     }
     Ok(())
 }
