@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Views with unreachable members, which each test sets itself: what a node owns, lends, maps and locks while it is
-//! unreachable, and after it is admitted again.
+//! unreachable, and after it is admitted again. The incarnations and the secret are known, so one test forges setup
+//! datagrams.
 
 use std::time::Duration;
 
@@ -23,6 +24,18 @@ struct Trio {
 impl Trio {
     /// Starts the module and a daemon on each node, and sets the view of epoch 1 with all nodes.
     fn start() -> Result<Self> {
+        let (mut trio, addresses) = Self::join()?;
+        for number in 1..=3 {
+            for address in &addresses {
+                trio.command(number, address)?;
+            }
+        }
+        trio.set_view(1, ALL, &[1, 2, 3])?;
+        Ok(trio)
+    }
+
+    /// Starts the module and a daemon on each node. Returns the addresses of the nodes.
+    fn join() -> Result<(Self, Vec<String>)> {
         let turn = TRIO.take()?;
         let mut trio = Self {
             daemons: Vec::new(),
@@ -38,13 +51,7 @@ impl Trio {
             addresses.push(daemon.read_until("address", SOON)?);
             trio.daemons.push(daemon);
         }
-        for number in 1..=3 {
-            for address in &addresses {
-                trio.command(number, address)?;
-            }
-        }
-        trio.set_view(1, ALL, &[1, 2, 3])?;
-        Ok(trio)
+        Ok((trio, addresses))
     }
 
     fn node(&self, number: usize) -> &Node {
@@ -303,4 +310,111 @@ fn rename_at_a_home_without_the_feature_fails_and_with_unknown_features_succeeds
     trio.node(2).kite("rename older newer")?;
     assert_eq!(digest(trio.node(3), "newer")?, written);
     trio.node(1).kite("free newer").map(drop)
+}
+
+/// Program on node 3 that sends setup datagrams as a user of verbs, and is in the views in place of the node's kernel.
+struct Forger(Process);
+
+impl Forger {
+    const COMMANDS: &'static str = "/run/kite-datagrams";
+
+    /// Starts the program. Passes its address and those of nodes 1 and 2 to the daemons of the two nodes.
+    fn start(trio: &Trio, addresses: &[String]) -> Result<Self> {
+        let node = trio.node(3);
+        let (rnic, own, commands) = (node.rnic()?, &addresses[2], Self::COMMANDS);
+        node.sh(&format!("rm -f {commands}; mkfifo {commands}"))?;
+        let program = "/kite/tests/cluster/guest/programs/setup_datagrams";
+        let mut process = node.spawn(&format!("{program} {rnic} {commands} {own}"))?;
+        let own = process.read_until("address 3", SOON)?;
+        for address in &addresses[..2] {
+            Self::command(trio, address)?;
+            for number in 1..=2 {
+                trio.command(number, address)?;
+                trio.command(number, &own)?;
+            }
+        }
+        Ok(Self(process))
+    }
+
+    fn command(trio: &Trio, line: &str) -> Result<()> {
+        let line = format!("echo '{line}' > {}", Self::COMMANDS);
+        trio.node(3).sh(&line).map(drop)
+    }
+
+    /// Sets a view with the program as a member. The program computes the authentication codes itself: kernels accept
+    /// its datagrams, and it fails if a code of a kernel is wrong.
+    fn be_member(&mut self, trio: &mut Trio, epoch: u64, members: &str) -> Result<()> {
+        Self::command(trio, &format!("member {epoch} {epoch}"))?;
+        trio.set_view(epoch, members, &[1, 2])?;
+        let reply = self.0.read_until("member", SOON)?;
+        assert_ne!(reply, format!("member {epoch}: 0 verified"));
+        Ok(())
+    }
+
+    /// Sends datagrams. Returns their number.
+    fn send(&mut self, trio: &Trio, command: &str) -> Result<u64> {
+        Self::command(trio, command)?;
+        let reply = self.0.read_until("sent", SOON)?;
+        let (_, count) = reply.split_once(' ').expect(&reply);
+        Ok(count.parse().expect(count))
+    }
+}
+
+/// Returns the counters of a node that no forged datagram changes, and the errors in the log of its kernel.
+fn undisturbed(node: &Node) -> Result<([u64; 4], String)> {
+    let stats = node.stats()?;
+    let counters = ["qp_connects", "qp_errors", "qp_evictions", "connected_qps"];
+    let errors = node.sh("dmesg --level=emerg,alert,crit,err")?;
+    Ok((counters.map(|counter| stats[counter]), errors))
+}
+
+fn dropped(node: &Node) -> Result<u64> {
+    Ok(node.stats()?["malformed_messages"])
+}
+
+/// Waits until a node has dropped this number of datagrams.
+fn await_dropped(node: &Node, count: u64) -> Result<()> {
+    let waited = until("datagrams to be dropped and counted", SOON, || {
+        Ok(dropped(node)? >= count)
+    });
+    assert_eq!(dropped(node)?, count, "{waited:?}");
+    Ok(())
+}
+
+#[test]
+fn forged_and_replayed_setup_datagrams_are_dropped_and_disturb_no_connection() -> Result<()> {
+    let (mut trio, addresses) = Trio::join()?;
+    let mut forger = Forger::start(&trio, &addresses)?;
+    forger.be_member(&mut trio, 1, ALL)?;
+    trio.set_view(2, "1:1:0 2:1:0 3:1:2", &[1, 2])?;
+    trio.node(1).kite("alloc used 300000")?;
+    let mut user = start_transfers(trio.node(2), "used")?;
+    let (one, two) = (trio.node(1), trio.node(2));
+    let before = [undisturbed(one)?, undisturbed(two)?];
+    let mut expected = [dropped(one)?, dropped(two)?];
+
+    for part in 0..4 {
+        expected[0] += forger.send(&trio, &format!("forge {part}"))?;
+        await_dropped(one, expected[0])?;
+    }
+    let replayed = forger.send(&trio, "replay")?;
+    expected = expected.map(|count| count + replayed);
+    await_dropped(one, expected[0])?;
+    await_dropped(two, expected[1])?;
+
+    two.kite("get used /dev/null")?;
+    user.kill()?;
+    let output = user.wait(SOON)?;
+    assert!(!output.stdout.contains("error"), "{}", output.stdout);
+    assert_eq!([undisturbed(one)?, undisturbed(two)?], before);
+
+    one.kite("free used")?;
+    forger.be_member(&mut trio, 3, "1:1:0 2:1:0 3:3:0")?;
+    // A node that gets the view late has dropped datagrams of the new admission, too.
+    let before = [dropped(trio.node(1))?, dropped(trio.node(2))?];
+    let replayed = forger.send(&trio, "replay 1")?;
+    for (number, before) in (1..).zip(before) {
+        await_dropped(trio.node(number), before + replayed)?;
+    }
+    forger.0.kill()
 }
