@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! kite on the nodes of a cluster: the module, its daemons, its command, and the test programs.
 //!
-//! Node 1 is the seed, and daemons join in order, so that the node numbers of kite and the harness agree. The harness
-//! keeps no state: [`Cluster::start_kite`] restores the same initial state from any other, also after a failed test.
+//! Node 1 is the seed, or the nodes have a store. Daemons join in order, so that the node numbers of kite and the harness
+//! agree. The harness keeps no state: [`Cluster::start_kite`] restores the same initial state from any other, also after a failed test.
 
 use std::collections::HashMap;
 use std::thread;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::etcd;
 use crate::machine::kernel::patience;
 use crate::node::process::Process;
 use crate::node::{Node, Remote};
@@ -34,6 +35,8 @@ pub struct Setup {
     pub heartbeat_ms: u32,
     /// Silence after which a node counts as dead, in ms.
     pub dead_ms: u32,
+    /// `true` if the membership is in etcd, with a server on each of three nodes, `false` if node 1 is the seed.
+    pub has_store: bool,
 }
 
 /// Long enough that slow machines do not count as dead, and short enough for tests of dead nodes.
@@ -45,6 +48,7 @@ impl Default for Setup {
             parameters: String::new(),
             heartbeat_ms: ms(500),
             dead_ms: ms(4000),
+            has_store: false,
         }
     }
 }
@@ -79,6 +83,9 @@ impl Cluster {
     pub fn start_kite(&self, setup: &Setup) -> Result<()> {
         if self.runs_kite(setup) {
             return Ok(());
+        }
+        if setup.has_store {
+            self.create_store()?;
         }
         for (number, node) in (1..).zip(self.nodes()) {
             node.start_kite(number, setup)?;
@@ -315,9 +322,10 @@ fn script(number: usize, setup: &Setup) -> String {
 
 /// Returns the options of the daemon.
 fn arguments(number: usize, setup: &Setup) -> String {
-    let role = match number {
-        1 => "--listen 10.77.0.1:7700",
-        _ => "--join 10.77.0.1:7700",
+    let role = match (setup.has_store, number) {
+        (true, _) => format!("--store {}", etcd::url()),
+        (false, 1) => "--listen 10.77.0.1:7700".into(),
+        (false, _) => "--join 10.77.0.1:7700".into(),
     };
     let Setup {
         heartbeat_ms,

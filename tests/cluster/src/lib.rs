@@ -16,6 +16,7 @@
 
 mod builder;
 mod error;
+mod etcd;
 mod fabric;
 mod kited;
 mod machine;

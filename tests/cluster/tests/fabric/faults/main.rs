@@ -6,11 +6,12 @@ mod network;
 mod nodes;
 mod partitions;
 mod processes;
+mod store;
 mod upgrade;
 
 use std::time::{Duration, Instant};
 
-use kite_cluster::{Cluster, Node, Process, Result, Setup, SharedCluster, Turn};
+use kite_cluster::{until, Cluster, Node, Process, Result, Setup, SharedCluster, Turn};
 
 static TRIO: SharedCluster = SharedCluster::new(|| Cluster::builder().name("faults").nodes(3));
 const SOON: Duration = Duration::from_secs(30);
@@ -61,4 +62,79 @@ fn assert_progress(process: &mut Process) -> Result<()> {
 
 fn gauge(node: &Node, name: &str) -> Result<u64> {
     Ok(node.stats()?[name])
+}
+
+/// Returns number, incarnation and admission of each member, without the epochs.
+fn incarnations(node: &Node) -> Result<Vec<String>> {
+    let lines = node.kite("nodes")?;
+    let words = lines.lines().skip(1).map(|line| {
+        let words: Vec<&str> = line.split_whitespace().take(3).collect();
+        words.join(" ")
+    });
+    Ok(words.collect())
+}
+
+/// Returns the epoch of the view of a node.
+fn epoch(node: &Node) -> Result<u64> {
+    let summary = node.kite("status")?;
+    let words = summary.split("epoch ").nth(1).expect("the epoch");
+    let number = words.split_whitespace().next();
+    Ok(number.expect("a word").parse().expect("a number"))
+}
+
+/// Regions of all nodes, each with the digest of its bytes. Those of node 3 are in the memory of node 2, too.
+fn write_regions(trio: &Turn<'_>) -> Result<Vec<(String, String)>> {
+    let mut regions = Vec::new();
+    // Chunks of 4 MiB are on the nodes in turns.
+    for (home, len, memory) in [
+        (1, 3_000_000, "1"),
+        (2, 3_000_000, "2"),
+        (3, 5_000_000, "3,2"),
+    ] {
+        let name = format!("cut-{home}");
+        let memory = memory.replace(',', " --node ");
+        let alloc = format!("alloc {name} {len} --node {memory}");
+        trio.node(home).kite(&alloc)?;
+        let fill = format!("fill {name} --seed {home}");
+        regions.push((name, trio.node(2).workload(&fill).sh()?));
+    }
+    Ok(regions)
+}
+
+/// Starts readers of regions that continue after errors.
+fn start_readers(node: &Node, regions: &[(String, String)]) -> Result<Vec<Process>> {
+    let lines = regions.iter().map(|(name, _)| {
+        format!("transfer {name} --persist --read-only --threads 1 --timeout-ms 2000")
+    });
+    let readers = lines.map(|line| node.workload(&line).spawn());
+    let mut readers = readers.collect::<Result<Vec<_>>>()?;
+    for reader in &mut readers {
+        reader.read_until("ops", SOON)?;
+    }
+    Ok(readers)
+}
+
+/// Waits until regions can be read and have these digests.
+fn await_bytes(node: &Node, regions: &[(String, String)]) -> Result<()> {
+    for (name, digest) in regions {
+        let line = format!("digest {name}");
+        let is_same = || Ok(node.workload(&line).run()?.stdout.trim() == digest.as_str());
+        until("the bytes of before", SOON, is_same)?;
+    }
+    Ok(())
+}
+
+/// Asserts that transfers with `--persist` succeed from now on. Output of before is read within 500 ms.
+fn assert_continues(reader: &mut Process) -> Result<()> {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(500) {
+        reader
+            .read_line(SOON)?
+            .expect("a transfer loop that continues");
+    }
+    let ops = |line: String| line.trim_start_matches("ops ").parse::<u64>().expect(&line);
+    let before = ops(reader.read_until("ops", SOON)?);
+    let after = ops(reader.read_until("ops", SOON)?);
+    assert!(after > before, "{before}, then {after}");
+    Ok(())
 }

@@ -2,12 +2,15 @@
 //! Cut networks: of TCP, of RDMA, of both, of the seed and of followers. No incarnation ends, and no byte is lost.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kite_cluster::{until, Node, Process, Result, Turn};
 use serde_json::Value;
 
-use crate::{trio, LONG, SOON};
+use crate::{
+    assert_continues, await_bytes, epoch, incarnations, start_readers, trio, write_regions, LONG,
+    SOON,
+};
 
 /// Networks of a node that are cut.
 #[derive(Clone, Copy, Debug)]
@@ -27,73 +30,14 @@ impl Cut {
     }
 }
 
-/// Returns number, incarnation and admission of each member, without the epochs.
-fn incarnations(node: &Node) -> Result<Vec<String>> {
-    let lines = node.kite("nodes")?;
-    let words = lines.lines().skip(1).map(|line| {
-        let words: Vec<&str> = line.split_whitespace().take(3).collect();
-        words.join(" ")
-    });
-    Ok(words.collect())
-}
-
-/// Regions of all nodes, each with the digest of its bytes. Those of node 3 are in the memory of node 2, too.
-fn write_regions(trio: &Turn<'_>) -> Result<Vec<(String, String)>> {
-    let mut regions = Vec::new();
-    for (home, memory) in [(1, "1"), (2, "2"), (3, "3,2")] {
-        let name = format!("cut-{home}");
-        let alloc = format!(
-            "alloc {name} 3000000 --node {}",
-            memory.replace(',', " --node ")
-        );
-        trio.node(home).kite(&alloc)?;
-        let fill = format!("fill {name} --seed {home}");
-        regions.push((name, trio.node(2).workload(&fill).sh()?));
-    }
-    Ok(regions)
-}
-
-/// Asserts that transfers with `--persist` succeed from now on. Output of before is read within 500 ms.
-fn assert_continues(reader: &mut Process) -> Result<()> {
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_millis(500) {
-        reader
-            .read_line(SOON)?
-            .expect("a transfer loop that continues");
-    }
-    let ops = |line: String| line.trim_start_matches("ops ").parse::<u64>().expect(&line);
-    let before = ops(reader.read_until("ops", SOON)?);
-    let after = ops(reader.read_until("ops", SOON)?);
-    assert!(after > before, "{before}, then {after}");
-    Ok(())
-}
-
 /// Cuts networks of a node for some time. Afterwards all nodes have the incarnations and regions of before, and read all
 /// bytes. Returns the epochs before and after the cut.
 fn cut(trio: &Turn<'_>, number: usize, networks: Cut, seconds: u64) -> Result<[u64; 2]> {
     let before = incarnations(trio.node(2))?;
-    let epochs = || -> Result<u64> {
-        let summary = trio.node(2).kite("status")?;
-        let epoch = summary.split("epoch ").nth(1).expect("the epoch");
-        Ok(epoch
-            .split_whitespace()
-            .next()
-            .unwrap()
-            .parse()
-            .expect("a number"))
-    };
-    let epoch = epochs()?;
+    let before_cut = epoch(trio.node(2))?;
     let regions = write_regions(trio)?;
     // Mappings that exist meanwhile.
-    let lines = regions.iter().map(|(name, _)| {
-        format!("transfer {name} --persist --read-only --threads 1 --timeout-ms 2000")
-    });
-    let mut readers = lines
-        .map(|line| trio.node(2).workload(&line).spawn())
-        .collect::<Result<Vec<_>>>()?;
-    for reader in &mut readers {
-        reader.read_until("ops", SOON)?;
-    }
+    let mut readers = start_readers(trio.node(2), &regions)?;
     networks.begin(trio.node(number))?;
     // The duration of the fault, which this test is about.
     thread::sleep(Duration::from_secs(seconds));
@@ -101,11 +45,7 @@ fn cut(trio: &Turn<'_>, number: usize, networks: Cut, seconds: u64) -> Result<[u
     trio.await_members(3)?;
     for node in trio.nodes() {
         assert_eq!(incarnations(node)?, before, "{networks:?} of {number}");
-        for (name, digest) in &regions {
-            let line = format!("digest {name}");
-            let is_same = || Ok(node.workload(&line).run()?.stdout.trim() == digest.as_str());
-            until("the bytes of before", SOON, is_same)?;
-        }
+        await_bytes(node, &regions)?;
     }
     for reader in &mut readers {
         assert_continues(reader)?;
@@ -114,7 +54,7 @@ fn cut(trio: &Turn<'_>, number: usize, networks: Cut, seconds: u64) -> Result<[u
     for (name, _) in &regions {
         trio.node(2).kite(&format!("free {name}"))?;
     }
-    Ok([epoch, epochs()?])
+    Ok([before_cut, epoch(trio.node(2))?])
 }
 
 #[test]
