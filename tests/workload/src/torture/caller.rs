@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 //! Numbered calls, each of which is executed at most once, and exactly once if it has a reply.
 
+use std::time::Duration;
+
 use anyhow::{ensure, Result};
 use kite::Region;
 
@@ -36,6 +38,9 @@ impl Caller {
 }
 
 impl Worker for Caller {
+    /// Calls are short: at a cut, some are executed and not acknowledged.
+    const PACE: Duration = Duration::from_millis(10);
+
     fn step(&mut self) -> Result<()> {
         self.called += 1;
         if let Some(reply) = self.call(EXECUTE, self.called)? {

@@ -32,6 +32,9 @@ const HEALED: Duration = Duration::from_secs(60);
 /// Pause between two requests of a thread, so that the processors of an emulated node are not the limit.
 const PACE: Duration = Duration::from_millis(100);
 
+/// Offset from which on a region is in the memory of its second node: the maximum size of a chunk.
+const SECOND_NODE: u64 = 4 << 20;
+
 /// Writes to, locks and calls the regions torture-1 … torture-N until SIGTERM, and verifies them
 ///
 /// Prints "hold REGION FIRST LAST" for each time that a lock was held, with the numbers of its first and last event in
@@ -49,35 +52,47 @@ impl Torture {
     /// Runs until the second SIGTERM.
     pub(crate) fn run(&self) -> Result<()> {
         let term = TermSignal::block()?;
-        let regions = self.map_regions()?;
+        let cluster = Cluster::open()?;
+        let regions = self.map_regions(&cluster)?;
         let service = server::start(&regions[self.node as usize - 1])?;
         std::thread::scope(|scope| {
             scope.spawn(|| exit_on_error(server::serve(&service)));
-            regions[0].barrier(0, self.nodes as u32)?;
-            println!("running");
-            let counts = self.run_until(&regions, &term)?;
-            println!("verified {} {} {}", counts[0], counts[1], counts[2]);
-            term.wait();
+            // The server does not end, so an error must end the process.
+            exit_on_error(self.run_workers(&cluster, &regions, &term));
             std::process::exit(0)
         })
     }
 
-    fn map_regions(&self) -> Result<Vec<Region>> {
-        let cluster = Cluster::open()?;
+    fn run_workers(&self, cluster: &Cluster, regions: &[Region], term: &TermSignal) -> Result<()> {
+        regions[0].barrier(0, self.nodes as u32)?;
+        println!("running");
+        let counts = self.run_until(cluster, regions, term)?;
+        println!("verified {} {} {}", counts[0], counts[1], counts[2]);
+        term.wait();
+        Ok(())
+    }
+
+    fn map_regions(&self, cluster: &Cluster) -> Result<Vec<Region>> {
         let rights = Rights::READ | Rights::WRITE | Rights::MASTER;
         let regions = (1..=self.nodes).map(|i| Ok(cluster.map(&format!("torture-{i}"), rights)?));
         regions.collect()
     }
 
     /// Runs three threads on each region until `term`. Returns the numbers of acknowledged writes, holds and calls.
-    fn run_until(&self, regions: &[Region], term: &TermSignal) -> Result<[u64; 3]> {
+    fn run_until(
+        &self,
+        cluster: &Cluster,
+        regions: &[Region],
+        term: &TermSignal,
+    ) -> Result<[u64; 3]> {
         let stopped = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let start = |(number, region): (usize, &Region)| {
                 let region = region.clone().with_timeout(TIMEOUT);
+                let holder = Holder::new(cluster.clone(), region.clone(), number);
                 [
                     spawn(scope, Writer::new(region.clone(), self.node), &stopped),
-                    spawn(scope, Holder::new(region.clone(), number), &stopped),
+                    spawn(scope, holder, &stopped),
                     spawn(scope, Caller::new(region), &stopped),
                 ]
             };
@@ -95,6 +110,9 @@ impl Torture {
 
 /// Requests of one kind to one region.
 trait Worker {
+    /// Pause after each request.
+    const PACE: Duration = PACE;
+
     /// Makes one request. Errors that faults cause are no failure.
     fn step(&mut self) -> Result<()>;
 
@@ -110,7 +128,7 @@ fn spawn<'scope, W: Worker + Send + 'scope>(
     scope.spawn(move || {
         while !stopped.load(Ordering::Relaxed) {
             worker.step()?;
-            std::thread::sleep(PACE);
+            std::thread::sleep(W::PACE);
         }
         worker.verify()
     })

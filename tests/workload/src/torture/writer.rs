@@ -4,13 +4,13 @@
 use anyhow::{ensure, Result};
 use kite::Region;
 
-use super::{unless_fault, until_healed, Worker};
+use super::{unless_fault, until_healed, Worker, SECOND_NODE};
 
-/// Bytes of a record. Records of some writers are in the memory of two nodes.
+/// Bytes of a record.
 const RECORD_BYTES: usize = 80_000;
 
-/// Offset of the first record. The words below are those of the holders.
-const RECORDS: u64 = 4096;
+/// Offset of the first record. The second one is in the memory of two nodes.
+const RECORDS: u64 = SECOND_NODE - 120_000;
 
 /// Writes its record again and again: all words are the number of the write.
 pub(super) struct Writer {
@@ -22,6 +22,8 @@ pub(super) struct Writer {
     written: u64,
     /// Number of acknowledged writes.
     count: u64,
+    /// `true` if a fault prevented the last read.
+    is_unread: bool,
 }
 
 impl Writer {
@@ -33,7 +35,18 @@ impl Writer {
             acked: 0,
             written: 0,
             count: 0,
+            is_unread: false,
         }
+    }
+
+    fn write(&mut self) -> Result<()> {
+        self.written += 1;
+        let record = self.written.to_ne_bytes().repeat(RECORD_BYTES / 8);
+        if unless_fault(self.region.write_at(&record, self.offset))?.is_some() {
+            self.acked = self.written;
+            self.count += 1;
+        }
+        Ok(())
     }
 
     /// Reads the record: each word is the last acknowledged number, or that of a later write that failed. Returns
@@ -59,14 +72,14 @@ impl Writer {
 }
 
 impl Worker for Writer {
+    /// Writes the record, and reads it. After half of the faults, the next request to succeed is a read: the next
+    /// write would replace what the last one lost.
     fn step(&mut self) -> Result<()> {
-        self.written += 1;
-        let record = self.written.to_ne_bytes().repeat(RECORD_BYTES / 8);
-        if unless_fault(self.region.write_at(&record, self.offset))?.is_some() {
-            self.acked = self.written;
-            self.count += 1;
+        if !self.is_unread || self.written % 2 == 0 {
+            self.write()?;
         }
-        self.check().map(drop)
+        self.is_unread = self.check()?.is_none();
+        Ok(())
     }
 
     fn verify(&mut self) -> Result<u64> {
