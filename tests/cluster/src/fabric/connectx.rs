@@ -168,10 +168,18 @@ impl Connectx {
 
     /// Delays the packets from one node to another, and ends all losses.
     pub(crate) fn delay(&self, from: usize, to: usize, by: Duration) -> Result<()> {
+        let [from, to] = [from, to].map(|node| self.control().lid(node));
+        self.set_delay(json!({ "from": from, "to": to, "delay": delay(by) }))
+    }
+
+    /// Delays all packets, and ends all losses.
+    pub(crate) fn delay_all(&self, by: Duration) -> Result<()> {
+        self.set_delay(json!({ "delay": delay(by) }))
+    }
+
+    fn set_delay(&self, rule: Value) -> Result<()> {
         let mut control = self.control();
         control.losses.fill(Loss::default());
-        let delay = json!({ "rate": 1.0, "microseconds": by.as_micros() as u64 });
-        let rule = json!({ "from": control.lid(from), "to": control.lid(to), "delay": delay });
         control
             .request(&json!({ "plan": { "rules": [rule] } }))
             .map(drop)
@@ -255,4 +263,9 @@ impl Control {
         self.socket.read_line(&mut answer)?;
         Ok(answer)
     }
+}
+
+/// Returns the delay of all packets that a rule matches.
+fn delay(by: Duration) -> Value {
+    json!({ "rate": 1.0, "microseconds": by.as_micros() as u64 })
 }

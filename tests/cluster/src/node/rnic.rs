@@ -166,6 +166,11 @@ impl Node {
         self.connectx()?.delay(self.plan.number, to.plan.number, by)
     }
 
+    /// Delays the packets of the software ConnectXs of all nodes, until the turn of another test. Ends losses by chance.
+    pub fn delay_all(&self, by: Duration) -> Result<()> {
+        self.connectx()?.delay_all(by)
+    }
+
     /// Returns the RDMA packets lost since [`Node::loss`] was called. On Soft-RoCE these are frames.
     pub fn lost(&self) -> Result<u64> {
         if let Some(connectx) = &self.network {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-//! Random schedules of faults of daemons, machines and networks, under writes, locks and calls of all nodes. No
+//! Random schedules of faults of daemons, machines, networks and etcd, under writes, locks and calls of all nodes. No
 //! incarnation ends, no acknowledged byte is lost, no lock has two owners, and no call is executed twice.
 //!
 //! `KITE_SCHEDULES` is the number of schedules, and `KITE_FIRST_SCHEDULE` the number of the first.
@@ -23,6 +23,9 @@ const FAULTS: Duration = Duration::from_secs(60);
 
 const SOON: Duration = Duration::from_secs(120);
 
+/// Delay of each RDMA packet, so that a cut finds packets in flight, and requests that are executed and not acknowledged.
+const DELAY: Duration = Duration::from_millis(10);
+
 /// Maximum time after the last fault until all nodes are reachable. A node that became unreachable repeatedly is
 /// admitted after a delay.
 const ADMITTED: Duration = Duration::from_secs(600);
@@ -44,6 +47,8 @@ enum Fault {
     Stop,
     /// The daemon is killed and starts again at once.
     Kill,
+    /// The etcd server is killed, and starts again afterwards.
+    KillEtcd,
 }
 
 /// A fault with its times, in ms.
@@ -56,7 +61,8 @@ struct Event {
 }
 
 impl Fault {
-    const ALL: [Self; 7] = [
+    /// All faults. The last one requires a store.
+    const ALL: [Self; 8] = [
         Self::Tcp,
         Self::Rdma,
         Self::Both,
@@ -64,12 +70,21 @@ impl Fault {
         Self::Stall,
         Self::Stop,
         Self::Kill,
+        Self::KillEtcd,
     ];
+
+    /// Returns the faults that are possible.
+    fn possible(setup: &Setup) -> &'static [Self] {
+        match setup.has_store {
+            true => &Self::ALL,
+            false => &Self::ALL[..Self::ALL.len() - 1],
+        }
+    }
 
     /// Returns the maximum duration, in ms.
     fn max_ms(self, setup: &Setup) -> u64 {
         match self {
-            Self::Tcp | Self::Rdma | Self::Both => 20_000,
+            Self::Tcp | Self::Rdma | Self::Both | Self::KillEtcd => 20_000,
             Self::Pause | Self::Stall | Self::Stop => u64::from(setup.dead_ms) * 3,
             Self::Kill => 1,
         }
@@ -90,11 +105,13 @@ impl Fault {
                 return node.sh(&line).map(drop);
             }
             Self::Kill => return node.sh("pkill -KILL -x kited").map(drop),
+            Self::KillEtcd => node.kill_etcd()?,
         }
         // The duration of the fault, which these tests are about.
         thread::sleep(Duration::from_millis(for_ms));
         match self {
             Self::Pause | Self::Stall => node.resume(),
+            Self::KillEtcd => node.start_etcd(),
             _ => node.reconnect(),
         }
     }
@@ -106,9 +123,11 @@ fn plan(schedule: u64, node: u64, setup: &Setup) -> Vec<Event> {
     let mut events = Vec::new();
     let mut rest = FAULTS.as_millis() as u64;
     loop {
-        let fault = *Fault::ALL.choose(&mut random).expect("faults");
+        let fault = *Fault::possible(setup).choose(&mut random).expect("faults");
         let after_ms = random.random_range(500..15_000);
-        let for_ms = random.random_range(1..=fault.max_ms(setup));
+        // Half of the faults end before a node becomes unreachable: its requests continue on new QPs.
+        let shorter = [1, 5].choose(&mut random).expect("factors");
+        let for_ms = random.random_range(1..=fault.max_ms(setup).div_ceil(*shorter));
         if after_ms + for_ms > rest {
             return events;
         }
@@ -164,7 +183,7 @@ impl Torture {
     fn start(trio: &Turn<'_>) -> Result<Self> {
         for home in 1..=3 {
             let next = home % 3 + 1;
-            let line = format!("alloc torture-{home} 1M --node {home} --node {next}");
+            let line = format!("alloc torture-{home} 8M --node {home} --node {next}");
             trio.node(home).kite(&line)?;
         }
         let start = |node: &Node, number| node.workload(&format!("torture {number}")).spawn();
@@ -210,7 +229,7 @@ impl Torture {
 /// Reads the holds of a process, and returns the line that follows them.
 fn read_holds(process: &mut Process, holds: &mut HashMap<String, Vec<[u64; 2]>>) -> Result<String> {
     loop {
-        let line = process.read_line(SOON)?.expect("a verification");
+        let line = process.read_until("", SOON)?;
         let words: Vec<&str> = line.split_whitespace().collect();
         let ["hold", region, first, last] = words[..] else {
             return Ok(line);
@@ -225,22 +244,21 @@ fn number_from_env(variable: &str, default: u64) -> u64 {
     value.map_or(default, |value| value.parse().expect(variable))
 }
 
-#[test]
-#[ignore = "long"]
-fn random_faults_end_no_incarnation_and_lose_no_acknowledged_request() -> Result<()> {
+/// Runs the schedules of the environment on a cluster with this configuration.
+fn run_schedules(setup: &Setup) -> Result<()> {
     let trio = TRIO.take()?;
-    let setup = Setup::default();
-    trio.start_kite(&setup)?;
+    trio.start_kite(setup)?;
     let mut daemons = Vec::new();
     for (number, node) in (1..).zip(trio.nodes()) {
-        daemons.push(node.keep_kited(number, &setup)?);
+        daemons.push(node.keep_kited(number, setup)?);
     }
     trio.await_members(3)?;
+    trio.node(1).delay_all(DELAY)?;
     let before = incarnations(trio.node(1))?;
     let first = number_from_env("KITE_FIRST_SCHEDULE", 0);
     for schedule in first..first + number_from_env("KITE_SCHEDULES", SCHEDULES) {
         let torture = Torture::start(&trio)?;
-        run_faults(&trio, schedule, &setup)?;
+        run_faults(&trio, schedule, setup)?;
         torture.verify()?;
         for node in trio.nodes() {
             assert_eq!(incarnations(node)?, before, "schedule {schedule}");
@@ -254,4 +272,19 @@ fn random_faults_end_no_incarnation_and_lose_no_acknowledged_request() -> Result
         assert!(daemon.wait(SOON)?.success());
     }
     Ok(())
+}
+
+#[test]
+#[ignore = "long"]
+fn random_faults_end_no_incarnation_and_lose_no_acknowledged_request() -> Result<()> {
+    run_schedules(&Setup::default())
+}
+
+#[test]
+#[ignore = "long"]
+fn schedules_on_etcd_end_no_incarnation_and_lose_no_acknowledged_request() -> Result<()> {
+    run_schedules(&Setup {
+        has_store: true,
+        ..Setup::default()
+    })
 }
