@@ -6,7 +6,7 @@
 //! Each side sends a greeting in clear: a magic, the version of the protocol, and whether it has a key. With a key, a
 //! Noise handshake follows (NNpsk0: fresh keys for each connection; only holders of the cluster's key complete it).
 //! Each side then sends its host name. A frame is a length (u16, little-endian) and that many bytes, which fit into one
-//! message of Noise. A message consists of parts of [`PART_BYTES`], each in a frame. The last part is shorter, and may be
+//! message of Noise. A message consists of parts of `PART_BYTES`, each in a frame. The last part is shorter, and may be
 //! empty. An empty frame rejects a handshake.
 //!
 //! # Recovery
